@@ -1,0 +1,1 @@
+"""Shardwright: automatic model parallelism for PyTorch."""

@@ -1,0 +1,35 @@
+"""What every solver answers: never an answer without saying how far from the optimum it can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Solution(Generic[Answer]):
+    """An answer, its cost, and the proof that came with it.
+
+    ``lower_bound`` holds for every feasible answer of the problem; ``optimal`` is true only when the bound has met the
+    cost (up to floating-point tolerance).
+    """
+
+    answer: Answer
+    cost: float
+    lower_bound: float
+    optimal: bool
+    seconds: float
+
+    def __post_init__(self) -> None:
+        slack = 1e-6 * max(1.0, abs(self.cost))
+        if self.lower_bound > self.cost + slack:
+            raise ValueError(f"a lower bound of {self.lower_bound} above the cost {self.cost} proves nothing")
+
+    @property
+    def gap(self) -> float:
+        """How far above the optimum the cost may be, relative to the cost (0 when optimal)."""
+        if self.optimal or self.cost == self.lower_bound:
+            return 0.0
+        return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else float("inf")
