@@ -1,0 +1,76 @@
+"""From an unmodified ``nn.Module`` to a :class:`~shardwright.graph.Graph`.
+
+The model is exported with ``torch.export`` (non-strict, training IR), so composite operators such as ``linear`` or
+``scaled_dot_product_attention`` stay whole and nothing is materialised. Then regions are inlined, in-place operators made
+functional, assertions dropped, and the result is rewritten in our own words. What cannot be captured ends in one
+:class:`CaptureError` that names the module and the line.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from shardwright._torch_compat import map_tree
+from shardwright.errors import CaptureError
+from shardwright.frontend.convert import convert
+from shardwright.frontend.diagnose import explain_failure
+from shardwright.frontend.functionalise import functionalise
+from shardwright.frontend.guards import export_guards
+from shardwright.frontend.regions import inline_regions
+from shardwright.graph import Graph
+
+
+def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
+    """Capture one forward call of ``model`` as a graph.
+
+    Parameters
+    ----------
+    model
+        Any module; on the meta device nothing is materialised. Its ``training`` flag decides the mode captured.
+    args, kwargs
+        Example inputs. Shapes and dtypes count, values do not; plain values (numbers, flags) are fixed.
+
+    Raises
+    ------
+    CaptureError
+        When the model cannot be exported, reads a scalar from data, or changes its inputs in place.
+
+    Examples
+    --------
+    >>> graph = capture(torch.nn.Linear(8, 4), (torch.zeros(2, 8),))
+    >>> [op.target for op in graph.ops]
+    ['aten.linear.default']
+    """
+    args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
+    try:
+        with warnings.catch_warnings(), export_guards(model):
+            warnings.simplefilter("ignore")
+            logging.getLogger("torch.export").setLevel(logging.ERROR)
+            program = torch.export.export(model, args, kwargs, strict=False)
+            inline_regions(program.graph_module)
+            program = functionalise(program)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise explain_failure(error, model) from error
+    return convert(program, model)
+
+
+def _distinct_inputs(tree: Any) -> Any:
+    """Give every leaf its own tensor: export merges inputs that are one object (``labels=input_ids`` is common)."""
+    seen: set[int] = set()
+
+    def distinct(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) in seen:
+            return leaf.clone()
+        seen.add(id(leaf))
+        return leaf
+
+    return map_tree(distinct, tree)

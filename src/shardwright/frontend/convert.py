@@ -1,0 +1,296 @@
+"""From a functional exported program to our own :class:`Graph`: names, arguments, provenance, gradients.
+
+Assertions, operators without effect (``to`` the dtype a tensor already has) and dead code are dropped; a scalar read from
+data is refused, since a plan made for one value would be wrong for the next.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.fx import Node
+
+from shardwright._torch_compat import dump_tree, flatten_with_paths
+from shardwright.errors import CaptureError
+from shardwright.frontend.diagnose import _short
+from shardwright.frontend.functionalise import MUTATED
+from shardwright.frontend.regions import NO_GRAD
+from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
+
+_DROPPED = re.compile(r"aten\.(_assert|sym_constrain|_functional_assert)|aten\.(alias|lift_fresh_copy|lift_fresh)\.")
+_NO_OP_CASTS = {"aten.to", "aten.type_as", "aten._to_copy"}
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def convert(program: ExportedProgram, model: torch.nn.Module) -> Graph:
+    """Rewrite ``program`` in our words."""
+    return _Conversion(program, model).graph()
+
+
+class _Conversion:
+    """The state of one conversion: what each node is called, and what has been collected so far."""
+
+    def __init__(self, program: ExportedProgram, model: torch.nn.Module) -> None:
+        self.program = program
+        self.model = model
+        self.names: dict[Node, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.ops: list[Op] = []
+
+    def graph(self) -> Graph:
+        parameters, buffers, constants, inputs = self._sources()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self._operator(node)
+            elif node.op == "get_attr":
+                constants.append(self._attribute(node))
+        outputs, mutations = self._results(buffers)
+        ops, tensors = _without_dead_code(self.ops, self.tensors, outputs, mutations)
+        spec = self.program.call_spec
+        return Graph(
+            tensors=tensors,
+            ops=tuple(ops),
+            inputs=tuple(inputs),
+            outputs=outputs,
+            parameters=tuple(parameters),
+            buffers=tuple(buffers),
+            constants=tuple(c for c in constants if c.tensor in tensors),
+            mutations=mutations,
+            input_tree=_tree_text(spec.in_spec),
+            output_tree=_tree_text(spec.out_spec),
+            training=self.model.training,
+        )
+
+    def _sources(self) -> tuple[list[Parameter], list[Buffer], list[Constant], list[Input]]:
+        nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
+        tied = _tied_names(self.model)
+        trainable = dict(self.model.named_parameters())
+        parameters: list[Parameter] = []
+        buffers: list[Buffer] = []
+        constants: list[Constant] = []
+        inputs: list[Input] = []
+        paths = iter([p for p, _ in flatten_with_paths(self.program.example_inputs)])
+        for spec in self.program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                path = next(paths, "")
+                if isinstance(spec.arg, ConstantArgument):
+                    inputs.append(Input(None, _plain(spec.arg.value), path))
+                    continue
+                inputs.append(Input(self._tensor(nodes[spec.arg.name]), None, path))
+                continue
+            name, target = self._tensor(nodes[spec.arg.name]), str(spec.target)
+            if spec.kind is InputKind.PARAMETER:
+                flag = trainable[tied[target][0]].requires_grad
+                parameters.append(Parameter(name, tied[target], flag))
+                self.tensors[name] = _with_grad(self.tensors[name], flag)
+            elif spec.kind is InputKind.BUFFER:
+                buffers.append(Buffer(name, target, bool(spec.persistent)))
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                constants.append(Constant(name, _raw_bytes(self.program.constants[target], target)))
+            else:
+                raise CaptureError(
+                    f"The model uses {spec.kind.name.lower().replace('_', ' ')} {target!r}, which has no tensor form.",
+                    "Pass it as a plain Python value or make it a tensor.",
+                )
+        return parameters, buffers, constants, inputs
+
+    def _tensor(self, node: Node) -> str:
+        value = node.meta["val"]
+        self.tensors[node.name] = Tensor(node.name, _shape(value, node), _dtype(value))
+        self.names[node] = Ref(node.name)
+        return node.name
+
+    def _attribute(self, node: Node) -> Constant:
+        value = getattr(self.program.graph_module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(
+                f"The graph keeps a submodule {node.target!r} that has no functional form.",
+                "Simplify the control flow.",
+            )
+        node.meta.setdefault("val", value)
+        return Constant(self._tensor(node), _raw_bytes(value, str(node.target)))
+
+    def _operator(self, node: Node) -> None:
+        if node.target is operator.getitem:
+            self.names[node] = self.names[node.args[0]][node.args[1]]  # type: ignore[index] # a getitem of a node
+            return
+        target = _target(node)
+        if _DROPPED.match(target):
+            if not node.users:
+                return
+            self.names[node] = self.names[node.args[0]]  # type: ignore[index] # alias-like: first argument passes through
+            return
+        value = node.meta.get("val")
+        inputs = [self.tensors[self.names[n].name] for n in node.all_input_nodes if isinstance(self.names.get(n), Ref)]
+        if target.rsplit(".", 1)[0] in _NO_OP_CASTS and isinstance(value, torch.Tensor):
+            source = inputs[0]
+            if (source.dtype, source.shape) == (_dtype(value), tuple(value.shape)):
+                self.names[node] = Ref(source.name)
+                return
+        differentiable = not node.meta.get(NO_GRAD, False)
+        flows = differentiable and target != "aten.detach.default" and any(t.grad for t in inputs)
+        many = isinstance(value, tuple | list)
+        outputs: list[str | None] = []
+        for index, item in enumerate(value if many else (value,)):  # type: ignore[arg-type, union-attr] # checked by many
+            if item is None:
+                outputs.append(None)
+                continue
+            if not isinstance(item, torch.Tensor):
+                raise CaptureError(
+                    f"The model reads a scalar from data: {target} at {_source(node)} (module {_module(node)!r}).",
+                    "Pass the value as a Python number, or keep it a tensor (torch.where instead of if).",
+                )
+            name = f"{node.name}.{index}" if many else node.name
+            floats = item.dtype.is_floating_point or item.dtype.is_complex
+            self.tensors[name] = Tensor(name, _shape(item, node), _dtype(item), flows and floats)
+            outputs.append(name)
+        self.names[node] = [None if o is None else Ref(o) for o in outputs] if many else Ref(outputs[0] or "")
+        self.ops.append(
+            Op(
+                name=node.name,
+                target=target,
+                args=tuple(self._value(a) for a in node.args),
+                kwargs=tuple((k, self._value(v)) for k, v in node.kwargs.items() if k not in ("device", "pin_memory")),
+                outputs=tuple(outputs),
+                module=_module(node),
+                source=_source(node),
+                grad=differentiable,
+            )
+        )
+
+    def _value(self, value: Any) -> Value:
+        if isinstance(value, Node):
+            named = self.names[value]
+            return tuple(named) if isinstance(named, list) else named
+        if isinstance(value, tuple | list):
+            return tuple(self._value(v) for v in value)
+        return _plain(value)
+
+    def _results(self, buffers: list[Buffer]) -> tuple[tuple[Value, ...], tuple[tuple[str, str], ...]]:
+        (output,) = [n for n in self.program.graph.nodes if n.op == "output"]
+        by_path = {b.path: b.tensor for b in buffers}
+        mutations: list[tuple[str, str]] = []
+        outputs: list[Value] = []
+        for spec, value in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):  # type: ignore[arg-type]
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                mutations.append((by_path[str(spec.target)], self.names[value].name))  # type: ignore[index]
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                self._refuse_input_mutation(str(spec.target))
+            else:
+                outputs.append(self._value(value))
+        for node in self.program.graph.nodes:
+            if MUTATED in node.meta and node.op == "placeholder":
+                if node.name not in by_path.values():
+                    self._refuse_input_mutation(node.name)
+                mutations.append((node.name, self.names[node.meta[MUTATED]].name))
+        return tuple(outputs), tuple(mutations)
+
+    def _refuse_input_mutation(self, name: str) -> None:
+        raise CaptureError(
+            f"The model changes its input {name!r} in place, which a split model could not hand back.",
+            "Clone the input first inside the model, or return the changed tensor.",
+        )
+
+
+def _without_dead_code(
+    ops: list[Op], tensors: dict[str, Tensor], outputs: tuple[Value, ...], mutations: tuple[tuple[str, str], ...]
+) -> tuple[list[Op], dict[str, Tensor]]:
+    from shardwright.graph import refs
+
+    live = {r.name for r in refs(outputs)} | {new for _, new in mutations}
+    kept: list[Op] = []
+    for op in reversed(ops):
+        if any(o in live for o in op.outputs):
+            outs = tuple(o if o in live else None for o in op.outputs)
+            kept.append(Op(op.name, op.target, op.args, op.kwargs, outs, op.module, op.source, op.grad))
+            live |= set(op.inputs)
+    kept.reverse()
+    made = {o for op in ops for o in op.outputs}
+    return kept, {n: t for n, t in tensors.items() if n in live or n not in made}
+
+
+def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
+    """Every parameter path → all paths of the same parameter, the one torch keeps first."""
+    groups: dict[int, list[str]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(path)
+    return {path: tuple(paths) for paths in groups.values() for path in paths}
+
+
+def _with_grad(tensor: Tensor, grad: bool) -> Tensor:
+    return Tensor(tensor.name, tensor.shape, tensor.dtype, grad)
+
+
+def _shape(value: torch.Tensor, node: Node) -> tuple[int, ...]:
+    if not all(isinstance(extent, int) for extent in value.shape):
+        raise CaptureError(
+            f"Tensor {node.name!r} at {_source(node)} has a shape that depends on data: {tuple(value.shape)}.",
+            "Use an operator with a fixed output shape (masking instead of boolean indexing or nonzero).",
+        )
+    return tuple(int(extent) for extent in value.shape)
+
+
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _plain(value: Any) -> Value:
+    if isinstance(value, torch.dtype):
+        return Atom("dtype", str(value).removeprefix("torch."))
+    if isinstance(value, torch.layout):
+        return Atom("layout", str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return Atom("memory_format", str(value).removeprefix("torch."))
+    if isinstance(value, torch.device):
+        return Atom("device", value.type)
+    if isinstance(value, complex):
+        return Atom("complex", repr(value))
+    if isinstance(value, tuple | list):
+        return tuple(_plain(v) for v in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CaptureError(
+        f"An argument of type {type(value).__name__} ({value!r}) has no place in a graph.", "Pass plain values."
+    )
+
+
+def _target(node: Node) -> str:
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    raise CaptureError(
+        f"The model calls {getattr(node.target, '__name__', node.target)} at {_source(node)}, which is not an operator.",
+        "Higher-order operators and Python scalars computed from tensors cannot be split; rewrite that part with tensors.",
+    )
+
+
+def _module(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0] if stack else ""
+
+
+def _source(node: Node) -> str:
+    """The innermost line of the model's own code: ``package/file.py:line``."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    outside = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith("<")] or frames
+    return f"{_short(outside[-1][0])}:{outside[-1][1]}" if outside else ""
+
+
+def _raw_bytes(value: torch.Tensor, name: str) -> bytes:
+    if value.is_meta:
+        raise CaptureError(
+            f"The constant {name!r} was built on the meta device, so its value is unknown.",
+            "Register it as a buffer, or build the model outside torch.device('meta').",
+        )
+    return bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def _tree_text(spec: Any) -> str:
+    try:
+        return dump_tree(spec) if spec is not None else ""
+    except NotImplementedError:
+        return ""  # a user's unregistered container; parallelize restores it from the live export instead
