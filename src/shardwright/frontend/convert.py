@@ -136,7 +136,7 @@ class _Conversion:
         flows = differentiable and target != "aten.detach.default" and any(t.grad for t in inputs)
         many = isinstance(value, tuple | list)
         outputs: list[str | None] = []
-        for index, item in enumerate(value if many else (value,)):  # type: ignore[arg-type, union-attr] # checked by many
+        for index, item in enumerate(value if many else (value,)):  # type: ignore[arg-type] # checked by many
             if item is None:
                 outputs.append(None)
                 continue
@@ -176,9 +176,9 @@ class _Conversion:
         by_path = {b.path: b.tensor for b in buffers}
         mutations: list[tuple[str, str]] = []
         outputs: list[Value] = []
-        for spec, value in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):  # type: ignore[arg-type]
+        for spec, value in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):
             if spec.kind is OutputKind.BUFFER_MUTATION:
-                mutations.append((by_path[str(spec.target)], self.names[value].name))  # type: ignore[index]
+                mutations.append((by_path[str(spec.target)], self.names[value].name))
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 self._refuse_input_mutation(str(spec.target))
             else:

@@ -1,0 +1,61 @@
+"""Every private or moving PyTorch interface the project relies on, behind one thin module.
+
+Each function here names the interface it hides and is tested on every supported version (2.11 to 2.13). Nothing else in
+the project may touch an underscore of torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves of a nested structure and the spec that restores it."""
+    return pytree.tree_flatten(tree)
+
+
+def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves with readable paths such as ``['labels']`` or ``[0]``."""
+    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(tree)[0]]
+
+
+def unflatten_tree(leaves: list[Any], spec: Any) -> Any:
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def map_tree(function: Any, tree: Any) -> Any:
+    return pytree.tree_map(function, tree)
+
+
+def dump_tree(spec: Any) -> str:
+    """A tree spec as a JSON string."""
+    return pytree.treespec_dumps(spec)
+
+
+def load_tree(text: str) -> Any:
+    """A tree spec from :func:`dump_tree`; the classes in it must have been registered (importing them does that)."""
+    return pytree.treespec_loads(text)
+
+
+def is_registered_node(kind: type) -> bool:
+    """Whether pytree knows how to open instances of this class."""
+    return kind in pytree.SUPPORTED_NODES
+
+
+def register_dataclass(kind: type) -> None:
+    """Let pytree open a plain dataclass, with a serialised name so that specs travel as JSON."""
+    torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+
+
+def operator(target: str) -> Any:
+    """The callable behind ``"aten.linear.default"``: an ``OpOverload`` looked up in ``torch.ops``."""
+    namespace, name, overload = target.split(".", 2)
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def schema(target: str) -> Any:
+    """The operator's schema (argument names, defaults, alias annotations)."""
+    return operator(target)._schema

@@ -1,0 +1,160 @@
+"""What the analysis of an operator yields: its loops, and per loop what one piece needs of every input and gives.
+
+These are the words every later room speaks. A *loop* may be cut by a mesh axis; cutting it asks each tensor input for a
+placement (``Shard``, ``Replicate``, ``Partial`` of ``torch.distributed.tensor``, or a :class:`Window`, a shard with a
+halo) and leaves each output in one. Placements are per mesh axis, so a split over several axes is put together axis by
+axis. Pieces follow ``torch.chunk``, as DTensor's shards do: extents need not divide, but no piece may be empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Union
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+Placement = Union[Shard, Replicate, Partial]
+Layout = tuple[Placement, ...]
+"""One placement per mesh axis, axes ordered from the slowest link to the fastest."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A shard of ``dim`` with a halo: piece ``[a, b)`` of the loop reads ``[a*scale + low, (b-1)*scale + high]``.
+
+    Positions outside the tensor are clipped; the piece of the operator pads them itself, with whatever the operator
+    pads with. A loop whose rule has windows may be cut by one mesh axis only.
+    """
+
+    dim: int
+    scale: int
+    low: int
+    high: int
+
+    def region(self, start: int, stop: int, extent: int) -> tuple[int, int, int, int]:
+        """``(first, last+1, missing before, missing after)`` of a dim of ``extent`` for loop piece [start, stop)."""
+        first, end = start * self.scale + self.low, (stop - 1) * self.scale + self.high + 1
+        return max(first, 0), min(end, extent), max(-first, 0), max(end - extent, 0)
+
+
+Need = Union[Placement, Window]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A reduction between the pieces while the operator runs, such as the maximum and the sum of a softmax.
+
+    The statistic has one element per point of ``loops`` (those of them that are cut have fewer points on each rank).
+    ``backward`` counts how often a statistic of that size is reduced in the backward pass.
+    """
+
+    reduce: str
+    loops: tuple[str, ...]
+    dtype: str
+    backward: int = 1
+
+
+@dataclass(frozen=True)
+class LoopRule:
+    """One way to cut an operator.
+
+    ``inputs`` follow ``Op.inputs`` (every tensor argument by position), ``outputs`` follow ``Op.outputs``.
+    ``divides`` says that a piece does its share of the work; false for the loop named ``"+"``, which means: the operator
+    is linear, so unreduced sums may pass through it. ``even`` demands equal pieces (a reshape that merges dims).
+    """
+
+    name: str
+    extent: int
+    inputs: tuple[Need, ...]
+    outputs: tuple[Placement, ...]
+    even: bool = False
+    divides: bool = True
+    exchanges: tuple[Exchange, ...] = ()
+
+    @property
+    def windowed(self) -> bool:
+        return any(isinstance(need, Window) for need in self.inputs)
+
+    def allows(self, pieces: int) -> bool:
+        """Whether the loop can be cut into this many pieces, none of them empty."""
+        if not self.divides:
+            return True
+        return self.extent % pieces == 0 if self.even else chunk(self.extent, pieces, pieces - 1)[0] < self.extent
+
+
+@dataclass(frozen=True)
+class OpRules:
+    """All loops of one operator. ``origin``: ``described``, ``elementwise``, ``probed`` or ``replicated``.
+
+    ``kind`` groups operators whose kernels cost alike (``matmul``, ``convolution``, ``attention``, ``elementwise``,
+    ``reduction``, ``normalisation``, ``gather``, ``view``, ``copy``, ``creation``, ``random``, ``recurrent``,
+    ``other``); ``flops`` are those of the whole operator, forward. ``reason`` says why an operator has no loops.
+    """
+
+    loops: tuple[LoopRule, ...]
+    origin: str
+    kind: str
+    flops: float = 0.0
+    reason: str = ""
+    by_name: Mapping[str, LoopRule] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {loop.name: loop for loop in self.loops})
+
+
+Split = tuple[Union[str, None], ...]
+"""For one operator: per mesh axis the name of the loop it cuts, or ``None`` (every rank along that axis does it all)."""
+
+
+def chunk(extent: int, pieces: int, index: int) -> tuple[int, int]:
+    """``[start, stop)`` of one piece, as ``torch.chunk`` and DTensor cut it.
+
+    >>> [chunk(10, 4, i) for i in range(4)]
+    [(0, 3), (3, 6), (6, 9), (9, 10)]
+    """
+    step = -(-extent // pieces)
+    return min(index * step, extent), min((index + 1) * step, extent)
+
+
+def nested_chunk(extent: int, cuts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """``[start, stop)`` after cutting by several axes in mesh order; each cut is ``(pieces, index)``.
+
+    >>> nested_chunk(8, [(2, 1), (2, 0)])
+    (4, 6)
+    """
+    start, stop = 0, extent
+    for pieces, index in cuts:
+        low, high = chunk(stop - start, pieces, index)
+        start, stop = start + low, start + high
+    return start, stop
+
+
+def input_layouts(rules: OpRules, split: Split, count: int) -> list[tuple[Need, ...]]:
+    """What every tensor input must look like for this split: per input, one need per mesh axis."""
+    return [
+        tuple(Replicate() if loop is None else rules.by_name[loop].inputs[i] for loop in split) for i in range(count)
+    ]
+
+
+def output_layouts(rules: OpRules, split: Split, count: int) -> list[Layout]:
+    """What every output looks like after this split."""
+    return [
+        tuple(Replicate() if loop is None else rules.by_name[loop].outputs[i] for loop in split) for i in range(count)
+    ]
+
+
+def local_shape(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int], rank: Sequence[int]) -> tuple:
+    """Shape of one rank's shard: ``sizes`` are the mesh's axis sizes, ``rank`` this rank's coordinate on each axis."""
+    cuts: dict[int, list[tuple[int, int]]] = {}
+    for placement, size, index in zip(layout, sizes, rank, strict=True):
+        if isinstance(placement, Shard):
+            cuts.setdefault(placement.dim, []).append((size, index))
+    spans = [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
+    return tuple(stop - start for start, stop in spans)
+
+
+def largest_shard(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int]) -> int:
+    """Elements of the largest shard (that of rank 0, by the rule of ``torch.chunk``)."""
+    return math.prod(local_shape(shape, layout, sizes, [0] * len(sizes)))
