@@ -1,0 +1,274 @@
+"""Compiled kernels of the exact contiguous search: listing ideals, their crossing transfers, and the recurrence.
+
+Blocks are numbered topologically, so an ideal without its largest element is an ideal: every ideal has one parent and
+is listed once, without a hash table. What a stage ``K - I`` transfers follows from the two ideals alone: a transfer that
+touches I and the rest costs the stage nothing if all its remaining ends lie outside K (it passes by), and every
+transfer that K cuts and I does not is paid in full. So a pair costs only as many steps as I has cut transfers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True)
+def list_ideals(
+    needs: np.ndarray, weights: np.ndarray, low: np.ndarray, high: np.ndarray, limit: int
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The ideals that lie in some window, as bit sets with their integer weights; and how many were visited.
+
+    ``needs[v]`` is the bit set of v's predecessors; ``weights`` is [blocks, references]; the windows ``low`` and
+    ``high`` are [states, references]. Gives up, with a negative count, beyond ``limit`` visited or kept ideals.
+    """
+    n, words = needs.shape
+    references = weights.shape[1]
+    kept = 0
+    capacity = 1024
+    bits = np.zeros((capacity, words), dtype=np.uint64)
+    sums = np.zeros((capacity, references), dtype=np.int64)
+    current = np.zeros(words, dtype=np.uint64)
+    total = np.zeros(references, dtype=np.int64)
+    path = np.empty(n + 1, dtype=np.int64)
+    depth, v, visited = 0, 0, 0
+    fresh = True
+    while True:
+        if fresh:
+            fresh = False
+            visited += 1
+            if visited > limit:
+                return bits[:0], sums[:0], -visited
+            if _in_some_window(total, low, high):
+                if kept == capacity:
+                    capacity *= 2
+                    more_bits = np.zeros((capacity, words), dtype=np.uint64)
+                    more_bits[:kept] = bits
+                    more_sums = np.zeros((capacity, references), dtype=np.int64)
+                    more_sums[:kept] = sums
+                    bits, sums = more_bits, more_sums
+                bits[kept] = current
+                sums[kept] = total
+                kept += 1
+        if v < n:
+            inside = True
+            for w in range(words):
+                if needs[v, w] & ~current[w]:
+                    inside = False
+                    break
+            if inside:
+                path[depth] = v
+                depth += 1
+                current[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+                for r in range(references):
+                    total[r] += weights[v, r]
+                fresh = True
+            v += 1
+            continue
+        if depth == 0:
+            return bits[:kept].copy(), sums[:kept].copy(), visited
+        depth -= 1
+        v = path[depth]
+        current[v >> 6] &= ~(np.uint64(1) << np.uint64(v & 63))
+        for r in range(references):
+            total[r] -= weights[v, r]
+        v += 1
+
+
+@njit(cache=True)
+def _in_some_window(total: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
+    for s in range(low.shape[0]):
+        inside = True
+        for r in range(low.shape[1]):
+            if total[r] < low[s, r] or total[r] > high[s, r]:
+                inside = False
+                break
+        if inside:
+            return True
+    return False
+
+
+@njit(cache=True)
+def sums_over(bits: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """For every bit set the sum of the rows of ``values`` it holds."""
+    count = bits.shape[0]
+    out = np.zeros((count, values.shape[1]))
+    for i in range(count):
+        for v in range(values.shape[0]):
+            if bits[i, v >> 6] >> np.uint64(v & 63) & np.uint64(1):
+                for c in range(values.shape[1]):
+                    out[i, c] += values[v, c]
+    return out
+
+
+@njit(cache=True)
+def crossings(
+    bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, cost: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """For every ideal: the cost of the transfers it cuts, and for each of those the ends that lie outside it."""
+    count = bits.shape[0]
+    transfers, passes = cost.shape
+    start = np.zeros(count + 1, dtype=np.int64)
+    rest_total = 0
+    for i in range(count):
+        crossing = 0
+        for t in range(transfers):
+            inside = 0
+            for e in range(end_start[t], end_start[t + 1]):
+                inside += _has(bits, i, ends[e])
+            size = end_start[t + 1] - end_start[t]
+            if 0 < inside < size:
+                crossing += 1
+                rest_total += size - inside
+        start[i + 1] = start[i] + crossing
+    cut = np.zeros((count, passes))
+    which = np.empty(start[count], dtype=np.int32)
+    rest_start = np.zeros(start[count] + 1, dtype=np.int64)
+    rest = np.empty(rest_total, dtype=np.int32)
+    entry, filled = 0, 0
+    for i in range(count):
+        for t in range(transfers):
+            inside = 0
+            for e in range(end_start[t], end_start[t + 1]):
+                inside += _has(bits, i, ends[e])
+            if 0 < inside < end_start[t + 1] - end_start[t]:
+                for p in range(passes):
+                    cut[i, p] += cost[t, p]
+                which[entry] = t
+                for e in range(end_start[t], end_start[t + 1]):
+                    if not _has(bits, i, ends[e]):
+                        rest[filled] = ends[e]
+                        filled += 1
+                entry += 1
+                rest_start[entry] = filled
+    return cut, start, which, rest_start, rest
+
+
+@njit(cache=True, inline="always")
+def _has(bits: np.ndarray, row: int, block: int) -> int:
+    return int(bits[row, block >> 6] >> np.uint64(block & 63) & np.uint64(1))
+
+
+@njit(cache=True)
+def best_chains(
+    bits: np.ndarray,  # [ideals, words], sorted by the first weight, then by size
+    sums: np.ndarray,  # [ideals, references] integer weights
+    compute: np.ndarray,  # [ideals, kinds, passes]
+    refused: np.ndarray,  # [ideals, kinds] blocks that cannot run on the kind
+    memory: np.ndarray,  # [ideals]
+    parameters: np.ndarray,  # [ideals]
+    cut: np.ndarray,  # [ideals, passes]
+    start: np.ndarray,
+    which: np.ndarray,
+    rest_start: np.ndarray,
+    rest: np.ndarray,
+    cost: np.ndarray,  # [transfers, passes]
+    low: np.ndarray,  # [states, references]
+    high: np.ndarray,
+    moves: np.ndarray,  # [moves, 2] kind, devices
+    after: np.ndarray,  # [states, moves] the state reached, or -1
+    pays: np.ndarray,  # [kinds]
+    room: np.ndarray,  # [kinds]
+    per_byte: float,  # time to synchronise one parameter byte
+    overlap: bool,
+    widest: int,  # largest first weight of one stage
+    limits: np.ndarray,  # [passes] no stage's load may exceed these
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """``best[K, s]``: the smallest maximum load of the last pass over chains of ideals that end in K with the devices
+    of state s used; the predecessor and the move of each; and the number of pairs priced."""
+    count, words = bits.shape
+    states = low.shape[0]
+    references = low.shape[1]
+    passes = cut.shape[1]
+    best = np.full((count, states), np.inf)
+    origin = np.full((count, states), -1, dtype=np.int32)
+    by = np.full((count, states), -1, dtype=np.int8)
+    open_state = np.zeros(states, dtype=np.bool_)
+    moved = np.zeros(passes)
+    first, priced = 0, 0
+    best[0, :] = 0.0
+    for K in range(1, count):
+        anything = False
+        for s in range(states):
+            open_state[s] = True
+            for r in range(references):
+                if sums[K, r] < low[s, r] or sums[K, r] > high[s, r]:
+                    open_state[s] = False
+                    break
+            anything |= open_state[s]
+        while sums[K, 0] - sums[first, 0] > widest:
+            first += 1
+        if not anything:
+            continue
+        for I in range(K - 1, first - 1, -1):
+            inside = True
+            for w in range(words):
+                if bits[I, w] & ~bits[K, w]:
+                    inside = False
+                    break
+            if not inside:
+                continue
+            # A pair can only help a state that some move reaches better than what is known.
+            helpful = False
+            for m in range(moves.shape[0]):
+                work = (compute[K, moves[m, 0], passes - 1] - compute[I, moves[m, 0], passes - 1]) / moves[m, 1]
+                if work > limits[passes - 1]:
+                    continue
+                for s in range(states):
+                    t = after[s, m]
+                    if t >= 0 and open_state[t] and best[I, s] < best[K, t] and work < best[K, t]:
+                        helpful = True
+                        break
+                if helpful:
+                    break
+            if not helpful:
+                continue
+            priced += 1
+            for p in range(passes):
+                moved[p] = cut[K, p]
+            for entry in range(start[I], start[I + 1]):
+                touched, complete = False, True
+                for e in range(rest_start[entry], rest_start[entry + 1]):
+                    if _has(bits, K, rest[e]):
+                        touched = True
+                    else:
+                        complete = False
+                if not touched:
+                    for p in range(passes):
+                        moved[p] -= cost[which[entry], p]
+                elif complete:
+                    for p in range(passes):
+                        moved[p] += cost[which[entry], p]
+            for m in range(moves.shape[0]):
+                kind, devices = moves[m, 0], moves[m, 1]
+                if refused[K, kind] != refused[I, kind] or memory[K] - memory[I] > room[kind]:
+                    continue
+                allowed = True
+                load = 0.0
+                for p in range(passes):
+                    work = compute[K, kind, p] - compute[I, kind, p]
+                    if p == passes - 1 and devices > 1:
+                        work += 4.0 * (devices - 1) / devices * (parameters[K] - parameters[I]) * per_byte
+                    transfer = moved[p] * pays[kind]
+                    load = (max(work, transfer) if overlap else work + transfer) / devices
+                    if load > limits[p]:
+                        allowed = False
+                        break
+                if not allowed:
+                    continue
+                for s in range(states):
+                    t = after[s, m]
+                    if t < 0 or not open_state[t]:
+                        continue
+                    value = max(best[I, s], load)
+                    if value < best[K, t]:
+                        best[K, t] = value
+                        origin[K, t] = I
+                        by[K, t] = m
+        for s in range(states):  # a device may stay empty: more devices are never worse
+            for m in range(moves.shape[0]):
+                t = after[s, m]
+                if moves[m, 1] == 1 and t >= 0 and open_state[t] and best[K, s] < best[K, t]:
+                    best[K, t] = best[K, s]
+                    origin[K, t] = K
+                    by[K, t] = m
+    return best, origin, by, priced
