@@ -1,0 +1,162 @@
+"""Devices, links, nodes and clusters: what a machine room is made of, in seconds, bytes and flops per second.
+
+Everything here is a plain number from a datasheet or a measurement; the curves of a calibrated device live in its
+:class:`~shardwright.cluster.profile.Profile`. Bandwidths are bytes per second that one device can send in one direction
+while it receives as much. Construction checks itself, so a cluster that exists has positive figures everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwright.cluster.profile import Profile
+from shardwright.errors import ClusterError
+
+NEVER_CALIBRATED = "datasheet, never calibrated"
+
+
+def _require_positive(owner: str, **figures: float) -> None:
+    for key, value in figures.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ClusterError(f"{owner}: {key} must be a positive number, not {value!r}.", f"Correct the key {key!r}.")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator or processor: the memory of one, its peak rates, and how it was calibrated.
+
+    ``peak_flops`` are pairs (dtype, flops per second); ``"tf32"`` stands for float32 convolutions on tensor cores.
+    ``launch_overhead`` is the host's time to issue one operator. ``reserved`` bytes of memory belong to the driver.
+    """
+
+    name: str
+    kind: str
+    memory: int
+    bandwidth: float
+    launch_overhead: float
+    peak_flops: tuple[tuple[str, float], ...]
+    reserved: int = 0
+    source: str = ""
+    profile: Profile | None = None
+
+    def __post_init__(self) -> None:
+        owner = f"device {self.name!r}"
+        if self.kind not in ("cuda", "cpu"):
+            raise ClusterError(f"{owner}: kind must be 'cuda' or 'cpu', not {self.kind!r}.", "Correct the key 'kind'.")
+        _require_positive(
+            owner, memory=self.memory, bandwidth=self.bandwidth, launch_overhead=self.launch_overhead, **self.rates
+        )
+        if "float32" not in self.rates:
+            raise ClusterError(f"{owner}: peak_flops has no 'float32'.", "Add peak_flops.float32, in flops per second.")
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return dict(self.peak_flops)
+
+    def peak(self, dtype: str) -> float:
+        """Peak flops per second for a dtype; one the datasheet leaves out runs at the rate of float32."""
+        return self.rates.get(dtype, self.rates["float32"])
+
+    @property
+    def usable_memory(self) -> int:
+        return self.memory - self.reserved
+
+    @property
+    def calibration(self) -> str:
+        """Where the prices of this device come from; every table that shows a price shows this."""
+        return NEVER_CALIBRATED if self.profile is None else self.profile.label
+
+
+@dataclass(frozen=True)
+class Link:
+    """A connection: seconds before the first byte, bytes per second and direction. ``shared``: by a node's devices.
+
+    ``fits`` are measured collectives as triples (kind, latency, bandwidth) that replace the plain two numbers.
+    """
+
+    name: str
+    latency: float
+    bandwidth: float
+    shared: bool = False
+    fits: tuple[tuple[str, float, float], ...] = ()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _require_positive(f"link {self.name!r}", latency=self.latency, bandwidth=self.bandwidth)
+
+    def per_device(self, users: int) -> Link:
+        """What one of ``users`` devices gets when all of them send at once."""
+        if not self.shared or users == 1:
+            return self
+        fits = tuple((kind, latency, bandwidth / users) for kind, latency, bandwidth in self.fits)
+        return Link(self.name, self.latency, self.bandwidth / users, False, fits, self.source)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine: ``devices`` alike, joined by ``link``; ``host`` is its CPU where that is to take part."""
+
+    device: Device
+    devices: int
+    link: Link
+    host: Device | None = None
+
+    def __post_init__(self) -> None:
+        if self.devices < 1:
+            raise ClusterError(f"a node with {self.devices} devices cannot exist.", "Correct the key 'devices'.")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes joined by ``network``; unlike nodes may stand side by side (``nodes`` is in rank order).
+
+    Example
+    -------
+    >>> from shardwright.cluster import parse_cluster
+    >>> cluster = parse_cluster("4x8xA100-80GB")
+    >>> cluster.size, cluster.device.name
+    (32, 'A100-80GB')
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    network: Link
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise ClusterError(f"cluster {self.name!r} has no nodes.", "Add a [[group]] with nodes and devices.")
+
+    @property
+    def size(self) -> int:
+        """How many devices there are (hosts not counted)."""
+        return sum(node.devices for node in self.nodes)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all nodes are alike, which is what a mesh over the whole cluster wants."""
+        return all(node == self.nodes[0] for node in self.nodes)
+
+    @property
+    def device(self) -> Device:
+        """The device a plan over the whole cluster has to fit: least memory, then least speed."""
+        return min((n.device for n in self.nodes), key=lambda d: (d.usable_memory, d.peak("float32"), d.bandwidth))
+
+    @property
+    def calibration(self) -> str:
+        return "; ".join(dict.fromkeys(f"{n.device.name}: {n.device.calibration}" for n in self.nodes))
+
+    def groups(self) -> tuple[Cluster, ...]:
+        """The cluster cut into runs of like nodes, each a cluster of its own."""
+        runs: list[list[Node]] = []
+        for node in self.nodes:
+            if runs and runs[-1][0] == node:
+                runs[-1].append(node)
+            else:
+                runs.append([node])
+        return tuple(Cluster(self.name, tuple(run), self.network) for run in runs)
+
+
+def weakest(links: Iterable[Link]) -> Link:
+    """The link that a collective over several of them waits for."""
+    return min(links, key=lambda link: (link.bandwidth, -link.latency))

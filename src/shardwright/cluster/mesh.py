@@ -1,0 +1,150 @@
+"""The mesh: a cluster's devices as a grid whose axes are ordered from the slowest link to the fastest.
+
+Ranks are numbered in mesh order, so the last axis joins neighbours inside a node. An axis lies either inside nodes or
+across them with the same place in every node; links that a node's devices share are divided between them, because the
+groups along an axis all communicate at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.cluster.hardware import Cluster, Device, weakest
+from shardwright.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a mesh: ``size`` devices joined pairwise by a link of ``latency`` and ``bandwidth``."""
+
+    name: str
+    size: int
+    latency: float
+    bandwidth: float
+    fits: tuple[tuple[str, float, float], ...] = ()
+
+    def fit(self, kind: str) -> tuple[float, float] | None:
+        """Measured (latency, bandwidth) of one kind of collective, where there is one."""
+        return next(((latency, rate) for name, latency, rate in self.fits if name == kind), None)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axes, slowest link first, and the device at every point of the grid.
+
+    Example
+    -------
+    >>> from shardwright.cluster import meshes, parse_cluster
+    >>> [mesh.sizes for mesh in meshes(parse_cluster("2x4xH100"), max_axes=3)]
+    [(2, 4), (2, 2, 2)]
+    """
+
+    axes: tuple[Axis, ...]
+    device: Device
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def devices(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def names(self) -> tuple[tuple[str, int], ...]:
+        """``(name, size)`` pairs, as a ``Strategy`` carries them."""
+        return tuple((axis.name, axis.size) for axis in self.axes)
+
+    @property
+    def calibration(self) -> str:
+        return self.device.calibration
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axes, self.device))
+
+    def __hash__(self) -> int:  # meshes are keys of every price cache: hash the nested dataclasses once
+        return self._hash
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Place of a rank on every axis (row-major, as ``init_device_mesh`` numbers them)."""
+        place = []
+        for size in reversed(self.sizes):
+            rank, index = divmod(rank, size)
+            place.append(index)
+        return tuple(reversed(place))
+
+
+def _factorizations(number: int, parts: int, least: int = 2) -> Iterator[tuple[int, ...]]:
+    """Ways to write a number as a product of ``parts`` factors in ascending order, each at least ``least``."""
+    if parts == 0:
+        if number == 1:
+            yield ()
+        return
+    if parts == 1:
+        if number >= least:
+            yield (number,)
+        return
+    for factor in range(least, math.isqrt(number) + 1):
+        if number % factor == 0:
+            for rest in _factorizations(number // factor, parts - 1, factor):
+                yield (factor, *rest)
+
+
+def _named(base: str, sizes: tuple[int, ...]) -> list[str]:
+    return [base] if len(sizes) == 1 else [f"{base}{i}" for i in range(len(sizes))]
+
+
+def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
+    """Every way to arrange the cluster's devices in at most ``max_axes`` axes, fewest axes first.
+
+    Axes over the same link differ in nothing but their size, so each set of sizes is listed once. A cluster of unlike
+    nodes is arranged as if all its nodes had the weakest device and link; nodes with unlike numbers of devices cannot
+    form one grid.
+    """
+    counts = {node.devices for node in cluster.nodes}
+    if len(counts) > 1:
+        raise ClusterError(
+            f"cluster {cluster.name!r} has nodes with {sorted(counts)} devices, which form no grid.",
+            "Plan over one of its groups, or give every group the same number of devices per node.",
+        )
+    if max_axes < 1:
+        raise ClusterError(f"a mesh needs at least one axis, not {max_axes}.", "Ask for max_axes of 1 or more.")
+    node_count, per_node = len(cluster.nodes), counts.pop()
+    inner_name = "gpu" if cluster.device.kind == "cuda" else "cpu"
+    network = cluster.network.per_device(per_node)
+    inner = weakest(node.link.per_device(per_node) for node in cluster.nodes)
+    device = cluster.device
+    found: list[Mesh] = []
+    for total in range(1, max_axes + 1):
+        for outer_axes in range(0, total + 1):
+            for outer_sizes in _factorizations(node_count, outer_axes):
+                for inner_sizes in _factorizations(per_node, total - outer_axes):
+                    names = _named("node", outer_sizes) + _named(inner_name, inner_sizes)
+                    links = [network] * len(outer_sizes) + [inner] * len(inner_sizes)
+                    axes = tuple(
+                        Axis(name, size, link.latency, link.bandwidth, link.fits)
+                        for name, size, link in zip(names, outer_sizes + inner_sizes, links, strict=True)
+                    )
+                    found.append(Mesh(axes, device))
+    if not found:  # one device, or several nodes forced onto a single axis
+        link = network if node_count > 1 else inner
+        found.append(Mesh((Axis(inner_name, cluster.size, link.latency, link.bandwidth, link.fits),), device))
+    return found
+
+
+def mesh_of(cluster: Cluster, sizes: tuple[int, ...] | None = None) -> Mesh:
+    """The mesh with these axis sizes; without sizes, the plainest one (nodes × devices of a node)."""
+    if sizes is None:
+        return meshes(cluster, max_axes=2)[0]
+    choices = meshes(cluster, max_axes=max(len(sizes), 1))
+    for mesh in choices:
+        if mesh.sizes == tuple(sizes):
+            return mesh
+    raise ClusterError(
+        f"cluster {cluster.name!r} has no mesh of sizes {tuple(sizes)}.",
+        f"Choose one of {sorted({mesh.sizes for mesh in choices})}.",
+    )

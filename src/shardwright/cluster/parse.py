@@ -1,0 +1,123 @@
+"""From a few words to a cluster: ``8xH200``, ``4x8xA100-80GB``, ``local:2``, or the path of a TOML file.
+
+Presets are TOML files beside this module, with the figures of the vendors' datasheets and where they were read; one that
+was never calibrated says so wherever its prices are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from shardwright.cluster.hardware import Cluster, Link, Node
+from shardwright.cluster.local import local_cluster
+from shardwright.cluster.serial import cluster_from, device_from, link_from, profile_from, read_toml
+from shardwright.errors import ClusterError
+
+_PRESETS = resources.files("shardwright.cluster") / "presets"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _preset_files() -> dict[str, Path]:
+    """Plain names and aliases of the shipped presets, and their files."""
+    found: dict[str, Path] = {}
+    for entry in sorted(Path(str(_PRESETS)).glob("*.toml")):
+        if entry.name.endswith(".profile.toml"):
+            continue
+        data = read_toml(entry)
+        for name in [data["device"]["name"], *data.get("aliases", [])]:
+            found[_plain(name)] = entry
+    return found
+
+
+@cache
+def _preset(path: Path) -> tuple[Node, Link]:
+    """A preset's usual node and the network between such nodes."""
+    data = read_toml(path)
+    table: dict[str, Any] = data["device"]
+    measured = path.with_suffix(".profile.toml")
+    device = device_from(table, f"{path.name}: device")
+    if measured.exists():
+        profile = profile_from(read_toml(measured), measured.name)
+        device = device.__class__(**{**device.__dict__, "profile": profile})
+    link = link_from(data["link"], f"{path.name}: link")
+    network = link_from(data["network"], f"{path.name}: network")
+    return Node(device, int(data["node"]["devices"]), link), network
+
+
+def preset_names() -> list[str]:
+    """The devices there are presets for."""
+    return sorted({_preset(path)[0].device.name for path in _preset_files().values()})
+
+
+def preset(name: str) -> tuple[Node, Link]:
+    """The usual node of a preset device and the network between such nodes."""
+    path = _preset_files().get(_plain(name))
+    if path is None:
+        raise ClusterError(
+            f"there is no preset for the device {name!r}.",
+            f"Choose one of {', '.join(preset_names())}, 'local:N', or the path of a cluster file.",
+        )
+    return _preset(path)
+
+
+def _resolve(base: Path, name: str) -> Node:
+    if name.endswith(".toml"):
+        path = base / name
+        data = read_toml(path)
+        if "device" not in data:
+            raise ClusterError(f"{str(path)!r} has no key 'device'.", "Name a file written by 'shardwright calibrate'.")
+        device = device_from(data["device"], f"{path.name}: device")
+        link = link_from(data["link"], f"{path.name}: link") if "link" in data else Link("none", 1e-6, device.bandwidth)
+        return Node(device, 1, link)
+    return preset(name)[0]
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster a user named.
+
+    ``8xH200`` is one node of eight, ``16xH200`` two of them (a preset knows how many devices a node has), ``4x8xH200``
+    four nodes of eight, ``local:2`` two processes on this machine's CPU, anything ending in ``.toml`` a file.
+
+    >>> parse_cluster("16xH200").name, len(parse_cluster("16xH200").nodes)
+    ('16xH200', 2)
+    """
+    text = text.strip()
+    if text.endswith(".toml"):
+        path = Path(text)
+        data = read_toml(path)
+        if "device" in data and "group" not in data:  # a calibrated device alone: one of it
+            node = _resolve(path.parent, path.name)
+            return Cluster(node.device.name, (node,), node.link)
+        return cluster_from(data, path.stem, lambda name: _resolve(path.parent, name))
+    if match := re.fullmatch(r"local(?::(\d+))?", text):
+        return local_cluster(int(match.group(1) or 1))
+    match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([A-Za-z].*)", text)
+    if match is None:
+        raise ClusterError(
+            f"{text!r} does not name a cluster.", "Write it like '8xH200', '4x8xA100-80GB', 'local:2' or 'file.toml'."
+        )
+    first, second, name = match.groups()
+    node, network = preset(name)
+    counts = [int(n) for n in (first, second) if n is not None]
+    if any(n < 1 for n in counts):
+        raise ClusterError(f"{text!r} asks for zero devices.", "Write at least one.")
+    if len(counts) == 2:
+        nodes, devices = counts
+    else:
+        total = counts[0] if counts else 1
+        devices = min(total, node.devices)
+        if total % devices:
+            raise ClusterError(
+                f"{total} devices do not fill nodes of {node.devices} {node.device.name}.",
+                f"Write nodes × devices, such as '{-(-total // node.devices)}x{node.devices}x{name}'.",
+            )
+        nodes = total // devices
+    return Cluster(text, (Node(node.device, devices, node.link),) * nodes, network)

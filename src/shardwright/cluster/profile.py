@@ -1,0 +1,81 @@
+"""What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimiser and how it was measured.
+
+A curve holds measured points: features of a shape (such as m, n and k of a matrix product) and the ratio of measured
+seconds to the ideal seconds of the datasheet's roofline. Between points the logarithm of the ratio is interpolated by
+inverse distance over the nearest points in log-feature space; outside, the nearest point's efficiency holds. Ratios
+rather than seconds are stored, so that an interpolated price still scales exactly with the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+NEIGHBOURS = 8
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured ``ratios`` (seconds over ideal seconds) at ``points`` (one row of features each).
+
+    Example
+    -------
+    >>> curve = Curve(("bytes",), ((1e3,), (1e6,)), (100.0, 1.0))
+    >>> [round(float(r), 1) for r in curve(np.array([[1e2], [1e3], [1e9]]))]
+    [100.0, 100.0, 1.0]
+    """
+
+    features: tuple[str, ...]
+    points: tuple[tuple[float, ...], ...]
+    ratios: tuple[float, ...]
+
+    @cached_property
+    def _logs(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.log2(np.array(self.points, dtype=float)), np.log2(np.array(self.ratios, dtype=float))
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """Ratio of real to ideal seconds for each row of features."""
+        points, ratios = self._logs
+        asked = np.log2(np.maximum(np.asarray(features, dtype=float), 1e-12))
+        if points.shape[1] == 1:
+            order = np.argsort(points[:, 0])
+            return np.exp2(np.interp(asked[:, 0], points[order, 0], ratios[order]))
+        asked = np.clip(asked, points.min(axis=0), points.max(axis=0))
+        squares = ((asked[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
+        count = min(NEIGHBOURS, len(points))
+        near = np.argpartition(squares, count - 1, axis=1)[:, :count]
+        distance = np.take_along_axis(squares, near, axis=1)
+        weights = 1.0 / (distance + 1e-6)
+        # A point at zero distance decides alone; far ones fade with the square of their distance.
+        return np.exp2((weights * ratios[near]).sum(axis=1) / weights.sum(axis=1))
+
+    def __hash__(self) -> int:
+        return hash((self.features, len(self.points), self.ratios[:4]))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All curves of one device, and where and when they were measured.
+
+    ``curves`` are named ``kernel/dtype/pass`` (``matmul/bfloat16/forward``). ``dispatch`` gives the host's seconds per
+    operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name, seconds per step, seconds
+    per tensor, seconds per byte read or written). ``label`` is shown wherever a price is.
+    """
+
+    label: str
+    curves: tuple[tuple[str, Curve], ...] = ()
+    dispatch: tuple[tuple[str, float, float], ...] = ()
+    optimizer: tuple[tuple[str, float, float, float], ...] = ()
+
+    @cached_property
+    def by_name(self) -> dict[str, Curve]:
+        return dict(self.curves)
+
+    @cached_property
+    def dispatch_of(self) -> dict[str, tuple[float, float]]:
+        return {name: (forward, backward) for name, forward, backward in self.dispatch}
+
+    def __hash__(self) -> int:
+        return hash((self.label, len(self.curves)))
