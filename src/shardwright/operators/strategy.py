@@ -18,13 +18,15 @@ class Strategy:
 
     ``axes`` are ``(name, size)`` pairs, slowest link first. ``splits`` maps operator names to splits, ``resting`` maps
     source tensors (parameters, buffers, constants, inputs) to layouts. ``kept`` maps a tensor with several readers to
-    the layout it is brought into once, right after it is made; its readers start from there.
+    the layout it is brought into once, right after it is made; its readers start from there. ``regathered`` names the
+    parameters whose gathered copy is freed after its forward use and gathered again for backward (FSDP's way).
     """
 
     axes: tuple[tuple[str, int], ...]
     splits: Mapping[str, Split]
     resting: Mapping[str, Layout]
     kept: Mapping[str, Layout] = field(default_factory=dict)
+    regathered: frozenset[str] = frozenset()
 
     @property
     def sizes(self) -> tuple[int, ...]:
