@@ -1,0 +1,255 @@
+"""The steps of a layout change as functions of one rank's tensor, and their differentiable composition.
+
+A step moves a tensor along one mesh axis: gather, reduce, scatter, exchange, or a free local cut. Shards follow
+``torch.chunk`` (every piece but the last non-empty one has the same length), so uneven shards are padded to that length
+for gathers and scatters and cut off again afterwards; exchanges send exact sizes. :func:`convert` runs the forward steps
+and, in the backward pass, the backward steps that the plan priced (gradient layouts are dual: ``Shard`` stays ``Shard``,
+``Replicate`` and ``Partial`` change places). Everything is built of functional collectives and static integers, so that
+``torch.compile(fullgraph=True)`` traces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardwright._torch_compat import collective, wait
+from shardwright.operators.rules import chunk
+
+
+class Line(NamedTuple):
+    """The ranks along one mesh axis through this rank: their process group, how many, and which of them is this one."""
+
+    group: str
+    size: int
+    index: int
+
+
+class Region(NamedTuple):
+    """``[start, stop)`` of a dim."""
+
+    start: int
+    stop: int
+
+    def overlap(self, other: Region) -> Region:
+        start = max(self.start, other.start)
+        return Region(start, max(start, min(self.stop, other.stop)))
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+class BoundStep(NamedTuple):
+    """A step with everything one rank needs to run it: only numbers and strings, which the compiler takes as constants.
+
+    ``extent`` is the length of ``dim`` (``to_extent`` that of ``to_dim``) before this axis cuts it. ``wants`` and
+    ``holds`` say for a halo, per rank of the line, which region of ``dim`` it needs and which it has.
+    """
+
+    kind: str
+    line: Line
+    dim: int = 0
+    extent: int = 0
+    to_dim: int = 0
+    to_extent: int = 0
+    reduce: str = "sum"
+    wants: tuple[Region, ...] = ()
+    holds: tuple[Region, ...] = ()
+
+
+def piece(extent: int, line: Line, index: int | None = None) -> Region:
+    """The region that one rank of the line holds of a dim of this extent."""
+    return Region(*chunk(extent, line.size, line.index if index is None else index))
+
+
+def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
+    """Sum (or ``max``, ``min``, ``product``) of the ranks' tensors."""
+    if x.is_complex():
+        return torch.view_as_complex(all_reduce(torch.view_as_real(x), reduce, line))
+    return wait(collective("all_reduce", x.contiguous(), reduce, line.group))
+
+
+def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """Put the shards of ``dim`` together."""
+    padded = _pad(x, dim, -(-extent // line.size))
+    flat = wait(collective("all_gather_into_tensor", padded.contiguous(), line.size, line.group))
+    if dim == 0:
+        return flat.narrow(0, 0, extent) if flat.shape[0] != extent else flat
+    parts = flat.chunk(line.size)
+    return torch.cat([part.narrow(dim, 0, piece(extent, line, i).length) for i, part in enumerate(parts)], dim)
+
+
+def reduce_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
+    """Reduce the ranks' tensors, keep this rank's piece of ``dim``."""
+    step = -(-extent // line.size)
+    padded = _pad(x, dim, step * line.size)
+    stacked = padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))
+    if x.is_complex():
+        real = collective("reduce_scatter_tensor", torch.view_as_real(stacked), reduce, line.size, line.group)
+        mine = torch.view_as_complex(wait(real))
+    else:
+        mine = wait(collective("reduce_scatter_tensor", stacked.contiguous(), reduce, line.size, line.group))
+    length = piece(extent, line).length
+    return mine.narrow(dim, 0, length) if length != step else mine
+
+
+def all_to_all(x: Tensor, dim: int, extent: int, to_dim: int, to_extent: int, line: Line) -> Tensor:
+    """From shards of ``dim`` to shards of ``to_dim``: every rank sends every other its piece."""
+    parts = [x.narrow(to_dim, *_span(piece(to_extent, line, i))) for i in range(line.size)]
+    shape = list(x.shape)
+    shape[to_dim] = piece(to_extent, line).length
+    received = [[*shape[:dim], piece(extent, line, i).length, *shape[dim + 1 :]] for i in range(line.size)]
+    return torch.cat(_send(parts, received, line), dim)
+
+
+def halo(x: Tensor, step: BoundStep) -> Tensor:
+    """From the shard of ``dim`` that this rank holds to the region that it wants, the rest coming from its neighbours."""
+    mine, line = step.holds[step.line.index], step.line
+    parts = [_cut(x, step.dim, mine.overlap(want), mine.start) for want in step.wants]
+    want = step.wants[line.index]
+    received = [_resized(x, step.dim, hold.overlap(want).length) for hold in step.holds]
+    return torch.cat(_send(parts, received, line), step.dim)
+
+
+def halo_sum(x: Tensor, step: BoundStep) -> Tensor:
+    """The adjoint of :func:`halo`: send the borders' gradients home and add them there."""
+    want, line = step.wants[step.line.index], step.line
+    parts = [_cut(x, step.dim, hold.overlap(want), want.start) for hold in step.holds]
+    mine = step.holds[line.index]
+    overlaps = [mine.overlap(other) for other in step.wants]
+    pieces = _send(parts, [_resized(x, step.dim, overlap.length) for overlap in overlaps], line)
+    total = x.new_zeros(_resized(x, step.dim, mine.length))
+    for overlap, part in zip(overlaps, pieces, strict=True):
+        before, after = overlap.start - mine.start, mine.stop - overlap.stop
+        if overlap.length:
+            total = total + _surround(part, step.dim, before, after)
+    return total
+
+
+def run_step(x: Tensor, step: BoundStep) -> Tensor:
+    """One step on this rank's tensor."""
+    kind, line = step.kind, step.line
+    if kind == "all_reduce":
+        return all_reduce(x, step.reduce, line)
+    if kind == "all_gather":
+        return all_gather(x, step.dim, step.extent, line)
+    if kind == "reduce_scatter":
+        return reduce_scatter(x, step.dim, step.extent, step.reduce, line)
+    if kind == "all_to_all":
+        return all_to_all(x, step.dim, step.extent, step.to_dim, step.to_extent, line)
+    if kind == "slice":
+        return x.narrow(step.dim, *_span(piece(step.extent, line)))
+    if kind == "zero_pad":
+        mine = piece(step.extent, line)
+        return _surround(x, step.dim, mine.start, step.extent - mine.stop)
+    if kind == "mask":
+        return x if line.index == 0 else torch.zeros_like(x)
+    if kind == "halo":
+        return halo(x, step)
+    if kind == "halo_sum":
+        return halo_sum(x, step)
+    raise ValueError(f"no step is called {kind!r}")
+
+
+def run_steps(x: Tensor, steps: Sequence[BoundStep]) -> Tensor:
+    """Steps in order, none of them differentiable by itself."""
+    for step in steps:
+        x = run_step(x, step)
+    return x
+
+
+class _Convert(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: tuple[BoundStep, ...], backward: tuple[BoundStep, ...]) -> Tensor:
+        ctx.backward_steps = backward
+        return run_steps(x, forward)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return run_steps(gradients[0], ctx.backward_steps), None, None
+
+
+def convert(x: Tensor, forward: tuple[BoundStep, ...], backward: tuple[BoundStep, ...]) -> Tensor:
+    """Change the layout of ``x`` with the forward steps; its gradient travels back with the backward steps."""
+    if not x.requires_grad:
+        return run_steps(x, forward)
+    return _Convert.apply(x, forward, backward)
+
+
+class _SumBetween(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lines: tuple[Line, ...]) -> Tensor:
+        ctx.lines = lines
+        return _reduce_along(x, "sum", lines)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _reduce_along(gradients[0], "sum", ctx.lines), None
+
+
+def exchange(x: Tensor, reduce: str, lines: tuple[Line, ...]) -> Tensor:
+    """Reduce a statistic between the pieces of a loop: Partial becomes Replicate, and so does its gradient for a sum."""
+    if reduce == "sum" and x.requires_grad:
+        return _SumBetween.apply(x, lines)
+    return _reduce_along(x.detach(), reduce, lines)
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.factor, None
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """The same value; its gradient is multiplied. A result every rank holds receives the same gradient on each of them."""
+    return _Scale.apply(x, factor) if factor != 1.0 and x.requires_grad else x
+
+
+_FUNCTIONAL_REDUCE = {"sum": "sum", "max": "max", "min": "min", "prod": "product", "product": "product"}
+
+
+def _reduce_along(x: Tensor, reduce: str, lines: tuple[Line, ...]) -> Tensor:
+    for line in lines:
+        x = all_reduce(x, _FUNCTIONAL_REDUCE[reduce], line)
+    return x
+
+
+def _send(parts: list[Tensor], received: list[list[int]], line: Line) -> list[Tensor]:
+    """Send ``parts[i]`` to rank ``i``, get one tensor of the given shape from each."""
+    counts = [torch.Size(shape).numel() for shape in received]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    sizes = [part.numel() for part in parts]
+    arrived = wait(collective("all_to_all_single", flat, counts, sizes, line.group))
+    return [part.view(shape) for part, shape in zip(arrived.split(counts), received, strict=True)]
+
+
+def _pad(x: Tensor, dim: int, length: int) -> Tensor:
+    missing = length - x.shape[dim]
+    return _surround(x, dim, 0, missing) if missing else x
+
+
+def _surround(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    """Zeros before and after along one dim."""
+    parts = [x.new_zeros(_resized(x, dim, n)) if n else None for n in (before, after)]
+    return torch.cat([part for part in (parts[0], x, parts[1]) if part is not None], dim)
+
+
+def _cut(x: Tensor, dim: int, region: Region, origin: int) -> Tensor:
+    return x.narrow(dim, region.start - origin if region.length else 0, region.length)
+
+
+def _resized(x: Tensor, dim: int, length: int) -> list[int]:
+    return [*x.shape[:dim], length, *x.shape[dim + 1 :]]
+
+
+def _span(region: Region) -> tuple[int, int]:
+    return region.start, region.length
