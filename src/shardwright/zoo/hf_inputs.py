@@ -1,0 +1,120 @@
+"""Example inputs, labels included, for a Hugging Face model, read off its configuration and its ``forward``.
+
+Token numbers avoid every special token of the configuration, because models look for those (padding, end of sentence, image
+placeholders). Values are random on a real device and shapes only on meta.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import ModelError
+
+DEFAULT_BATCH = 4
+LONGEST_DEFAULT = 1024
+AUDIO_SAMPLES = 16_000
+
+
+def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | None = None) -> dict[str, Any]:
+    """Keyword arguments with which ``model`` computes a loss; without ``seq``, as long as it can take, up to 1024."""
+    config: Any = model.config
+    accepted = inspect.signature(model.forward).parameters
+    text = config.get_text_config()
+    rows = batch or DEFAULT_BATCH
+    main = getattr(model, "main_input_name", "input_ids")
+    inputs: dict[str, Any] = {}
+    if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
+        length = seq or _length(text)
+        inputs["input_ids"] = _tokens(config, text, rows, length)
+        if "bbox" in accepted:
+            inputs["bbox"] = torch.zeros(rows, length, 4, dtype=torch.long)
+    elif "pixel_values" in accepted and main == "pixel_values":
+        inputs["pixel_values"] = _images(model, config, rows)
+    elif main == "input_values":
+        inputs["input_values"] = torch.randn(rows, AUDIO_SAMPLES)
+    elif main == "input_features":
+        inputs["input_features"] = _spectrogram(config, rows)
+    else:
+        raise ModelError(
+            f"{type(model).__name__} takes {main!r}, for which no example inputs can be made.",
+            "Write a function that returns (model, args, kwargs) and give path/to/file.py:function.",
+        )
+    inputs |= _labels(model, config, text, inputs, accepted, rows, seq)
+    return inputs
+
+
+def _length(text: Any) -> int:
+    known = (getattr(text, name, None) for name in ("max_position_embeddings", "n_positions", "max_source_positions"))
+    longest = min((value for value in known if isinstance(value, int) and value > 0), default=LONGEST_DEFAULT)
+    # Some models start counting positions after the padding token, so the last few of an odd number are out of reach.
+    return max(1, min(LONGEST_DEFAULT, longest // 8 * 8))
+
+
+def _tokens(config: Any, text: Any, *shape: int) -> Tensor:
+    vocabulary = getattr(text, "vocab_size", None) or getattr(config, "vocab_size", None) or 256
+    special = {-1, vocabulary}
+    for owner in (config, text):
+        for name, value in vars(owner).items():
+            if name.endswith(("_token_id", "_token_index")):
+                special |= {item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)}
+    bounds = sorted(item for item in special if -1 <= item <= vocabulary)
+    low, high = max(itertools.pairwise(bounds), key=lambda gap: gap[1] - gap[0])
+    return torch.randint(low + 1, max(high, low + 2), shape)
+
+
+def _images(model: nn.Module, config: Any, batch: int) -> Tensor:
+    vision = getattr(config, "vision_config", None) or getattr(config, "encoder", None) or config
+    size = getattr(vision, "image_size", None) or getattr(config, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
+    channels = getattr(vision, "num_channels", None) or 3
+    frames = getattr(vision, "num_frames", None)
+    if frames and "Video" in type(model).__name__:
+        return torch.randn(batch, frames, channels, height, width)
+    return torch.randn(batch, channels, height, width)
+
+
+def _spectrogram(config: Any, batch: int) -> Tensor:
+    """Whisper wants exactly twice its source positions of mel frames, features first; the others frames first."""
+    bins = (
+        getattr(config, "num_mel_bins", None)
+        or getattr(config, "input_feat_per_channel", None)
+        or getattr(config, "feature_projection_input_dim", None)
+        or 80
+    )
+    positions = getattr(config, "max_source_positions", None)
+    if config.model_type == "whisper":
+        return torch.randn(batch, bins, 2 * (positions or 1500))
+    return torch.randn(batch, min(128, 2 * (positions or 64)), bins)
+
+
+def _labels(
+    model: nn.Module, config: Any, text: Any, inputs: dict[str, Any], accepted: Any, batch: int, seq: int | None
+) -> dict[str, Any]:
+    name = type(model).__name__
+    if "start_positions" in accepted:
+        positions = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
+        return {key: torch.randint(0, positions, (batch,)) for key in ("start_positions", "end_positions")}
+    if "labels" not in accepted:
+        raise ModelError(
+            f"{name} computes no loss from labels.", "Name a class with a head, such as hf:BertForMaskedLM."
+        )
+    if "Classification" in name and "Token" not in name:
+        return {"labels": torch.randint(0, config.num_labels, (batch,))}
+    if "TokenClassification" in name:
+        return {"labels": torch.randint(0, config.num_labels, inputs["input_ids"].shape)}
+    if "SemanticSegmentation" in name:
+        return {"labels": torch.randint(0, config.num_labels, (batch, *inputs["pixel_values"].shape[-2:]))}
+    if "CTC" in name:
+        return {"labels": _tokens(config, text, batch, 8)}
+    if "NextSentence" in name:
+        return {"labels": torch.randint(0, 2, (batch,))}
+    length = inputs["input_ids"].shape[1] if "input_ids" in inputs else min(seq or 32, _length(text))
+    found = {"labels": _tokens(config, text, batch, length)}
+    if "next_sentence_label" in accepted:
+        found["next_sentence_label"] = torch.randint(0, 2, (batch,))
+    return found

@@ -1,0 +1,178 @@
+"""Tiny versions of any Hugging Face configuration: the same architecture with sizes a test can afford.
+
+Configurations name the same few quantities in many ways. The patterns below list the names; a field that matches none of
+them keeps its default. Only independent fields are set, so a configuration derives the rest (head widths, layer types).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+WIDTH, INNER, LAYERS, HEADS, HEAD_WIDTH = 64, 96, 2, 4, 16
+VOCABULARY = 503  # a prime: no number of devices divides it
+IMAGE = 64
+
+
+def _names(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
+
+
+PART = "(encoder_|decoder_|text_|vision_|audio_|projector_|output_|out_)?"
+WIDTHS = _names(
+    PART + "(hidden_size|hidden_dim|embed_dim|d_model)",
+    "n_embd|dim|emb_dim|embedding_size|d_embed|word_embed_proj_dim|projection_dim|proj_dim|output_dim|lru_width|d_latents",
+)
+INNERS = _names(
+    PART + "(intermediate_size|ffn_dim|feedforward_dim)",
+    "(moe|shared|shared_expert|moe_shared_expert|dense|ffn)_intermediate_size|intermediate_size_mlp",
+    "d_ff|d_inner|inner_dim|mlp_dim|ffn_hidden_size|expert_ffn_hidden_size|mlp_hidden_size|dim_feedforward",
+)
+LAYER_COUNTS = _names(
+    "(num_)?" + PART + "(num_)?(hidden_|transformer_)?layers|n_layers?|(decoder_)?depth",
+)
+HEAD_COUNTS = _names(PART + "(num_)?attention_heads|n_heads?|num_heads|num_(self|cross)_attention_heads")
+KEY_VALUE_HEADS = _names(PART + "num_key_value_heads|num_kv_heads|n_head_kv")
+HEAD_WIDTHS = _names("head_dim|d_kv|d_head|attention_head_dim|v_head_dim|qk_nope_head_dim|kv_channels|head_size")
+EXPERT_COUNTS = _names("(moe_)?num_(local_|routed_)?experts|n_routed_experts")
+EXPERTS_PER_TOKEN = _names("num_experts_per_tok(en)?|moe_k|moe_topk|top_k_experts")
+POSITIONS = _names(
+    "max_(position_embeddings|(source_|target_|text_)positions|seq_len|seq(uence)?_length)|n_positions|n_ctx"
+)
+STAGE_WIDTHS = _names(PART + "hidden_sizes|embed_dims|conv_dim|tdnn_dim|embedding_hidden_sizes|neck_hidden_sizes")
+SPECIALS = {
+    "rotary_dim": 8,
+    "qk_rope_head_dim": 8,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 16,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "state_size": 8,
+}
+
+
+def small_sizes(config: Any) -> dict[str, Any]:
+    """Arguments that make a tiny configuration of the class of ``config``, its sub-configurations included."""
+    sizes: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            sizes[name] = value.to_dict() | small_sizes(value)
+            for derived in ("layer_types", "_name_or_path", "transformers_version"):
+                sizes[name].pop(derived, None)
+        elif isinstance(value, bool):
+            continue
+        elif isinstance(value, int):
+            sizes |= _small_number(config, name, value)
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
+            sizes |= _small_list(name, list(value))
+        elif isinstance(value, float) and is_dropout(name):
+            sizes[name] = 0.0
+    return sizes | _token_ids(config)
+
+
+def is_dropout(name: str) -> bool:
+    """Whether a field is the probability of dropping something during training.
+
+    >>> is_dropout("attn_pdrop"), is_dropout("encoder_layerdrop"), is_dropout("drop_path_rate")
+    (True, True, True)
+    """
+    words = (
+        "dropout",
+        "pdrop",
+        "layerdrop",
+        "drop_path",
+        "drop_rate",
+        "drop_prob",
+        "mask_time_prob",
+        "mask_feature_prob",
+    )
+    return any(word in name for word in words)
+
+
+def without_dropout(config: Any, probability: float = 0.0) -> None:
+    """Set every dropout of ``config`` and its sub-configurations to ``probability``, in place."""
+    for name, value in list(vars(config).items()):
+        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+            without_dropout(value, probability)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and is_dropout(name):
+            setattr(config, name, float(probability))
+
+
+def _small_number(config: Any, name: str, value: int) -> dict[str, Any]:
+    if WIDTHS.fullmatch(name):
+        return {name: WIDTH}
+    if INNERS.fullmatch(name):
+        return {name: INNER if value != _width(config) else WIDTH}
+    if LAYER_COUNTS.fullmatch(name):
+        return {name: min(value, LAYERS)}
+    if HEAD_COUNTS.fullmatch(name):
+        return {name: min(value, HEADS)}
+    if KEY_VALUE_HEADS.fullmatch(name):
+        return {name: _small_key_value_heads(config, value)}
+    if HEAD_WIDTHS.fullmatch(name):
+        # A head width that follows from the others is left for the configuration to derive.
+        return {} if value * _heads(config) == _width(config) else {name: HEAD_WIDTH}
+    if EXPERT_COUNTS.fullmatch(name):
+        return {name: min(value, 4)}
+    if EXPERTS_PER_TOKEN.fullmatch(name):
+        return {name: min(value, 2)}
+    if POSITIONS.fullmatch(name):
+        return {name: min(value, 128)}
+    if name == "vocab_size":
+        return {name: min(value, VOCABULARY)}
+    if name == "image_size":
+        return {name: min(value, IMAGE)}
+    if name in SPECIALS and value:
+        return {name: min(value, SPECIALS[name])}
+    return {}
+
+
+def _small_list(name: str, values: list[int]) -> dict[str, Any]:
+    if name == "depths":
+        return {name: [1] * len(values)}
+    if STAGE_WIDTHS.fullmatch(name):
+        largest = max(values)
+        # Keep the proportions of the stages and stay divisible by the usual numbers of heads and groups.
+        return {name: [max(16, 16 * round(4 * value / largest)) for value in values]}
+    if name == "image_size":
+        return {name: [min(value, IMAGE) for value in values]}
+    return {}
+
+
+def _small_key_value_heads(config: Any, value: int) -> int:
+    if value == 1:
+        return 1
+    return HEADS if value >= _heads(config) else HEADS // 2
+
+
+def _heads(config: Any) -> int:
+    return _first_number(config, HEAD_COUNTS) or 1
+
+
+def _width(config: Any) -> int:
+    return _first_number(config, WIDTHS)
+
+
+def _first_number(config: Any, names: re.Pattern[str]) -> int:
+    values = (value for name, value in vars(config).items() if names.fullmatch(name) and isinstance(value, int))
+    return next(values, 0)
+
+
+def _token_ids(config: Any) -> dict[str, Any]:
+    """Special tokens beyond the small vocabulary get numbers at its end, each its own."""
+    vocabulary = getattr(config, "vocab_size", None)
+    limit = min(vocabulary, VOCABULARY) if isinstance(vocabulary, int) else VOCABULARY
+    moved: dict[str, Any] = {}
+    for name, value in vars(config).items():
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= limit:
+            moved[name] = limit - 1 - len(moved)
+        elif name.endswith("_token_id") and isinstance(value, list) and any(item >= limit for item in value):
+            moved[name] = [limit - 1 - len(moved)]
+    return moved

@@ -1,0 +1,186 @@
+"""Any Hugging Face model from its class name, its model type or a configuration file; nothing is downloaded.
+
+``gpt2`` and ``llama`` are model types, ``GPT2LMHeadModel`` a class, ``path/config.json`` a file as the hub stores it.
+The head is the one the file or the class names; for a bare model type, the one of its usual pre-training task.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from shardwright.errors import ModelError
+from shardwright.zoo.hf_inputs import example_inputs
+from shardwright.zoo.hf_small import small_sizes, without_dropout
+from shardwright.zoo.sizes import nearest, parse_sizes
+
+SMALL_LENGTH = 16
+
+# In the order in which a bare model type is tried: what the model is usually pre-trained for comes first.
+ENCODER_DECODER_HEADS = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+HEADS = (
+    "MASKED_LM",
+    "CAUSAL_LM",
+    "SEQ_TO_SEQ_CAUSAL_LM",
+    "SPEECH_SEQ_2_SEQ",
+    "CTC",
+    "IMAGE_CLASSIFICATION",
+    "VIDEO_CLASSIFICATION",
+    "AUDIO_CLASSIFICATION",
+    "IMAGE_TEXT_TO_TEXT",
+    "MULTIMODAL_LM",
+    "SEMANTIC_SEGMENTATION",
+    "SEQUENCE_CLASSIFICATION",
+    "TOKEN_CLASSIFICATION",
+    "QUESTION_ANSWERING",
+    "PRETRAINING",
+)
+
+
+def build_hugging_face(
+    rest: str, reference: str, *, batch: int | None = None, seq: int | None = None
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Build what follows ``hf:`` on the ambient device, with example inputs: ``(model, (), kwargs)``."""
+    transformers = import_transformers()
+    source, _, tail = rest.partition(".json:") if ".json:" in rest else rest.partition(":")
+    if ".json:" in rest:
+        source += ".json"
+    small, sizes = parse_sizes(tail, reference)
+    config_class, given, model_class = _find(transformers, source, reference)
+    config = _configure(config_class, given, small, sizes, reference)
+    model_class = model_class or _usual_head(transformers, config, reference)
+    try:
+        model = model_class._from_config(config)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{model_class.__name__} cannot be built from {reference!r}: {_first_line(error)}.",
+            "Check the sizes against each other: widths must be multiples of the numbers of heads.",
+        ) from error
+    return model.train(), (), example_inputs(model, batch=batch, seq=seq or (SMALL_LENGTH if small else None))
+
+
+def import_transformers() -> ModuleType:
+    """The optional dependency, or an error that says how to get it."""
+    try:
+        import transformers
+    except ImportError:
+        raise ModelError(
+            "Hugging Face models need the package `transformers`, which is not installed.",
+            "Install it with `pip install 'shardwright[hf]'`.",
+        ) from None
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def _find(transformers: ModuleType, source: str, reference: str) -> tuple[Any, dict[str, Any], Any]:
+    """The configuration class, the fields a file gives it, and the model class if one is named."""
+    if source.endswith(".json"):
+        fields = _read(Path(source), reference)
+        model_type = fields.pop("model_type", None)
+        if model_type not in transformers.CONFIG_MAPPING:
+            raise ModelError(
+                f"{source} has the model type {model_type!r}, which this transformers does not know.",
+                "Check the file's `model_type`, or install a newer transformers.",
+            )
+        named = [getattr(transformers, name, None) for name in fields.get("architectures") or ()]
+        heads = [head for head in named if head is not None]
+        return transformers.CONFIG_MAPPING[model_type], fields, heads[0] if heads else None
+    if source in transformers.CONFIG_MAPPING:
+        return transformers.CONFIG_MAPPING[source], {}, None
+    model_class = getattr(transformers, source, None) if source.isidentifier() else None
+    config_class = getattr(model_class, "config_class", None)
+    if config_class is not None:
+        return config_class, {}, model_class
+    known = [*transformers.CONFIG_MAPPING, *(name for name in dir(transformers) if "For" in name or "Head" in name)]
+    raise ModelError(
+        f"Hugging Face has no model {source!r}{nearest(source, known)}.",
+        "Give a model type (hf:gpt2), a class (hf:GPT2LMHeadModel) or a configuration file (hf:config.json).",
+    )
+
+
+def _read(path: Path, reference: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ModelError(f"There is no file {str(path)!r}, which {reference!r} names.", "Check the path.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON: {error}.", "Give a Hugging Face config.json.") from None
+    if not isinstance(fields, dict):
+        raise ModelError(f"{path} holds no JSON object.", "Give a Hugging Face config.json.")
+    return fields
+
+
+def _configure(config_class: Any, given: dict[str, Any], small: bool, sizes: dict[str, Any], reference: str) -> Any:
+    sizes = dict(sizes)
+    try:
+        config = config_class.from_dict(given) if given else config_class()
+        dropout = None
+        if "dropout" in sizes:
+            dropout = sizes.pop("dropout")
+        _check_fields(config, sizes, reference)
+        if small:
+            config = config_class(**{**given, **small_sizes(config), **_nested(config, sizes, small=True)})
+        elif sizes:
+            config = config_class(**{**given, **_nested(config, sizes, small=False)})
+        if small or dropout is not None:
+            without_dropout(config, dropout or 0.0)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{config_class.__name__} does not accept {reference!r}: {_first_line(error)}.",
+            "Check the names and values of the sizes.",
+        ) from error
+    for owner in (config, config.get_text_config()):
+        if hasattr(owner, "use_cache"):
+            owner.use_cache = False
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 0  # the hub's files carry it, some classes' defaults do not
+    return config
+
+
+def _check_fields(config: Any, sizes: dict[str, Any], reference: str) -> None:
+    known = {**config.to_dict(), **config.get_text_config().to_dict(), **dict.fromkeys(config.attribute_map)}
+    for name in sizes:
+        if name not in known:
+            raise ModelError(
+                f"{type(config).__name__} has no field {name!r}{nearest(name, known)}, asked for by {reference!r}.",
+                "Use the names of the configuration's own fields.",
+            )
+
+
+def _nested(config: Any, sizes: dict[str, Any], *, small: bool) -> dict[str, Any]:
+    """``sizes`` as arguments: those only the text sub-configuration has go there."""
+    text = config.get_text_config()
+    own = set(config.to_dict()) | set(config.attribute_map)
+    inner = {name: value for name, value in sizes.items() if name not in own}
+    arguments = {config.attribute_map.get(name, name): value for name, value in sizes.items() if name in own}
+    if inner and text is not config:
+        place = next(name for name, value in vars(config).items() if value is text)
+        base = small_sizes(config)[place] if small else text.to_dict()
+        arguments[place] = base | inner
+    return arguments
+
+
+def _usual_head(transformers: ModuleType, config: Any, reference: str) -> Any:
+    heads = (*ENCODER_DECODER_HEADS, *HEADS) if config.is_encoder_decoder else HEADS
+    for head in heads:
+        mapping = getattr(transformers, f"MODEL_FOR_{head}_MAPPING", None)
+        if mapping is not None and type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise ModelError(
+        f"{reference!r} ({config.model_type}) has no head that computes a loss.",
+        "Name a class with a head, such as hf:BertForMaskedLM.",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).rstrip(".")

@@ -1,0 +1,157 @@
+"""From what a person writes to a model: ``gpt:layers=24``, ``hf:llama:small``, ``hf:config.json``, ``file.py:function``.
+
+Everything is built inside the wanted device and dtype with a fixed seed, so every process that resolves the same reference
+has the same weights and the same inputs, and a model on meta costs no memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright import zoo
+from shardwright.errors import ModelError
+from shardwright.zoo.hugging_face import build_hugging_face
+from shardwright.zoo.sizes import nearest, parse_sizes
+
+SEED = 0
+FILE_FUNCTION = re.compile(r"(?P<path>.+\.py):(?P<function>\w+)")
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model and example inputs: ``model(*args, **kwargs)`` computes its loss."""
+
+    name: str
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are trained; a tied weight counts once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def resolve(
+    reference: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    device: str | torch.device = "meta",
+    dtype: str | torch.dtype | None = None,
+) -> ResolvedModel:
+    """Build the model that ``reference`` names, with inputs of ``batch`` rows and ``seq`` positions.
+
+    >>> resolve("gpt:small,layers=3", batch=2).model
+    >>> resolve("hf:llama:num_hidden_layers=2,hidden_size=64")
+    >>> resolve("train.py:build_model", device="cpu", dtype="bfloat16")
+    """
+    for name, size in (("batch", batch), ("seq", seq)):
+        if size is not None and size < 1:
+            raise ModelError(f"{name}={size} is not possible.", "Give a whole number of at least 1.")
+    with _building(torch.device(device), _as_dtype(dtype)):
+        if reference.startswith("hf:"):
+            model, args, kwargs = build_hugging_face(reference[3:], reference, batch=batch, seq=seq)
+        elif match := FILE_FUNCTION.fullmatch(reference):
+            model, args, kwargs = _from_file(Path(match["path"]), match["function"], {"batch": batch, "seq": seq})
+        else:
+            model, args, kwargs = _from_zoo(reference, batch, seq)
+    return ResolvedModel(reference, model, args, kwargs)
+
+
+@contextmanager
+def _building(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    devices: list[int] | None = [] if device.type in ("meta", "cpu") else None
+    try:
+        if dtype is not None:
+            torch.set_default_dtype(dtype)
+        with torch.random.fork_rng(devices=devices), device:
+            torch.manual_seed(SEED)
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _as_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ModelError(f"{dtype!r} is no floating-point dtype.", "Use float32, bfloat16 or float16.")
+    return found
+
+
+def _from_zoo(reference: str, batch: int | None, seq: int | None) -> zoo.Built:
+    name, _, text = reference.partition(":")
+    entry = zoo.entry(name)
+    small, given = parse_sizes(text, reference)
+    sizes = {**(entry.small if small else {}), **given}
+    if batch is not None:
+        sizes["batch"] = batch
+    if seq is not None:
+        if "seq" not in entry.sizes:
+            raise ModelError(f"{name} has no sequence to be {seq} long.", "Leave out --seq.")
+        sizes["seq"] = seq
+    return zoo.build(name, **sizes)
+
+
+def _from_file(path: Path, function: str, sizes: dict[str, int | None]) -> zoo.Built:
+    if not path.is_file():
+        raise ModelError(f"There is no file {str(path)!r}.", "Give path/to/file.py:function.")
+    build = _load(path, function)
+    accepted = inspect.signature(build).parameters
+    wanted = {name: size for name, size in sizes.items() if size is not None}
+    for name, size in wanted.items():
+        if name not in accepted:
+            raise ModelError(
+                f"{function} in {path} takes no {name}, so {name}={size} has no effect.",
+                f"Add a parameter `{name}` to it, or leave out --{name}.",
+            )
+    try:
+        built = build(**wanted)
+    except Exception as error:
+        raise ModelError(
+            f"{function} in {path} failed: {type(error).__name__}: {error}.", "Run it by itself to see where."
+        ) from error
+    if not (
+        isinstance(built, tuple)
+        and len(built) == 3
+        and isinstance(built[0], nn.Module)
+        and isinstance(built[1], tuple | list)
+        and isinstance(built[2], dict)
+    ):
+        raise ModelError(
+            f"{function} in {path} returned {type(built).__name__}, not (model, args, kwargs).",
+            "Return an nn.Module, a tuple of inputs and a dict of keyword inputs.",
+        )
+    model, args, kwargs = built
+    return model, tuple(args), kwargs
+
+
+def _load(path: Path, function: str) -> Callable[..., Any]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} cannot be loaded as Python.", "Give path/to/file.py:function.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(
+            f"{path} cannot be imported: {type(error).__name__}: {error}.", "Run it by itself to see where."
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise ModelError(f"{path} has no function {function!r}{nearest(function, names)}.", "Name one that it defines.")
+    return found
