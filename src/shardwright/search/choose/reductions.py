@@ -1,0 +1,214 @@
+"""Reductions that keep the optimum, memory included; each works on a `Workspace` and says how many times it applied.
+
+Forbidden pairs are followed through the graph (arc consistency); an option is dropped when another is never dearer next
+to any neighbour and never uses more memory at any time (dead-end elimination, Goldstein 1994); a node whose option follows
+from a neighbour's is absorbed by it, usage and all; a node without usage and with at most two neighbours is minimised
+away. In the contest's problems nine nodes of ten are determined by another one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from shardwright.errors import Infeasible
+from shardwright.search.choose.problem import Problem
+from shardwright.search.choose.workspace import Back, Workspace
+
+LARGEST_TABLE = 40_000
+
+
+def reduce_problem(problem: Problem) -> tuple[Problem, Back]:
+    """All reductions until none applies: the smaller problem, and how to translate its choices back.
+
+    >>> from shardwright.search.choose.problem import Edge
+    >>> path = Problem([np.zeros(2)] * 3, [Edge(0, 1, 1 - np.eye(2)), Edge(1, 2, 1 - np.eye(2))])
+    >>> smaller, back = reduce_problem(path)
+    >>> len(smaller.costs), back(np.zeros(1, dtype=int)).tolist()
+    (1, [0, 0, 0])
+    """
+    work = Workspace(problem)
+    propagate_forbidden(work)
+    gather_forced(work)
+    while contract_determined(work) + drop_dominated(work) + contract_low_degree(work) + gather_forced(work):
+        propagate_forbidden(work)
+    return work.problem(), work.back
+
+
+def propagate_forbidden(work: Workspace) -> int:
+    """Drop options that no option of some neighbour goes with, until every option has support everywhere."""
+    keep = {node: np.isfinite(work.costs[node]) for node in work.nodes()}
+    queue = deque(keep)
+    waiting = set(queue)
+    while queue:
+        node = queue.popleft()
+        waiting.discard(node)
+        mask = keep[node]
+        everything = mask.all()
+        for other, matrix in work.adjacent[node].items():
+            allowed = work.finite(matrix)
+            supported = (allowed if everything else allowed[mask]).any(axis=0)
+            if not supported.all():
+                narrower = keep[other] & supported
+                if narrower.sum() < keep[other].sum():
+                    keep[other] = narrower
+                    if other not in waiting:
+                        waiting.add(other)
+                        queue.append(other)
+    changed = 0
+    for node, mask in keep.items():
+        changed += int(not mask.all())
+        work.keep(node, mask)
+    return changed
+
+
+def gather_forced(work: Workspace) -> int:
+    """Absorb every node with one option left into one node that carries all constant costs and usages."""
+    forced = [node for node in work.nodes() if len(work.costs[node]) == 1]
+    if len(forced) < 2 and not (forced and work.adjacent[forced[0]]):
+        return 0
+    sink = forced[0]
+    for node in forced:
+        for other, matrix in list(work.adjacent[node].items()):
+            del work.adjacent[other][node], work.adjacent[node][other]
+            work.costs[other] = work.costs[other] + matrix[0]
+    for node in forced[1:]:
+        work.absorb(node, sink, np.zeros(1, dtype=np.int64))
+    return len(forced)
+
+
+def contract_determined(work: Workspace) -> int:
+    """Absorb nodes whose option follows from a neighbour's: one allowed option, or one that is best in every respect."""
+    changed = 0
+    queue = deque(sorted(work.nodes(), key=lambda node: len(work.adjacent[node])))
+    waiting = set(queue)
+    while queue:
+        node = queue.popleft()
+        waiting.discard(node)
+        if not work.alive[node]:
+            continue
+        target = _determining_neighbour(work, node)
+        if target is None:
+            continue
+        around = list(work.adjacent[node])
+        other, follows = target
+        work.absorb(node, other, follows)
+        changed += 1
+        for next_one in (other, *around):
+            if next_one not in waiting and next_one != node:
+                waiting.add(next_one)
+                queue.append(next_one)
+    return changed
+
+
+def _determining_neighbour(work: Workspace, node: int) -> tuple[int, np.ndarray] | None:
+    best: tuple[tuple[bool, int, int], int, np.ndarray] | None = None
+    own = set(work.adjacent[node])
+    for other, matrix in work.adjacent[node].items():
+        allowed = work.finite(matrix)
+        counts = allowed.sum(axis=0)
+        if (counts == 1).all():
+            follows = allowed.argmax(axis=0)
+        elif len(own) == 1 and not work.usages[node]:
+            follows = (work.costs[node][:, None] + matrix).argmin(axis=0)
+        else:
+            continue
+        fresh = len(own) - 1 - len(own & work.adjacent[other].keys())
+        rank = (fresh > 0, matrix.shape[1], fresh)
+        if best is None or rank < best[0]:
+            best = (rank, other, follows)
+    return None if best is None else best[1:]
+
+
+def contract_low_degree(work: Workspace) -> int:
+    """Minimise away nodes without usage and at most two neighbours, where the table they leave stays small."""
+    changed = 0
+    queue = deque(work.nodes())
+    while queue:
+        node = queue.popleft()
+        around = list(work.adjacent[node])
+        if not work.alive[node] or work.usages[node] or not 1 <= len(around) <= 2:
+            continue
+        if len(around) == 2 and len(work.costs[around[0]]) * len(work.costs[around[1]]) > LARGEST_TABLE:
+            continue
+        work.eliminate(node)
+        changed += 1
+        queue.extend(around)
+    return changed
+
+
+def drop_dominated(work: Workspace) -> int:
+    """Drop options for which another one is as cheap beside every neighbour's option and uses no more at any time."""
+    changed = 0
+    for node in work.nodes():
+        if len(work.costs[node]) > 1:
+            mask = _undominated(work, node)
+            if not mask.all():
+                work.keep(node, mask)
+                changed += 1
+    return changed
+
+
+def _undominated(work: Workspace, node: int) -> np.ndarray:
+    profile = usage_profile(work, node)
+    count = len(work.costs[node])
+    keep = np.ones(count, dtype=bool)
+    for option in range(count):
+        rivals = np.flatnonzero(keep)
+        rivals = rivals[rivals != option]
+        rivals = rivals[work.costs[node][rivals] < np.inf]
+        if profile is not None and len(rivals):
+            rivals = rivals[(profile[rivals] <= profile[option]).all(axis=1)]
+        if not len(rivals):
+            continue
+        excess = work.costs[node][rivals] - work.costs[node][option]
+        for matrix in work.adjacent[node].values():
+            own = matrix[option]
+            relevant = np.isfinite(own)
+            excess = excess + (matrix[np.ix_(rivals, relevant)] - own[relevant]).max(axis=1)
+            alive = excess < np.inf
+            if not alive.all():
+                rivals, excess = rivals[alive], excess[alive]
+                if not len(rivals):
+                    break
+        if len(rivals) and excess.min() <= 0:
+            keep[option] = False
+    return keep
+
+
+def usage_profile(work: Workspace, node: int) -> np.ndarray | None:
+    """What each option uses at each of the node's own moments of change (options by moments)."""
+    entries = work.usages[node]
+    if not entries:
+        return None
+    times = np.unique(np.array(list(entries)).ravel())
+    change = np.zeros((len(times) + 1, len(work.costs[node])))
+    for (start, stop), amounts in entries.items():
+        change[np.searchsorted(times, start)] += amounts
+        change[np.searchsorted(times, stop)] -= amounts
+    return np.unique(np.cumsum(change, axis=0), axis=0).T
+
+
+def check_peak(problem: Problem) -> None:
+    """Refuse a problem whose smallest conceivable usage already breaks the limit, naming the time.
+
+    Example: ``check_peak(problem)`` raises `Infeasible` or returns nothing.
+    """
+    if not problem.limited:
+        return
+    least = [np.where(np.isfinite(cost), 0.0, np.inf) for cost in problem.costs]
+    change: dict[int, float] = {}
+    for node, start, stop, amounts in problem.usages:
+        smallest = float((amounts + least[node]).min())
+        change[start] = change.get(start, 0.0) + smallest
+        change[stop] = change.get(stop, 0.0) - smallest
+    usage = 0.0
+    for moment in sorted(change):
+        usage += change[moment]
+        if problem.usage_limit is not None and usage > problem.usage_limit * (1 + 1e-12):
+            raise Infeasible(
+                f"At time {moment} of {problem.name} every choice uses at least {usage:.12g}, above the limit of "
+                f"{problem.usage_limit:.12g}.",
+                "Raise the limit.",
+            )
