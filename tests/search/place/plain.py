@@ -70,21 +70,25 @@ def in_order(workload: Workload, stage_of: list[int], stages: int) -> bool:
 
 def plain_load(workload: Workload, nodes: set[int], kind: int, replicas: int, rules: Rules) -> list[float]:
     """The load of one stage, per pass when passes are separate, counted edge by edge."""
-    work, moved = [0.0, 0.0], [0.0, 0.0]
+    work, sent, received = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for v in nodes:
         work[int(workload.backward[v])] += workload.times[v, kind]
     successors: dict[int, set[int]] = {}
     for a, b in workload.edges.tolist():
         successors.setdefault(a, set()).add(b)
     for a, targets in successors.items():
-        if (a in nodes and targets - nodes) or (a not in nodes and targets & nodes):
-            moved[int(workload.backward[a])] += workload.transfer[a] * workload.kinds[kind].pays
+        price = workload.transfer[a] * workload.kinds[kind].pays
+        if a in nodes and targets - nodes:
+            sent[int(workload.backward[a])] += price
+        if a not in nodes and targets & nodes:
+            received[int(workload.backward[a])] += price
     parameters = sum(workload.parameter_bytes[v] for v in nodes)
     if replicas > 1:
         work[1] += 4 * (replicas - 1) * parameters / (replicas * workload.sync_bandwidth)
     if not rules.separate_passes:
-        work, moved = [sum(work)], [sum(moved)]
-    return [(max(w, m) if rules.overlap else w + m) / replicas for w, m in zip(work, moved, strict=True)]
+        work, sent, received = [sum(work)], [sum(sent)], [sum(received)]
+    combine = max if rules.overlap else lambda *parts: sum(parts)
+    return [combine(*parts) / replicas for parts in zip(work, sent, received, strict=True)]
 
 
 def plain_value(workload: Workload, placement: Placement, rules: Rules) -> float:

@@ -102,9 +102,10 @@ def sums_over(bits: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @njit(cache=True)
 def crossings(
-    bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, cost: np.ndarray
+    bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, home: np.ndarray, cost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """For every ideal: the cost of the transfers it cuts, and for each of those the ends that lie outside it."""
+    """For every ideal: the cost of the transfers it cuts (sent from inside, received inside), and for each of those the
+    ends that lie outside it."""
     count = bits.shape[0]
     transfers, passes = cost.shape
     start = np.zeros(count + 1, dtype=np.int64)
@@ -120,7 +121,7 @@ def crossings(
                 crossing += 1
                 rest_total += size - inside
         start[i + 1] = start[i] + crossing
-    cut = np.zeros((count, passes))
+    cut = np.zeros((count, passes, 2))
     which = np.empty(start[count], dtype=np.int32)
     rest_start = np.zeros(start[count] + 1, dtype=np.int64)
     rest = np.empty(rest_total, dtype=np.int32)
@@ -131,8 +132,9 @@ def crossings(
             for e in range(end_start[t], end_start[t + 1]):
                 inside += _has(bits, i, ends[e])
             if 0 < inside < end_start[t + 1] - end_start[t]:
+                direction = 0 if _has(bits, i, home[t]) else 1
                 for p in range(passes):
-                    cut[i, p] += cost[t, p]
+                    cut[i, p, direction] += cost[t, p]
                 which[entry] = t
                 for e in range(end_start[t], end_start[t + 1]):
                     if not _has(bits, i, ends[e]):
@@ -156,11 +158,12 @@ def best_chains(
     refused: np.ndarray,  # [ideals, kinds] blocks that cannot run on the kind
     memory: np.ndarray,  # [ideals]
     parameters: np.ndarray,  # [ideals]
-    cut: np.ndarray,  # [ideals, passes]
+    cut: np.ndarray,  # [ideals, passes, 2] sent and received
     start: np.ndarray,
     which: np.ndarray,
     rest_start: np.ndarray,
     rest: np.ndarray,
+    home: np.ndarray,  # [transfers]
     cost: np.ndarray,  # [transfers, passes]
     low: np.ndarray,  # [states, references]
     high: np.ndarray,
@@ -183,7 +186,7 @@ def best_chains(
     origin = np.full((count, states), -1, dtype=np.int32)
     by = np.full((count, states), -1, dtype=np.int8)
     open_state = np.zeros(states, dtype=np.bool_)
-    moved = np.zeros(passes)
+    moved = np.zeros((passes, 2))
     first, priced = 0, 0
     best[0, :] = 0.0
     for K in range(1, count):
@@ -224,20 +227,22 @@ def best_chains(
                 continue
             priced += 1
             for p in range(passes):
-                moved[p] = cut[K, p]
+                moved[p, 0] = cut[K, p, 0]
+                moved[p, 1] = cut[K, p, 1]
             for entry in range(start[I], start[I + 1]):
+                t = which[entry]
                 touched, complete = False, True
                 for e in range(rest_start[entry], rest_start[entry + 1]):
                     if _has(bits, K, rest[e]):
                         touched = True
                     else:
                         complete = False
-                if not touched:
-                    for p in range(passes):
-                        moved[p] -= cost[which[entry], p]
-                elif complete:
-                    for p in range(passes):
-                        moved[p] += cost[which[entry], p]
+                at_home = _has(bits, K, home[t]) == 1
+                for p in range(passes):
+                    if not complete:  # K cuts it too: take back what K's sum says
+                        moved[p, 0 if at_home else 1] -= cost[t, p]
+                    if touched:
+                        moved[p, 0 if at_home and not _has(bits, I, home[t]) else 1] += cost[t, p]
             for m in range(moves.shape[0]):
                 kind, devices = moves[m, 0], moves[m, 1]
                 if refused[K, kind] != refused[I, kind] or memory[K] - memory[I] > room[kind]:
@@ -248,8 +253,8 @@ def best_chains(
                     work = compute[K, kind, p] - compute[I, kind, p]
                     if p == passes - 1 and devices > 1:
                         work += 4.0 * (devices - 1) / devices * (parameters[K] - parameters[I]) * per_byte
-                    transfer = moved[p] * pays[kind]
-                    load = (max(work, transfer) if overlap else work + transfer) / devices
+                    sent, received = moved[p, 0] * pays[kind], moved[p, 1] * pays[kind]
+                    load = (max(work, sent, received) if overlap else work + sent + received) / devices
                     if load > limits[p]:
                         allowed = False
                         break

@@ -165,10 +165,10 @@ class ChainSearch:
         compute = np.ascontiguousarray(totals[:, : kinds * self.passes]).reshape(-1, kinds, self.passes)
         refused = np.ascontiguousarray(totals[:, kinds * self.passes : kinds * (self.passes + 1)])
         memory, parameters = totals[:, -2].copy(), totals[:, -1].copy()
-        cut = _ideals.crossings(bits, self.ends_start, self.ends, self.cost)
+        cut = _ideals.crossings(bits, self.ends_start, self.ends, self.blocks.home, self.cost)
         best, origin, by, pairs = _ideals.best_chains(
-            bits, sums, compute, refused, memory, parameters, *cut, self.cost, low, high, self.moves, self.after,
-            self.pays, self.room, self.per_byte, self.rules.overlap, widest, np.asarray(limits, dtype=np.float64),
+            bits, sums, compute, refused, memory, parameters, *cut, self.blocks.home, self.cost, low, high, self.moves,
+            self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest, np.asarray(limits, dtype=np.float64),
         )  # fmt: skip
         self.pairs = pairs
         if not np.isfinite(best[-1, -1]):
@@ -188,7 +188,8 @@ class ChainSearch:
         timed = self.references.timed
         factor = np.where(timed < 0, 1.0, np.asarray(limits)[np.maximum(timed, 0)])
         # An infinite capacity stays one whatever the limit; 2**50 is beyond the sum of all weights.
-        capacity = np.where(np.isinf(self.references.capacity), 2.0**50, self.references.capacity * factor)
+        capacity = np.where(np.isinf(self.references.capacity), 2.0**50, self.references.capacity)
+        capacity = np.where(np.isinf(self.references.capacity), capacity, capacity * factor)
         counts = np.array([kind.count for kind in self.blocks.kinds])
         left = counts - self.states
         used = (self.states[:, :, None] * capacity).sum(axis=1)

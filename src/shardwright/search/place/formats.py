@@ -99,11 +99,14 @@ def _edges(edges: list[dict[str, Any]], row: dict[Any, int], n: int) -> tuple[np
     return np.array(ends, dtype=np.int64).reshape(-1, 2), np.maximum(transfer, 0.0)
 
 
-def read_profile(path: str | Path, *, devices: int, bandwidth: float, memory: float = float("inf")) -> Workload:
+def read_profile(
+    path: str | Path, *, devices: int, bandwidth: float, transfers: bool = True, memory: float = float("inf")
+) -> Workload:
     """Read a PipeDream profile for ``devices`` equal accelerators linked at ``bandwidth`` bytes/s; times in seconds.
 
-    PipeDream's published stage formula ignores transfers between stages, so transfer costs are zero; inputs (nodes named
-    ``Input…``) cost nothing, as there. Example: ``read_profile("vgg16.txt", devices=4, bandwidth=1.25e9)``.
+    With ``transfers`` a node's output and its gradient cross the link (2 x activation bytes / bandwidth); without, stages
+    are priced by computing and synchronising alone. Inputs (nodes named ``Input…``) cost nothing, as in PipeDream.
+    Example: ``read_profile("vgg16.txt", devices=4, bandwidth=1.25e9)``.
     """
     source = Path(path)
     names: list[str] = []
@@ -138,7 +141,7 @@ def read_profile(path: str | Path, *, devices: int, bandwidth: float, memory: fl
         kinds=(DeviceKind("accelerator", devices, memory),),
         times=seconds[:, None],
         memory=column("activation_size") + column("parameter_size"),
-        transfer=np.zeros(len(names)),
+        transfer=2.0 * column("activation_size") / bandwidth if transfers else np.zeros(len(names)),
         edges=np.array([(row[a], row[b]) for a, b in edges], dtype=np.int64).reshape(-1, 2),
         names=tuple(names),
         parameter_bytes=column("parameter_size"),

@@ -31,11 +31,12 @@ class StageCosts:
 
     def loads(self, rules: Rules) -> FloatArray:
         """Time per sample of every stage: one column, or one per pass where the rules keep the passes apart."""
-        moved, work = self.receive + self.send, self.compute.copy()
+        work = self.compute.copy()
         work[:, -1] += self.sync
+        parts = [work, self.receive, self.send]
         if not rules.separate_passes:
-            moved, work = moved.sum(axis=1, keepdims=True), work.sum(axis=1, keepdims=True)
-        together = np.maximum(work, moved) if rules.overlap else work + moved
+            parts = [part.sum(axis=1, keepdims=True) for part in parts]
+        together = np.maximum.reduce(parts) if rules.overlap else np.add.reduce(parts)
         return together / self.replicas[:, None]
 
 

@@ -153,7 +153,8 @@ class Placement:
 class Rules:
     """How a stage's load is counted, and what a solver may do.
 
-    ``overlap``: transfers run beside the computation (the load is the larger of the two) instead of before and after it.
+    ``overlap``: transfers run beside the computation, both directions of a link at once, instead of before and after it:
+    the load is the largest of computing, receiving and sending.
     ``replicate``: a stage may run on several devices of one kind, each taking every m-th sample.
     ``separate_passes``: minimise the largest forward load plus the largest backward load instead of the largest sum.
     """
