@@ -1,0 +1,97 @@
+"""The recipes people use by hand, each stated as a restriction of the same space and solved, priced and run alike.
+
+Data parallelism (batch loops only, parameters whole), ZeRO-3/FSDP (Rajbhandari et al., 2020: the same, parameters
+sharded at rest), Megatron tensor parallelism (Shoeybi et al., 2019: on the fastest axis features only, weights never
+gathered; the other axes are data parallel), its sequence-parallel form (Korthikanti et al., 2022), and one weird trick
+(Krizhevsky, 2014: convolutions by batch, fully connected layers by features). Stated this way a baseline applies to any
+model, and what it gets is the best strategy of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch.distributed.tensor import Replicate, Shard
+
+from shardwright.errors import ShardwrightError
+from shardwright.graph import Op, Tensor
+from shardwright.operators.rules import Layout, LoopRule
+from shardwright.search.options import EVERYTHING, Restriction
+
+
+def _batch_only(op: Op, loop: LoopRule, label: str, axis: int) -> bool:
+    return label == "batch" or loop.name == "+"
+
+
+def _whole(tensor: Tensor, layout: Layout) -> bool:
+    return all(isinstance(p, Replicate) for p in layout)
+
+
+def _sharded(tensor: Tensor, layout: Layout) -> bool:
+    return all(isinstance(p, Shard) for p in layout) and len(set(layout)) == 1
+
+
+def data_parallel(axes: int) -> Restriction:
+    """Every operator cuts the batch; every rank holds all parameters."""
+    return Restriction("data-parallel", _batch_only, _whole)
+
+
+def fsdp(axes: int) -> Restriction:
+    """Every operator cuts the batch; parameters, gradients and optimiser state rest in equal shards (ZeRO-3)."""
+    return Restriction("fsdp", _batch_only, _sharded)
+
+
+def megatron(axes: int) -> Restriction:
+    """Features on the last axis, batch on the others; no parameter is gathered on the last axis."""
+    tensor_axis = axes - 1
+
+    def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
+        return label == "" if axis == tensor_axis else _batch_only(op, rule, label, axis)
+
+    def rest(tensor: Tensor, layout: Layout) -> bool:
+        return all(isinstance(p, Replicate) for p in layout[:tensor_axis])
+
+    return Restriction("megatron", loop, rest, gather=lambda axis: axis != tensor_axis)
+
+
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+
+
+def megatron_sequence(axes: int) -> Restriction:
+    """Megatron, with the operators between the products cut along the sequence."""
+    plain = megatron(axes)
+
+    def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
+        between = axis == axes - 1 and label == "sequence" and op.target.split(".")[1] not in _PRODUCTS
+        return between or plain.loop(op, rule, label, axis)
+
+    return Restriction("megatron-sp", loop, plain.rest, plain.gather)
+
+
+def one_weird_trick(axes: int) -> Restriction:
+    """Fully connected layers by features, everything else by batch."""
+
+    def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
+        connected = op.target.split(".")[1] in _PRODUCTS
+        return label == "" if connected else _batch_only(op, rule, label, axis)
+
+    return Restriction("one-weird-trick", loop, gather=lambda axis: False)
+
+
+BASELINES: dict[str, Callable[[int], Restriction]] = {
+    "data-parallel": data_parallel,
+    "fsdp": fsdp,
+    "megatron": megatron,
+    "megatron-sp": megatron_sequence,
+    "one-weird-trick": one_weird_trick,
+}
+
+
+def restriction(name: str, axes: int) -> Restriction:
+    """The restriction behind a name; ``auto`` is the whole space."""
+    if name == "auto":
+        return EVERYTHING
+    if name not in BASELINES:
+        known = ", ".join(["auto", *BASELINES])
+        raise ShardwrightError(f"There is no strategy {name!r}.", f"Known: {known}.")
+    return BASELINES[name](axes)

@@ -1,0 +1,47 @@
+"""Which loops run over the batch, the sequence, or the picture: labels carried from the inputs through the loops.
+
+Dim 0 of every user input is the batch, dim 1 of a matrix of integers is the sequence, the trailing dims of a picture are
+spatial. A loop that cuts a labelled dim of an input carries the label to the output dim it makes. Baselines by name
+(data parallelism, Megatron) are stated in these labels; the search itself needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.distributed.tensor import Shard
+
+from shardwright.graph import Graph
+from shardwright.operators.rules import OpRules, Window
+
+Labels = Mapping[str, Mapping[str, str]]
+"""Operator name → loop name → label; loops without a label are absent."""
+
+
+def label_loops(graph: Graph, rules: Mapping[str, OpRules]) -> Labels:
+    """Label the loops of every operator that descend from a labelled input dim."""
+    dims: dict[str, dict[int, str]] = {}
+    for leaf in graph.inputs:
+        if leaf.tensor is None:
+            continue
+        tensor = graph.tensors[leaf.tensor]
+        marks = {0: "batch"} if tensor.shape else {}
+        if len(tensor.shape) == 2 and "int" in tensor.dtype:
+            marks[1] = "sequence"
+        elif len(tensor.shape) == 4:
+            marks |= {2: "spatial", 3: "spatial"}
+        dims[tensor.name] = marks
+    table: dict[str, dict[str, str]] = {}
+    for op in graph.ops:
+        marks_of_op: dict[str, str] = {}
+        for loop in rules[op.name].loops:
+            for name, need in zip(op.inputs, loop.inputs, strict=True):
+                if isinstance(need, Shard | Window) and need.dim in dims.get(name, {}):
+                    marks_of_op[loop.name] = dims[name][need.dim]
+                    break
+            if loop.name in marks_of_op:
+                for out, given in zip(op.outputs, loop.outputs, strict=True):
+                    if out is not None and isinstance(given, Shard):
+                        dims.setdefault(out, {})[given.dim] = marks_of_op[loop.name]
+        table[op.name] = marks_of_op
+    return table

@@ -1,0 +1,83 @@
+"""The options of every node: an operator's splits, a parameter's resting layouts, a shared tensor's kept layouts.
+
+Options are all maps from mesh axes to loops (or none); a restriction may forbid some, which is how baselines, user
+constraints and cheaper searches are expressed over the same space.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardwright.graph import Op, Tensor
+from shardwright.operators.rules import Layout, LoopRule, OpRules, Placement, Split, chunk
+
+LoopFilter = Callable[[Op, LoopRule, str, int], bool]
+"""``(operator, loop, label or "", mesh axis index) -> allowed``."""
+
+RestFilter = Callable[[Tensor, Layout], bool]
+"""``(parameter, resting layout) -> allowed``."""
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """A named part of the space: which loops may be cut where, how parameters may rest and be gathered."""
+
+    name: str
+    loop: LoopFilter = lambda op, loop, label, axis: True
+    rest: RestFilter = lambda tensor, layout: True
+    gather: Callable[[int], bool] = lambda axis: True
+    """Whether parameters may be gathered over a mesh axis for use."""
+
+
+EVERYTHING = Restriction("everything")
+
+_PASSES_SUMS = {"view", "elementwise", "copy", "reduction"}
+
+
+def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction) -> list[Split]:
+    """Every admissible split of one operator: per axis a loop or ``None``, no empty piece, windows on one axis only."""
+    per_axis: list[list[str | None]] = []
+    for axis, size in enumerate(sizes):
+        names: list[str | None] = [None]
+        for loop in rules.loops:
+            if loop.name == "+" and rules.kind not in _PASSES_SUMS:
+                continue  # passing a sum through a matrix product never beats reducing it first
+            if loop.allows(size) and within.loop(op, loop, labels.get(loop.name, ""), axis):
+                names.append(loop.name)
+        per_axis.append(names)
+    return [split for split in itertools.product(*per_axis) if _admissible(split, rules, sizes)]
+
+
+def _admissible(split: Split, rules: OpRules, sizes: Sequence[int]) -> bool:
+    pieces: dict[str, int] = {}
+    for name, size in zip(split, sizes, strict=True):
+        if name is None:
+            continue
+        if name in pieces and rules.by_name[name].windowed:
+            return False
+        pieces[name] = pieces.get(name, 1) * size
+    return all(rules.by_name[name].allows(count) for name, count in pieces.items())
+
+
+def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:
+    """Every layout of ``Shard`` and ``Replicate`` that leaves no rank empty-handed."""
+    choices: list[Placement] = [Replicate(), *(Shard(d) for d, extent in enumerate(tensor.shape) if extent > 1)]
+    result = []
+    for layout in itertools.product(choices, repeat=len(sizes)):
+        pieces: dict[int, int] = {}
+        for placement, size in zip(layout, sizes, strict=True):
+            if isinstance(placement, Shard):
+                pieces[placement.dim] = pieces.get(placement.dim, 1) * size
+        if all(chunk(tensor.shape[d], n, n - 1)[0] < tensor.shape[d] for d, n in pieces.items()):
+            result.append(layout)
+    return result
+
+
+def settled(layouts: Iterable[Layout]) -> list[Layout]:
+    """The distinct layouts without unreduced sums, in order of appearance."""
+    kept = (layout for layout in layouts if not any(isinstance(p, Partial) for p in layout))
+    return list(dict.fromkeys(kept))
