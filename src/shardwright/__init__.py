@@ -1,1 +1,43 @@
-"""Shardwright: automatic model parallelism for PyTorch."""
+"""Shardwright: automatic model parallelism for PyTorch.
+
+Hand over an unmodified model and a description of a cluster; get the fastest split, the proof of how good it is, and a
+module that runs it on ``torch.distributed`` with the same numbers as on one device.
+
+>>> import shardwright                                                        # doctest: +SKIP
+>>> plan = shardwright.plan(model, args, kwargs, cluster="8xH200")            # doctest: +SKIP
+>>> plan.save("plan.json")                                                    # doctest: +SKIP
+>>> model = shardwright.parallelize(model, plan)      # under torchrun        # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.errors import ShardwrightError
+    from shardwright.frontend import capture
+    from shardwright.operators import describe
+    from shardwright.planner import plan
+    from shardwright.plans import Plan
+    from shardwright.runtime import parallelize, verify
+
+__version__ = "0.1.0"
+__all__ = ["Plan", "ShardwrightError", "capture", "describe", "parallelize", "plan", "verify"]
+
+_HOME = {
+    "Plan": "shardwright.plans",
+    "ShardwrightError": "shardwright.errors",
+    "capture": "shardwright.frontend",
+    "describe": "shardwright.operators",
+    "parallelize": "shardwright.runtime",
+    "plan": "shardwright.planner",
+    "verify": "shardwright.runtime",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used, so that running a plan never loads a solver."""
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'shardwright' has no attribute {name!r}")

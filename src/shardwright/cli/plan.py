@@ -1,0 +1,121 @@
+"""``shardwright plan``: find the fastest split of a model on a cluster and show it beside the usual recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
+
+
+def plan(
+    model: Annotated[
+        str, typer.Argument(help="gpt, gpt:layers=12,width=768, hf:gpt2, hf:config.json, file.py:function")
+    ],
+    cluster: Annotated[str, typer.Option(help="8xH200, 4x8xA100-80GB, local:2 or a TOML file")],
+    batch: Annotated[int | None, typer.Option(help="Batch size (the model's default otherwise)")] = None,
+    seq: Annotated[int | None, typer.Option(help="Sequence length, for models that have one")] = None,
+    search: Annotated[str, typer.Option(help="auto, or a strategy by name: data-parallel, fsdp, megatron, …")] = "auto",
+    optimiser: Annotated[str, typer.Option(help="adamw or sgd")] = "adamw",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16: the dtype of the parameters")] = None,
+    max_axes: Annotated[int, typer.Option(help="Mesh axes to search over, at most")] = 2,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 60.0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+) -> None:
+    """Find the fastest split of MODEL on CLUSTER.
+
+    Example: shardwright plan gpt:layers=24,width=2048 --cluster 8xH200 --batch 64 -o plan.json
+    """
+    from dataclasses import replace
+
+    from shardwright.cluster import parse_cluster
+    from shardwright.planner import check_search
+    from shardwright.planner import plan as find
+    from shardwright.zoo.reference import resolve
+
+    check_search(search)
+    target = parse_cluster(cluster)
+    with progress(as_json) as say:
+        say("building the model")
+        resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
+        found = find(
+            resolved.model,
+            resolved.args,
+            resolved.kwargs,
+            cluster=target,
+            search=search,
+            optimiser=optimiser,
+            max_axes=max_axes,
+            time_limit=time_limit,
+            progress=say,
+            reference=model,
+        )
+    found = replace(found, batch=batch, sequence=seq)
+    if output is not None:
+        found.save(output)
+    if as_json:
+        print_json(_document(found))
+        return
+    _print(found)
+    if output is not None:
+        console.print(f"written to {output}")
+
+
+def _print(found: Any) -> None:
+    fastest = min(
+        (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits), default=0.0
+    )
+    rows = []
+    for candidate in found.candidates:
+        p = candidate.prediction
+        name = "found" if candidate.name == "auto" else candidate.name
+        if p is None:
+            rows.append([name, "–", "–", "–", "–", "–", f"no: {candidate.note}"])
+            continue
+        rows.append(
+            [
+                name,
+                mesh_text(candidate.mesh),
+                seconds_text(p.step_seconds),
+                f"{p.step_seconds / fastest:.2f}×" if fastest else "–",
+                bytes_text(p.memory_bytes),
+                f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
+                "yes" if p.fits else "no",
+            ]
+        )
+    proof = found.proof
+    quality = "optimal" if proof.optimal else f"at most {100 * proof.gap:.2f} % above the optimum"
+    table(
+        f"{found.model or 'model'} on {found.cluster.name}",
+        ["strategy", "mesh", "step (simulated)", "ratio", "memory/device", "communication/device", "fits"],
+        rows,
+        caption=f"Summed seconds {seconds_text(proof.cost)}: {quality} ({proof.scope}). Searched in "
+        f"{proof.seconds:.1f} s. Prices: {found.calibration}.",
+    )
+    for note in found.notes:
+        console.print(note)
+    if found.replicated:
+        total = sum(seconds for _, _, seconds in found.replicated)
+        console.print(
+            f"{len(found.replicated)} operators have no rule and run whole on every rank: {seconds_text(total)}."
+        )
+
+
+def _document(found: Any) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "cluster": found.cluster.name,
+        "mesh": found.strategy.axes,
+        "prediction": vars(found.prediction),
+        "proof": {**vars(found.proof), "gap": found.proof.gap},
+        "calibration": found.calibration,
+        "candidates": [
+            {"name": c.name, "mesh": c.mesh, "note": c.note, "prediction": c.prediction and vars(c.prediction)}
+            for c in found.candidates
+        ],
+        "replicated": found.replicated,
+        "notes": found.notes,
+    }
