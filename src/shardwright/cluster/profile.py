@@ -1,4 +1,4 @@
-"""What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimiser and how it was measured.
+"""What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimiser steps.
 
 A curve holds measured points: features of a shape (such as m, n and k of a matrix product) and the ratio of measured
 seconds to the ideal seconds of the datasheet's roofline. Between points the logarithm of the ratio is interpolated by
@@ -61,13 +61,15 @@ class Profile:
 
     ``curves`` are named ``kernel/dtype/pass`` (``matmul/bfloat16/forward``). ``dispatch`` gives the host's seconds per
     operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name, seconds per step, seconds
-    per tensor, seconds per byte read or written). ``label`` is shown wherever a price is.
+    per tensor, seconds per byte read or written). ``kernel_floor`` is the shortest time any kernel takes. ``label`` is
+    shown wherever a price is.
     """
 
     label: str
     curves: tuple[tuple[str, Curve], ...] = ()
     dispatch: tuple[tuple[str, float, float], ...] = ()
     optimizer: tuple[tuple[str, float, float, float], ...] = ()
+    kernel_floor: float = 0.0
 
     @cached_property
     def by_name(self) -> dict[str, Curve]:

@@ -38,7 +38,7 @@ NUMBER = (int, float)
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:
     """Read the ``[profile]`` table of a calibrated device."""
-    _only(table, {"label", "curves", "dispatch", "optimizer"}, where)
+    _only(table, {"label", "curves", "dispatch", "optimizer", "kernel_floor"}, where)
     curves = []
     for name, data in _get(table, "curves", dict, where, {}).items():
         place = f"{where}.curves.{name}"
@@ -51,13 +51,15 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
         curves.append((name, Curve(features, points, tuple(float(r) for r in ratios))))
     dispatch = tuple((k, float(f), float(b)) for k, (f, b) in _get(table, "dispatch", dict, where, {}).items())
     optimizer = tuple((k, *(float(v) for v in row)) for k, row in _get(table, "optimizer", dict, where, {}).items())
-    return Profile(_get(table, "label", str, where), tuple(curves), dispatch, optimizer)  # type: ignore[arg-type]  # rows of 4
+    floor = float(_get(table, "kernel_floor", NUMBER, where, 0.0))
+    return Profile(_get(table, "label", str, where), tuple(curves), dispatch, optimizer, floor)
 
 
 def profile_to(profile: Profile) -> dict[str, Any]:
     """The ``[profile]`` table of a calibrated device."""
     return {
         "label": profile.label,
+        "kernel_floor": profile.kernel_floor,
         "dispatch": {name: [forward, backward] for name, forward, backward in profile.dispatch},
         "optimizer": {name: list(row) for name, *row in profile.optimizer},
         "curves": {

@@ -1,0 +1,21 @@
+"""Seconds and bytes: of an operator, a collective, a change of layout, a stage; memory over time."""
+
+from shardwright.costs.compute import dispatch_seconds, op_times
+from shardwright.costs.layouts import dual
+from shardwright.costs.optimizer import OPTIMIZERS, Optimizer, optimizer, state_bytes, step_seconds
+from shardwright.costs.redistribute import Conversion, Step, conversion, conversion_matrix
+
+__all__ = [
+    "OPTIMIZERS",
+    "Conversion",
+    "Optimizer",
+    "Step",
+    "conversion",
+    "conversion_matrix",
+    "dispatch_seconds",
+    "dual",
+    "op_times",
+    "optimizer",
+    "state_bytes",
+    "step_seconds",
+]

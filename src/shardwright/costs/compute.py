@@ -1,0 +1,162 @@
+"""Seconds of one operator under many splits at once: its kernels on the local shapes, priced by the device's calibration.
+
+A kernel takes its ideal (roofline) seconds times the ratio calibration measured for kernels of its kind at that size;
+without calibration, plain assumptions stand in, and the price says so (``mesh.device.calibration``). Exchanges between
+the pieces while an operator runs are added as collectives. Views cost the device nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from shardwright.cluster import Curve, Device, Mesh
+from shardwright.costs import collectives
+from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
+from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
+from shardwright.operators.rules import OpRules, Shard, Split, Window
+
+KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "depthwise": 0.3}
+KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
+MEMORY_EFFICIENCY = 0.75
+GPU_KERNEL_FLOOR = 2.5e-6
+
+
+def _cuts(rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
+    """[splits, axes]: index of the loop each axis cuts, -1 for none."""
+    number = {loop.name: i for i, loop in enumerate(rules.loops)}
+    table = [[-1 if name is None else number[name] for name in split] for split in splits]
+    return np.array(table, dtype=np.int64).reshape(len(splits), -1)
+
+
+def _local_extents(shape: Sequence[int], needs: Sequence, cuts: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """[splits, dims]: local extents of one tensor; ``needs`` is what each loop asks of (or gives) it."""
+    pieces = np.ones((len(cuts), len(shape)))
+    extra = np.zeros((len(cuts), len(shape)))
+    for number, need in enumerate(needs):
+        if isinstance(need, (Shard, Window)):
+            for axis, size in enumerate(sizes):
+                pieces[:, need.dim] *= np.where(cuts[:, axis] == number, size, 1)
+            if isinstance(need, Window):
+                overlap = max(need.high - need.low + 1 - need.scale, 0)
+                extra[:, need.dim] += np.where((cuts == number).any(axis=1), overlap, 0)
+    extents = np.array(shape, dtype=float)
+    return np.minimum(np.ceil(extents / pieces) + extra, extents) if len(shape) else np.ones((len(cuts), 0))
+
+
+def localise(
+    op: Op, rules: OpRules, tensors: Mapping[str, Tensor], splits: Sequence[Split], sizes: Sequence[int]
+) -> LocalOp:
+    """The operator as the rank with the largest pieces sees it, for every split."""
+    cuts = _cuts(rules, splits)
+    inputs = [tensors[name] for name in op.inputs]
+    outputs = [(i, tensors[name]) for i, name in enumerate(op.outputs) if name is not None]
+    share = np.ones(len(splits))
+    for number, loop in enumerate(rules.loops):
+        if loop.divides and loop.extent > 0:
+            pieces = np.where(cuts == number, np.array(sizes), 1).prod(axis=1)
+            share *= np.ceil(loop.extent / pieces) / loop.extent
+    return LocalOp(
+        op,
+        rules.kind,
+        base_name(op.target),
+        inputs,
+        [t for _, t in outputs],
+        [_local_extents(t.shape, [r.inputs[i] for r in rules.loops], cuts, sizes) for i, t in enumerate(inputs)],
+        [_local_extents(t.shape, [r.outputs[i] for r in rules.loops], cuts, sizes) for i, t in outputs],
+        rules.flops * share,
+    )
+
+
+def _assumed_ratio(work: Work, device: Device) -> np.ndarray:
+    """How far from ideal a kernel stays on a device nobody calibrated."""
+    family = work.curve.split("/")[0]
+    if family not in KINDS_WITHOUT_CURVE:
+        return np.full(len(work.bytes), 1 / MEMORY_EFFICIENCY)
+    efficiency = np.full(len(work.bytes), KINDS_WITHOUT_CURVE[family])
+    tile = 96 if device.kind == "cuda" else 8
+    if family in ("matmul", "bmm", "convolution"):  # small and skinny shapes leave units idle
+        m, n, k = work.features[:, 0], work.features[:, 1], work.features[:, 2]
+        efficiency = efficiency * (m / (m + tile)) * (n / (n + tile)) * (k / (k + tile))
+    return 1 / np.maximum(efficiency, 1e-3)
+
+
+def _curve_of(work: Work, device: Device) -> Curve | None:
+    """The measured curve for a kernel: its own, else that of float32, else the one of its kind of kernel."""
+    assert device.profile is not None
+    curves = device.profile.by_name
+    family, which = work.curve.split("/")
+    dtypes = [work.dtype, {"float16": "bfloat16", "bfloat16": "float16"}.get(work.dtype, "float32"), "float32"]
+    families = [family] if family in KINDS_WITHOUT_CURVE else [family, "elementwise"]
+    for name in families:
+        for dtype in dtypes:
+            if (curve := curves.get(f"{name}/{dtype}/{which}")) is not None:
+                return curve
+    return None
+
+
+def kernel_seconds(work: Work, device: Device) -> np.ndarray:
+    """Seconds of one kernel, for every split."""
+    dtype = "tf32" if work.curve.startswith("convolution") and work.dtype == "float32" else work.dtype
+    ideal = np.maximum(work.flops / device.peak(dtype), work.bytes / device.bandwidth)
+    curve = None if device.profile is None else _curve_of(work, device)
+    ratio = _assumed_ratio(work, device) if curve is None else curve(work.features[:, : len(curve.features)])
+    floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead
+    if device.profile is not None and device.profile.kernel_floor:
+        floor = device.profile.kernel_floor
+    return np.maximum(ideal * ratio, floor)
+
+
+def _exchange_seconds(
+    rules: OpRules, splits: Sequence[Split], mesh: Mesh, cuts: np.ndarray, training: bool
+) -> np.ndarray:
+    seconds = np.zeros((len(splits), 2))
+    extents = {loop.name: loop.extent for loop in rules.loops}
+    for number, loop in enumerate(rules.loops):
+        for exchange in loop.exchanges:
+            points = np.ones(len(splits))
+            for name in exchange.loops:
+                pieces = np.where(cuts == [r.name for r in rules.loops].index(name), mesh.sizes, 1).prod(axis=1)
+                points *= np.ceil(extents[name] / pieces)
+            amount = points * DTYPE_BYTES[exchange.dtype]
+            for axis, line in enumerate(mesh.axes):
+                once = np.where(cuts[:, axis] == number, collectives.all_reduce(amount, line), 0.0)
+                seconds[:, 0] += once
+                seconds[:, 1] += once * exchange.backward if training else 0.0
+    return seconds
+
+
+def op_times(
+    op: Op,
+    rules: OpRules,
+    tensors: Mapping[str, Tensor],
+    splits: Sequence[Split],
+    mesh: Mesh,
+    training: bool = True,
+    copies: bool = False,
+) -> np.ndarray:
+    """Forward and backward seconds of an operator on the device, one row per split.
+
+    ``copies`` says that a view cannot alias its input here and copies it. The host's time to issue the operator is not
+    part of it (:func:`dispatch_seconds`): on an accelerator it runs ahead.
+    """
+    local = localise(op, rules, tensors, splits, mesh.sizes)
+    forward, backward = kernels(local, copies)
+    seconds = np.zeros((len(splits), 2))
+    for work in forward:
+        seconds[:, 0] += kernel_seconds(work, mesh.device)
+    if training and op.grad and any(t.grad for t in local.inputs):
+        for work in backward:
+            seconds[:, 1] += kernel_seconds(work, mesh.device)
+    return seconds + _exchange_seconds(rules, splits, mesh, _cuts(rules, splits), training)
+
+
+def dispatch_seconds(op: Op, device: Device, training: bool = True) -> tuple[float, float]:
+    """The host's seconds to issue an operator's forward and backward kernels."""
+    if device.profile is None:
+        return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
+    table = device.profile.dispatch_of
+    default = table.get("*", (device.launch_overhead, 2 * device.launch_overhead))
+    forward, backward = table.get(base_name(op.target), default)
+    return forward, backward if training else 0.0

@@ -1,0 +1,331 @@
+"""Changing a tensor's layout: the cheapest sequence of collectives between two layouts, and its backward dual.
+
+Layouts form a graph (:mod:`~shardwright.costs.layouts`) whose edges are single collectives with a price; a change of
+layout is a shortest path in it, found for all pairs at once (Floyd 1962, Warshall 1962) and shared by all tensors of
+equal shape, dtype and mesh. The gradient of a tensor laid out A, used as B, travels from dual(B) to dual(A), again along
+a shortest path. The same steps are priced here and executed by the lowered program.
+
+A :class:`~shardwright.operators.rules.Window` need is reached from a shard by an exchange with the neighbours (``halo``,
+backwards ``halo_reduce``: overlaps are sent back and added) or from a replica by taking the region (``slice`` with a
+window, backwards ``zero_pad`` with it); the cheaper way is chosen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shardwright.cluster import Mesh
+from shardwright.costs import collectives
+from shardwright.costs.layouts import KINDS, LayoutGraph, dual, layout_graph, local_elements
+from shardwright.graph.core import DTYPE_BYTES
+from shardwright.operators.rules import Layout, Need, Partial, Replicate, Shard, Window
+
+COLLECTIVE_LAUNCHES = 4
+"""Issuing a collective costs the host as much as several operators (measured: about 20 µs against 5)."""
+COMMUNICATION = frozenset(("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "halo", "halo_reduce"))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a change of layout on one mesh axis; bytes are those of one (the largest) rank.
+
+    ``dim`` is the dim gathered, scattered, sliced, padded or exchanged; an all-to-all turns shards of ``dim`` into
+    shards of ``to_dim``. ``reduce`` is the reduction of an all-reduce or reduce-scatter.
+    """
+
+    kind: str
+    axis: int
+    dim: int | None
+    to_dim: int | None
+    bytes_in: int
+    bytes_out: int
+    seconds: float
+    reduce: str | None = None
+    window: Window | None = None
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes the collective is about (the larger side); zero for steps that do not communicate."""
+        return max(self.bytes_in, self.bytes_out) if self.kind in COMMUNICATION else 0
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A change of layout: its steps, those of its backward pass, and what both cost. ``seconds`` is the forward part."""
+
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    seconds: float
+    backward_seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """Bytes communicated by one rank, forward and backward."""
+        return sum(step.wire_bytes for step in (*self.forward, *self.backward))
+
+    @property
+    def possible(self) -> bool:
+        return self.seconds < np.inf and self.backward_seconds < np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class _Prices:
+    """For one (shape, dtype, mesh): bytes per state, seconds per edge, seconds between all pairs of states."""
+
+    graph: LayoutGraph
+    bytes: np.ndarray
+    edges: np.ndarray
+    pairs: np.ndarray
+
+
+def _edge_seconds(graph: LayoutGraph, local: np.ndarray, mesh: Mesh) -> np.ndarray:
+    bytes_in, bytes_out = local[graph.source], local[graph.target]
+    device = mesh.device
+    seconds = np.full(len(graph.source), np.inf)
+    possible = np.isfinite(bytes_in) & np.isfinite(bytes_out)
+    copy = device.launch_overhead + (bytes_in + bytes_out) / device.bandwidth
+    for index, kind in enumerate(KINDS):
+        for number, axis in enumerate(mesh.axes):
+            chosen = possible & (graph.kind == index) & (graph.axis == number)
+            if kind in COMMUNICATION:
+                amount = np.maximum(bytes_in[chosen], bytes_out[chosen])
+                price = COLLECTIVE_LAUNCHES * device.launch_overhead + collectives.SECONDS[kind](amount, axis)
+                # Collectives concatenate along the first dim; any other dim costs a transposing copy.
+                inner = (graph.dim[chosen] > 0) | (graph.to_dim[chosen] > 0)
+                seconds[chosen] = price + np.where(inner, 2 * amount / device.bandwidth, 0.0)
+            elif kind == "slice":
+                seconds[chosen] = device.launch_overhead + 2 * bytes_out[chosen] / device.bandwidth
+            else:
+                seconds[chosen] = copy[chosen]
+    return seconds
+
+
+def _all_pairs(count: int, graph: LayoutGraph, edges: np.ndarray) -> np.ndarray:
+    pairs = np.full((count, count), np.inf)
+    pairs[graph.source, graph.target] = edges  # at most one edge joins two states
+    np.fill_diagonal(pairs, 0.0)
+    through = np.empty_like(pairs)
+    for middle in range(count):
+        if np.isinf(pairs[middle]).sum() == count - 1:
+            continue  # a state nobody can be in
+        np.add(pairs[:, middle, None], pairs[None, middle, :], out=through)
+        np.minimum(pairs, through, out=pairs)
+    return pairs
+
+
+@lru_cache(maxsize=1024)
+def _prices(shape: tuple[int, ...], dtype: str, mesh: Mesh, linear: tuple[bool, ...]) -> _Prices:
+    graph = layout_graph(len(shape), len(mesh.axes), linear)
+    local = local_elements(shape, graph, mesh.sizes) * DTYPE_BYTES[dtype]
+    edges = _edge_seconds(graph, local, mesh)
+    return _Prices(graph, local, edges, _all_pairs(len(local), graph, edges))
+
+
+def _linear(layouts: Sequence[Layout], axes: int) -> tuple[bool, ...]:
+    return tuple(
+        not any(isinstance(p := x[axis], Partial) and p.reduce_op != "sum" for x in layouts) for axis in range(axes)
+    )
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A plain layout from which a need is reached, and the window steps that lead from it to the need."""
+
+    layout: Layout
+    windows: tuple[tuple[int, Window], ...]
+
+
+def _bases(target: Sequence[Need]) -> list[_Base]:
+    windows = [(axis, need) for axis, need in enumerate(target) if isinstance(need, Window)]
+    found = []
+    for sharded in itertools.product((True, False), repeat=len(windows)):
+        layout = list(target)
+        for (axis, need), cut in zip(windows, sharded, strict=True):
+            layout[axis] = Shard(need.dim) if cut else Replicate()
+        found.append(_Base(tuple(layout), tuple(windows)))  # type: ignore[arg-type]  # windows were replaced
+    return found
+
+
+def _window_step(
+    axis: int, window: Window, held: Sequence[int], base: Layout, itemsize: int, mesh: Mesh, backward: bool
+) -> Step:
+    """The step from (to, in the backward pass) a plain layout to (from) a window; ``held`` is the local shape there."""
+    size, device = mesh.axes[axis].size, mesh.device
+    other = float(np.prod([n for dim, n in enumerate(held) if dim != window.dim])) * itemsize
+    overlap = max(window.high - window.low + 1 - window.scale, 0)
+    if isinstance(base[axis], Shard):
+        rows, reach = held[window.dim], max(-window.low, window.high - window.scale + 1)
+        amount = overlap * other
+        seconds = COLLECTIVE_LAUNCHES * device.launch_overhead + float(collectives.halo(amount, mesh.axes[axis]))
+        seconds += 2 * (rows * other + amount) / device.bandwidth
+        if reach > rows:  # the halo would reach past the neighbour
+            seconds = np.inf
+        whole, part = rows * other + amount, rows * other
+        ins, outs = (whole, part) if backward else (part, whole)
+        kind = "halo_reduce" if backward else "halo"
+        return Step(kind, axis, window.dim, None, int(ins), int(outs), seconds, "sum" if backward else None, window)
+    rows = -(-held[window.dim] // size) + overlap
+    region, whole = rows * other, held[window.dim] * other
+    seconds = device.launch_overhead + (region + (whole if backward else region)) / device.bandwidth
+    ins, outs = (region, whole) if backward else (whole, region)
+    return Step("zero_pad" if backward else "slice", axis, window.dim, None, int(ins), int(outs), seconds, None, window)
+
+
+def _largest_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> list[int]:
+    held = list(shape)
+    for placement, size in zip(layout, sizes, strict=True):
+        if isinstance(placement, Shard):
+            held[placement.dim] = -(-held[placement.dim] // size)
+    return held
+
+
+def _window_steps(shape: Sequence[int], dtype: str, base: _Base, mesh: Mesh, backward: bool) -> list[Step]:
+    held = _largest_shape(shape, base.layout, mesh.sizes)
+    steps = []
+    for axis, window in base.windows:
+        steps.append(_window_step(axis, window, held, base.layout, DTYPE_BYTES[dtype], mesh, backward))
+        overlap = max(window.high - window.low + 1 - window.scale, 0)
+        if isinstance(base.layout[axis], Replicate):
+            held[window.dim] = -(-held[window.dim] // mesh.axes[axis].size)
+        held[window.dim] += overlap  # a second window exchanges the first one's halo too: corners travel
+    return steps[::-1] if backward else steps
+
+
+def _path(prices: _Prices, start: int, goal: int, source: Layout, target: Layout) -> list[Step]:
+    """The steps of a shortest path, read off the distances."""
+    graph, steps, here = prices.graph, [], start
+    while here != goal:
+        edges = graph.leaving[here]
+        best = edges[np.argmin(prices.edges[edges] + prices.pairs[graph.target[edges], goal])]
+        kind, axis, after = KINDS[graph.kind[best]], int(graph.axis[best]), int(graph.target[best])
+        reduce = None
+        if kind in ("all_reduce", "reduce_scatter"):
+            held = next((x[axis] for x in (source, target) if isinstance(x[axis], Partial)), Partial("sum"))
+            reduce = str(held.reduce_op)  # type: ignore[union-attr]  # chosen to be a Partial
+        dim, to_dim = int(graph.dim[best]), int(graph.to_dim[best])
+        steps.append(
+            Step(
+                kind,
+                axis,
+                dim if dim >= 0 else None,
+                to_dim if to_dim >= 0 else None,
+                int(prices.bytes[here]),
+                int(prices.bytes[after]),
+                float(prices.edges[best]),
+                reduce,
+            )
+        )
+        here = after
+    return steps
+
+
+@lru_cache(maxsize=65536)
+def conversion(
+    shape: tuple[int, ...], dtype: str, source: Layout, target: tuple[Need, ...], mesh: Mesh, grad: bool = True
+) -> Conversion:
+    """The cheapest way to bring a tensor from one layout to what a reader needs, with the way its gradient goes back.
+
+    Impossible changes (a dim too short to be cut, an unreduced maximum made from shards) have infinite seconds and no
+    steps.
+
+    >>> from shardwright.cluster import mesh_of, parse_cluster
+    >>> mesh = mesh_of(parse_cluster("8xH200"))
+    >>> change = conversion((1024, 1024), "bfloat16", (Shard(0),), (Replicate(),), mesh)
+    >>> [s.kind for s in change.forward], [s.kind for s in change.backward]
+    (['all_gather'], ['reduce_scatter'])
+    """
+    bases = _bases(target)
+    totals = [float(sum(part[0] for part in _seconds(shape, dtype, [source], base, mesh, grad))) for base in bases]
+    base = bases[int(np.argmin(totals))]
+    if not min(totals) < np.inf:
+        return Conversion((), (), np.inf, np.inf if grad else 0.0)
+    prices = _prices(shape, dtype, mesh, _linear([source, base.layout], len(mesh.axes)))
+    state = prices.graph.state
+    forward_steps = _path(prices, state(source), state(base.layout), source, base.layout)
+    forward_steps += _window_steps(shape, dtype, base, mesh, backward=False)
+    backward_steps: list[Step] = []
+    if grad:
+        back = _prices(shape, dtype, mesh, (True,) * len(mesh.axes))
+        start, goal = dual(base.layout), dual(source)
+        backward_steps = _window_steps(shape, dtype, base, mesh, backward=True)
+        backward_steps += _path(back, back.graph.state(start), back.graph.state(goal), start, goal)
+    return Conversion(
+        tuple(forward_steps),
+        tuple(backward_steps),
+        sum(step.seconds for step in forward_steps),
+        sum(step.seconds for step in backward_steps),
+    )
+
+
+def _seconds(
+    shape: tuple[int, ...], dtype: str, sources: Sequence[Layout], base: _Base, mesh: Mesh, grad: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward seconds from each source to one base and on to its windows."""
+    axes = len(mesh.axes)
+    forward, backward = np.empty(len(sources)), np.zeros(len(sources))
+    extra = sum(step.seconds for step in _window_steps(shape, dtype, base, mesh, backward=False))
+    extra_back = sum(step.seconds for step in _window_steps(shape, dtype, base, mesh, backward=True))
+    every = (True,) * axes
+    for linear in {_linear([source, base.layout], axes) for source in sources}:
+        rows = [i for i, source in enumerate(sources) if _linear([source, base.layout], axes) == linear]
+        prices = _prices(shape, dtype, mesh, linear)
+        goal = prices.graph.state(base.layout)
+        forward[rows] = prices.pairs[[prices.graph.state(sources[i]) for i in rows], goal] + extra
+        for i in rows:
+            if any(_mismatch(a, b) for a, b in zip(sources[i], base.layout, strict=True)):
+                forward[i] = np.inf
+    if grad:
+        back = _prices(shape, dtype, mesh, every)
+        start = back.graph.state(dual(base.layout))
+        backward[:] = back.pairs[start, [back.graph.state(dual(source)) for source in sources]] + extra_back
+    return forward, backward
+
+
+def _mismatch(source: object, target: object) -> bool:
+    """Unreduced values of one kind cannot become unreduced values of another without being reduced."""
+    return isinstance(source, Partial) and isinstance(target, Partial) and source.reduce_op != target.reduce_op
+
+
+def conversion_matrix(
+    shape: tuple[int, ...],
+    dtype: str,
+    sources: Sequence[Layout],
+    targets: Sequence[tuple[Need, ...]],
+    mesh: Mesh,
+    grad: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Forward and backward seconds of every change from a source to a target, as two [sources, targets] arrays."""
+    axes = len(mesh.axes)
+    every = (True,) * axes
+    forward = np.empty((len(sources), len(targets)))
+    backward = np.zeros_like(forward)
+    plain = [
+        j
+        for j, target in enumerate(targets)
+        if not any(isinstance(n, Window) or (isinstance(n, Partial) and n.reduce_op != "sum") for n in target)
+    ]
+    if plain and _linear(sources, axes) == every:
+        prices = _prices(shape, dtype, mesh, every)
+        state = prices.graph.state
+        goals: list[Layout] = [targets[j] for j in plain]  # type: ignore[misc]  # no windows among them
+        rows, columns = [state(s) for s in sources], [state(t) for t in goals]
+        forward[:, plain] = prices.pairs[np.ix_(rows, columns)]
+        if grad:
+            starts, ends = [state(dual(t)) for t in goals], [state(dual(s)) for s in sources]
+            backward[:, plain] = prices.pairs[np.ix_(starts, ends)].T
+    else:
+        plain = []
+    done = set(plain)
+    for j, target in enumerate(targets):
+        if j in done:
+            continue
+        ways = [_seconds(shape, dtype, sources, base, mesh, grad) for base in _bases(target)]
+        choice = np.argmin(np.stack([a + b for a, b in ways]), axis=0)
+        forward[:, j] = np.stack([a for a, _ in ways])[choice, np.arange(len(sources))]
+        backward[:, j] = np.stack([b for _, b in ways])[choice, np.arange(len(sources))]
+    return forward, backward
