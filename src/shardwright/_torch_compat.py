@@ -59,3 +59,19 @@ def operator(target: str) -> Any:
 def schema(target: str) -> Any:
     """The operator's schema (argument names, defaults, alias annotations)."""
     return operator(target)._schema
+
+
+def collective(name: str, *args: Any) -> torch.Tensor:
+    """A functional collective (``torch.ops._c10d_functional``), started and not yet waited for."""
+    return getattr(torch.ops._c10d_functional, name)(*args)
+
+
+def wait(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for the result of :func:`collective`."""
+    return torch.ops._c10d_functional.wait_tensor(tensor)
+
+
+def returns_list(target: str) -> bool:
+    """Whether an operator gives a list of tensors (``split``, ``unbind``), even where the list has one element."""
+    returns = schema(target).returns
+    return len(returns) == 1 and returns[0].type.kind() == "ListType"

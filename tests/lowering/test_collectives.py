@@ -116,7 +116,7 @@ def halos(rank: int, extent: int, reach: tuple[int, int]) -> None:
     wants = tuple(Region(max(h.start - reach[0], 0), min(h.stop + reach[1], extent)) for h in holds)
     local = x[:, holds[rank].start : holds[rank].stop].clone().requires_grad_()
     there = BoundStep("halo", line(rank), 1, extent, wants=wants, holds=holds)
-    result = convert(local, (there,), (there._replace(kind="halo_sum"),))
+    result = convert(local, (there,), (there._replace(kind="halo_reduce"),))
     torch.testing.assert_close(result, x[:, wants[rank].start : wants[rank].stop])
     gradients = [of_rank((2, extent), r) for r in range(4)]
     result.backward(gradients[rank][:, wants[rank].start : wants[rank].stop])

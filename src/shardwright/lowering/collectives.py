@@ -10,13 +10,17 @@ and, in the backward pass, the backward steps that the plan priced (gradient lay
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from shardwright._torch_compat import collective, wait
+from shardwright.costs.redistribute import COMMUNICATION
 from shardwright.operators.rules import chunk
 
 
@@ -25,7 +29,7 @@ class Line(NamedTuple):
 
     group: str
     size: int
-    index: int
+    position: int
 
 
 class Region(NamedTuple):
@@ -47,7 +51,7 @@ class BoundStep(NamedTuple):
     """A step with everything one rank needs to run it: only numbers and strings, which the compiler takes as constants.
 
     ``extent`` is the length of ``dim`` (``to_extent`` that of ``to_dim``) before this axis cuts it. ``wants`` and
-    ``holds`` say for a halo, per rank of the line, which region of ``dim`` it needs and which it has.
+    ``holds`` say for a window, per rank of the line, which region of ``dim`` it needs and which it has.
     """
 
     kind: str
@@ -60,10 +64,15 @@ class BoundStep(NamedTuple):
     wants: tuple[Region, ...] = ()
     holds: tuple[Region, ...] = ()
 
+    @property
+    def mine(self) -> Region:
+        """This rank's part of ``dim``: its window where there is one, else its shard."""
+        return self.wants[self.line.position] if self.wants else piece(self.extent, self.line)
+
 
 def piece(extent: int, line: Line, index: int | None = None) -> Region:
     """The region that one rank of the line holds of a dim of this extent."""
-    return Region(*chunk(extent, line.size, line.index if index is None else index))
+    return Region(*chunk(extent, line.size, line.position if index is None else index))
 
 
 def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
@@ -73,28 +82,44 @@ def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
     return wait(collective("all_reduce", x.contiguous(), reduce, line.group))
 
 
-def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
-    """Put the shards of ``dim`` together."""
+def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """The first half of :func:`all_gather`: under way when this returns."""
     padded = _pad(x, dim, -(-extent // line.size))
-    flat = wait(collective("all_gather_into_tensor", padded.contiguous(), line.size, line.group))
+    return collective("all_gather_into_tensor", padded.contiguous(), line.size, line.group)
+
+
+def finish_gather(pending: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """The second half: wait, then put the shards in their places."""
+    flat = wait(pending)
     if dim == 0:
         return flat.narrow(0, 0, extent) if flat.shape[0] != extent else flat
     parts = flat.chunk(line.size)
     return torch.cat([part.narrow(dim, 0, piece(extent, line, i).length) for i, part in enumerate(parts)], dim)
 
 
+def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """Put the shards of ``dim`` together."""
+    return finish_gather(start_gather(x, dim, extent, line), dim, extent, line)
+
+
+def start_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
+    """The first half of :func:`reduce_scatter`: under way when this returns."""
+    padded = _pad(x, dim, -(-extent // line.size) * line.size)
+    stacked = padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))
+    return collective("reduce_scatter_tensor", stacked.contiguous(), reduce, line.size, line.group)
+
+
+def finish_scatter(pending: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """The second half: wait, then cut off what was padded."""
+    mine, length = wait(pending), piece(extent, line).length
+    return mine.narrow(dim, 0, length) if length != mine.shape[dim] else mine
+
+
 def reduce_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
     """Reduce the ranks' tensors, keep this rank's piece of ``dim``."""
-    step = -(-extent // line.size)
-    padded = _pad(x, dim, step * line.size)
-    stacked = padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))
     if x.is_complex():
-        real = collective("reduce_scatter_tensor", torch.view_as_real(stacked), reduce, line.size, line.group)
-        mine = torch.view_as_complex(wait(real))
-    else:
-        mine = wait(collective("reduce_scatter_tensor", stacked.contiguous(), reduce, line.size, line.group))
-    length = piece(extent, line).length
-    return mine.narrow(dim, 0, length) if length != step else mine
+        return torch.view_as_complex(reduce_scatter(torch.view_as_real(x), dim, extent, reduce, line))
+    return finish_scatter(start_scatter(x, dim, extent, reduce, line), dim, extent, line)
 
 
 def all_to_all(x: Tensor, dim: int, extent: int, to_dim: int, to_extent: int, line: Line) -> Tensor:
@@ -108,18 +133,18 @@ def all_to_all(x: Tensor, dim: int, extent: int, to_dim: int, to_extent: int, li
 
 def halo(x: Tensor, step: BoundStep) -> Tensor:
     """From the shard of ``dim`` that this rank holds to the region that it wants, the rest coming from its neighbours."""
-    mine, line = step.holds[step.line.index], step.line
+    mine, line = step.holds[step.line.position], step.line
     parts = [_cut(x, step.dim, mine.overlap(want), mine.start) for want in step.wants]
-    want = step.wants[line.index]
+    want = step.wants[line.position]
     received = [_resized(x, step.dim, hold.overlap(want).length) for hold in step.holds]
     return torch.cat(_send(parts, received, line), step.dim)
 
 
-def halo_sum(x: Tensor, step: BoundStep) -> Tensor:
+def halo_reduce(x: Tensor, step: BoundStep) -> Tensor:
     """The adjoint of :func:`halo`: send the borders' gradients home and add them there."""
-    want, line = step.wants[step.line.index], step.line
+    want, line = step.wants[step.line.position], step.line
     parts = [_cut(x, step.dim, hold.overlap(want), want.start) for hold in step.holds]
-    mine = step.holds[line.index]
+    mine = step.holds[line.position]
     overlaps = [mine.overlap(other) for other in step.wants]
     pieces = _send(parts, [_resized(x, step.dim, overlap.length) for overlap in overlaps], line)
     total = x.new_zeros(_resized(x, step.dim, mine.length))
@@ -132,6 +157,13 @@ def halo_sum(x: Tensor, step: BoundStep) -> Tensor:
 
 def run_step(x: Tensor, step: BoundStep) -> Tensor:
     """One step on this rank's tensor."""
+    result = _run_step(x, step)
+    if _LEDGER is not None and not torch.compiler.is_compiling():
+        _LEDGER.record(step, x, result)
+    return result
+
+
+def _run_step(x: Tensor, step: BoundStep) -> Tensor:
     kind, line = step.kind, step.line
     if kind == "all_reduce":
         return all_reduce(x, step.reduce, line)
@@ -142,16 +174,16 @@ def run_step(x: Tensor, step: BoundStep) -> Tensor:
     if kind == "all_to_all":
         return all_to_all(x, step.dim, step.extent, step.to_dim, step.to_extent, line)
     if kind == "slice":
-        return x.narrow(step.dim, *_span(piece(step.extent, line)))
+        return x.narrow(step.dim, *_span(step.mine))
     if kind == "zero_pad":
-        mine = piece(step.extent, line)
+        mine = step.mine
         return _surround(x, step.dim, mine.start, step.extent - mine.stop)
     if kind == "mask":
-        return x if line.index == 0 else torch.zeros_like(x)
+        return x if line.position == 0 else torch.zeros_like(x)
     if kind == "halo":
         return halo(x, step)
-    if kind == "halo_sum":
-        return halo_sum(x, step)
+    if kind == "halo_reduce":
+        return halo_reduce(x, step)
     raise ValueError(f"no step is called {kind!r}")
 
 
@@ -160,6 +192,45 @@ def run_steps(x: Tensor, steps: Sequence[BoundStep]) -> Tensor:
     for step in steps:
         x = run_step(x, step)
     return x
+
+
+@dataclass
+class Ledger:
+    """What was communicated: per (kind, process group), how many steps and how many bytes (of the larger side)."""
+
+    steps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def record(self, step: BoundStep, before: Tensor, after: Tensor) -> None:
+        if step.kind in COMMUNICATION:
+            key = (step.kind, step.line.group)
+            self.steps[key] += 1
+            self.bytes[key] += max(before.numel() * before.itemsize, after.numel() * after.itemsize)
+
+
+_LEDGER: Ledger | None = None
+
+
+def ledger() -> Ledger | None:
+    """The ledger that is being written, if any."""
+    return _LEDGER
+
+
+@contextmanager
+def counting() -> Iterator[Ledger]:
+    """Count the communication of everything run inside, forward and backward.
+
+    >>> with counting() as performed:
+    ...     pass
+    >>> sum(performed.bytes.values())
+    0
+    """
+    global _LEDGER
+    before, _LEDGER = _LEDGER, Ledger()
+    try:
+        yield _LEDGER
+    finally:
+        _LEDGER = before
 
 
 class _Convert(torch.autograd.Function):
@@ -219,7 +290,10 @@ _FUNCTIONAL_REDUCE = {"sum": "sum", "max": "max", "min": "min", "prod": "product
 
 def _reduce_along(x: Tensor, reduce: str, lines: tuple[Line, ...]) -> Tensor:
     for line in lines:
-        x = all_reduce(x, _FUNCTIONAL_REDUCE[reduce], line)
+        total = all_reduce(x, _FUNCTIONAL_REDUCE[reduce], line)
+        if _LEDGER is not None and not torch.compiler.is_compiling():
+            _LEDGER.record(BoundStep("all_reduce", line), x, total)
+        x = total
     return x
 
 

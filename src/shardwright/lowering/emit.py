@@ -1,0 +1,170 @@
+"""From a rank's program to an FX ``GraphModule`` of plain local tensors.
+
+The module takes one local tensor per source (parameters, buffers, constants, inputs, in ``Graph.sources`` order) and
+gives the results followed by the new values of changed buffers. Gradients follow the dual rule: a parameter's gradient
+leaves the module reduced into the parameter's own layout, and a result that ``n`` ranks hold alike receives the same
+gradient on each of them, so each takes an ``n``-th. A runtime that overlaps communication with work replaces the reads
+of parameters by its own (``readers``); without that everything is inline and compiles whole.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from shardwright._torch_compat import operator, returns_list
+from shardwright.graph import Atom, Op, Ref
+from shardwright.lowering.collectives import BoundStep, Line, convert, exchange, scale_gradient
+from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
+
+# A local shard may be laid out in memory otherwise than the whole tensor was, where only a reshape is sure to work.
+_AS_RESHAPE = {"aten.view.default", "aten._unsafe_view.default"}
+
+
+class Kernel(torch.nn.Module):
+    """A local operator that exchanges statistics with the other pieces of its loops."""
+
+    def __init__(self, kernel: Callable[..., Any], lines: Mapping[str, tuple[Line, ...]]) -> None:
+        super().__init__()
+        self.kernel = kernel
+        self.lines = dict(lines)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.kernel(*tensors, exchange=self._exchange)
+
+    def _exchange(self, tensor: torch.Tensor, reduce: str, loop: str) -> torch.Tensor:
+        return exchange(tensor, reduce, self.lines[loop])
+
+
+class Emitter:
+    """Writes the nodes of one program; ``groups`` gives the process group of every mesh axis."""
+
+    def __init__(
+        self,
+        program: Program,
+        groups: Mapping[str, str],
+        device: torch.device,
+        readers: Mapping[str, torch.nn.Module] | None = None,
+    ) -> None:
+        self.program, self.groups, self.device = program, groups, device
+        self.readers = readers
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.values: dict[str, fx.Node] = {}
+        self.sources = {name: self.graph.placeholder(name) for name in program.graph.sources}
+
+    def module(self) -> fx.GraphModule:
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Compute):
+                self._compute(instruction)
+            elif isinstance(instruction, Change):
+                self._change(instruction)
+            else:
+                self._read(instruction)
+        results = [self._result(result) for result in self.program.results]
+        self.graph.output((tuple(results), tuple(self.values[new] for _, new in self.program.mutations)))
+        module = fx.GraphModule(self.root, self.graph, class_name="RankProgram")
+        module.graph.lint()
+        return module
+
+    def _bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
+        """Steps with the process groups in place of the axes' names."""
+        return tuple(step._replace(line=self._line(step.line)) for step in steps)
+
+    def _line(self, line: Line) -> Line:
+        return line._replace(group=self.groups[line.group])
+
+    def _submodule(self, name: str, module: torch.nn.Module) -> str:
+        self.root.add_module(name, module)
+        return name
+
+    def _read(self, read: Read) -> None:
+        node = self.sources[read.tensor]
+        parameter = self.program.graph.parameter_of.get(read.tensor)
+        if self.readers is not None and read.result in self.readers:
+            node = self._fetch(read.result, read.tensor)
+        elif parameter is not None and parameter.trainable:
+            backward = self._bound(parameter_reduction(self.program, read.tensor))
+            node = self.graph.call_function(convert, (node, (), backward)) if backward else node
+        self.values[read.result] = node
+
+    def _fetch(self, value: str, tensor: str) -> fx.Node:
+        assert self.readers is not None
+        name = self._submodule(f"read_{value}", self.readers[value])
+        return self.graph.call_module(name, (self.sources[tensor],))
+
+    def _change(self, change: Change) -> None:
+        if self.readers is not None and change.result in self.readers:
+            self.values[change.result] = self._fetch(change.result, change.tensor)
+            return
+        steps = self._bound(change.forward), self._bound(change.backward)
+        node = self.graph.call_function(convert, (self.values[change.source], *steps))
+        self.values[change.result] = node
+
+    def _compute(self, compute: Compute) -> None:
+        op = compute.op
+        inputs = [self.values[name] for name in compute.inputs]
+        if compute.kernel is not None:
+            lines = {
+                loop: tuple(self._line(self.program.place.line(axis)) for axis in axes)
+                for loop, axes in compute.lines.items()
+            }
+            name = self._submodule(f"kernel_{op.name}", Kernel(compute.kernel, lines))
+            node = self.graph.call_module(name, tuple(inputs))
+            several = len(op.outputs) > 1
+        else:
+            node = self._call(op, inputs)
+            several = len(op.outputs) > 1 or returns_list(op.target)
+        for index, name_or_none in enumerate(op.outputs):
+            if name_or_none is None:
+                continue
+            part = self.graph.call_function(python_operator.getitem, (node, index)) if several else node
+            if not op.grad:
+                part = self.graph.call_function(torch.ops.aten.detach.default, (part,))
+            self.values[name_or_none] = part
+
+    def _call(self, op: Op, inputs: list[fx.Node]) -> fx.Node:
+        """Inputs replace the references one by one, because one tensor may be read in two layouts."""
+        target = operator("aten.reshape.default" if op.target in _AS_RESHAPE else op.target)
+        nodes = iter(inputs)
+        args = tuple(self._argument(value, nodes) for value in op.args)
+        kwargs = {key: self._argument(value, nodes) for key, value in op.kwargs}
+        return self.graph.call_function(target, args, kwargs)
+
+    def _argument(self, value: Any, nodes: Iterator[fx.Node]) -> Any:
+        if isinstance(value, Ref):
+            return next(nodes)
+        if isinstance(value, tuple):
+            return [self._argument(item, nodes) for item in value]
+        if isinstance(value, Atom):
+            return self._atom(value)
+        return value
+
+    def _atom(self, atom: Atom) -> Any:
+        if atom.kind == "device":
+            return self.device
+        if atom.kind == "complex":
+            return complex(atom.value)
+        return getattr(torch, atom.value)
+
+    def _result(self, result: Any) -> Any:
+        if not isinstance(result, Result):
+            return result
+        node = self.values[result.value]
+        if result.shares > 1:
+            node = self.graph.call_function(scale_gradient, (node, 1.0 / result.shares))
+        return node
+
+
+def emit(
+    program: Program,
+    groups: Mapping[str, str],
+    device: torch.device | str = "cpu",
+    readers: Mapping[str, torch.nn.Module] | None = None,
+) -> fx.GraphModule:
+    """The program as a module of local tensors: ``module(*sources) -> (results, new buffer values)``."""
+    return Emitter(program, groups, torch.device(device), readers).module()
