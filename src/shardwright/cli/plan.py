@@ -53,7 +53,7 @@ def plan(
             progress=say,
             reference=model,
         )
-    found = replace(found, batch=batch, sequence=seq)
+    found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
     if as_json:

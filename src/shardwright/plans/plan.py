@@ -6,7 +6,7 @@ model is an error that says what differs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardwright.cluster import Cluster, Mesh, mesh_of
@@ -121,6 +121,7 @@ class Plan:
     notes: tuple[str, ...] = field(default_factory=tuple)
     batch: int | None = None
     sequence: int | None = None
+    dtype: str | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -152,7 +153,3 @@ class Plan:
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"Cannot read the plan {str(path)!r}: {error}.", "Check the path.") from None
         return from_json(text, str(path))
-
-    def with_strategy(self, strategy: Strategy, search: str) -> Plan:
-        """The same plan with another strategy in its place (its prices must be recomputed by the planner)."""
-        return replace(self, strategy=strategy, search=search)

@@ -58,6 +58,7 @@ def to_json(plan: Plan) -> str:
         "model": plan.model,
         "batch": plan.batch,
         "sequence": plan.sequence,
+        "dtype": plan.dtype,
         "search": plan.search,
         "optimiser": plan.optimiser,
         "calibration": plan.calibration,
@@ -161,4 +162,5 @@ def _plan(data: dict[str, Any]) -> Plan:
         notes=tuple(data["notes"]),
         batch=data["batch"],
         sequence=data["sequence"],
+        dtype=data["dtype"],
     )

@@ -237,15 +237,16 @@ class _Builder:
         layouts = [layout for layout in layouts_of(meta, self.mesh.sizes) if self.within.rest(meta, layout)]
         layouts = layouts or [(Replicate(),) * len(self.mesh.sizes)]
         trainable = self.graph.parameter_of[tensor].trainable and self.graph.training
-        local = np.array([largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts], dtype=float)
-        width = DTYPE_BYTES[meta.dtype]
-        seconds = (
-            step_seconds(local * width, meta.dtype, self.optimiser, self.mesh) if trainable else np.zeros(len(local))
-        )
-        held = width + (width + state_bytes(meta.dtype, self.optimiser) if trainable else 0)
+        local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
+        sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
+        seconds = np.zeros(len(sizes))
+        held = np.array(sizes, dtype=float)
+        if trainable:  # the gradient rests as the parameter does
+            seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] for size in sizes])
+            held = 2 * held + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
         node = self._add("parameter", tensor, layouts, seconds)
         self._base[node] = seconds
-        self._saved[node] = self.amounts[node] = local * held
+        self._saved[node] = self.amounts[node] = held
 
     @cached_property
     def _op_by_name(self) -> dict[str, Op]:
