@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Op, Tensor
-from shardwright.operators.rules import Layout, LoopRule
+from shardwright.operators.rules import Layout, LoopRule, OpRules, Split
 from shardwright.search.options import EVERYTHING, Restriction
 
 
@@ -39,6 +39,11 @@ def data_parallel(axes: int) -> Restriction:
 def fsdp(axes: int) -> Restriction:
     """Every operator cuts the batch; parameters, gradients and optimiser state rest in equal shards (ZeRO-3)."""
     return Restriction("fsdp", _batch_only, _sharded)
+
+
+def zero_2(axes: int) -> Restriction:
+    """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
+    return Restriction("zero-2", _batch_only, _sharded, regather=False)
 
 
 def megatron(axes: int) -> Restriction:
@@ -65,7 +70,7 @@ def megatron_sequence(axes: int) -> Restriction:
         between = axis == axes - 1 and label == "sequence" and op.target.split(".")[1] not in _PRODUCTS
         return between or plain.loop(op, rule, label, axis)
 
-    return Restriction("megatron-sp", loop, plain.rest, plain.gather)
+    return Restriction("megatron-sp", loop, plain.rest, gather=plain.gather)
 
 
 def one_weird_trick(axes: int) -> Restriction:
@@ -78,12 +83,40 @@ def one_weird_trick(axes: int) -> Restriction:
     return Restriction("one-weird-trick", loop, gather=lambda axis: False)
 
 
+def mesh_tensorflow(axes: int) -> Restriction:
+    """Batch over all axes but the last, features over the last, one meaning per axis (Shazeer et al., 2018)."""
+    plain = megatron(axes)
+    return Restriction("mesh-tensorflow", plain.loop, plain.rest, gather=lambda axis: False)
+
+
+def all_row(axes: int) -> Restriction:
+    """Every operator cuts the first dim of its result, every parameter its own first dim (Tofu's all-row-greedy)."""
+
+    def split(op: Op, rules: OpRules, chosen: Split) -> bool:
+        return all(n is None or rules.by_name[n].outputs[0] in (Shard(0), Partial("sum")) for n in chosen)
+
+    return Restriction("all-row-greedy", rest=lambda t, layout: set(layout) <= {Shard(0)}, split=split)
+
+
+def equal_chop(axes: int) -> Restriction:
+    """Every operator cuts one loop with all axes, every parameter one dim (Tofu's equal-chop)."""
+    return Restriction(
+        "equal-chop",
+        rest=lambda tensor, layout: len(set(layout)) == 1,
+        split=lambda op, rules, chosen: len(set(chosen)) == 1,
+    )
+
+
 BASELINES: dict[str, Callable[[int], Restriction]] = {
     "data-parallel": data_parallel,
     "fsdp": fsdp,
     "megatron": megatron,
     "megatron-sp": megatron_sequence,
     "one-weird-trick": one_weird_trick,
+    "mesh-tensorflow": mesh_tensorflow,
+    "zero-2": zero_2,
+    "all-row-greedy": all_row,
+    "equal-chop": equal_chop,
 }
 
 

@@ -64,6 +64,7 @@ class Formulation:
     stands_for: Mapping[tuple[str, str], int]
     """``(kind, name)`` of every operator, parameter and kept tensor of the graph → its node."""
     rules: Mapping[str, OpRules]
+    regather: bool = True
 
     def strategy(self, choice: np.ndarray) -> Strategy:
         """The strategy a choice describes, unfolded over all repeats."""
@@ -79,7 +80,17 @@ class Formulation:
         gathered = frozenset(
             p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
         )
-        return Strategy(self.mesh.names, splits, resting, kept, gathered if self.graph.training else frozenset())
+        again = gathered if self.graph.training and self.regather else frozenset()
+        return Strategy(self.mesh.names, splits, resting, kept, again)
+
+    def choice(self, strategy: Strategy) -> np.ndarray:
+        """The choice a strategy describes, so that any strategy can be priced by this problem."""
+        tables = {"op": strategy.splits, "parameter": strategy.resting, "kept": strategy.kept}
+        picked = np.full(len(self.nodes), -1)
+        for (kind, name), number in self.stands_for.items():
+            if picked[number] < 0:
+                picked[number] = list(self.nodes[number].options).index(tables[kind][name])  # type: ignore[index, arg-type]
+        return picked
 
     def _gathers(self, tensor: str, layout: Layout, splits: Mapping[str, Split]) -> bool:
         for op in self.graph.consumers[tensor]:
@@ -156,7 +167,7 @@ class _Builder:
         for number in self.number.values():
             counted[number] += 1
         nodes = tuple(Node(n.kind, n.name, n.options, c) for n, c in zip(self.nodes, counted, strict=True))
-        return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules)
+        return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules, self.within.regather)
 
     def _add(self, kind: str, name: str, options: Sequence, costs: np.ndarray) -> int:
         self.nodes.append(Node(kind, name, options, 1))
@@ -243,7 +254,9 @@ class _Builder:
         held = np.array(sizes, dtype=float)
         if trainable:  # the gradient rests as the parameter does
             seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] for size in sizes])
-            held = 2 * held + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
+            if not self.within.regather:  # the gathered copy lives until backward
+                held = held + meta.bytes
+            held = held + np.array(sizes) + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
         node = self._add("parameter", tensor, layouts, seconds)
         self._base[node] = seconds
         self._saved[node] = self.amounts[node] = held
@@ -323,7 +336,7 @@ class _Builder:
             from_set, to_set = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
             there, back = conversion_matrix(meta.shape, meta.dtype, from_set, to_set, self.mesh, grad=grad)
             if parameter and grad:
-                there = 2 * there  # gathered again for backward
+                there = there * (2 if self.within.regather else 1)  # gathered again for backward
             total = there + back
             if parameter:
                 total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)

@@ -22,15 +22,39 @@ RestFilter = Callable[[Tensor, Layout], bool]
 """``(parameter, resting layout) -> allowed``."""
 
 
+SplitFilter = Callable[[Op, OpRules, Split], bool]
+"""``(operator, its rules, whole split) -> allowed``."""
+
+
+def _any(*_: object) -> bool:
+    return True
+
+
 @dataclass(frozen=True)
 class Restriction:
-    """A named part of the space: which loops may be cut where, how parameters may rest and be gathered."""
+    """A named part of the space: which loops may be cut where, how parameters may rest and be gathered.
+
+    ``gather(axis)`` says whether parameters may be gathered over a mesh axis for use; ``regather`` whether a gathered
+    parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2).
+    """
 
     name: str
-    loop: LoopFilter = lambda op, loop, label, axis: True
-    rest: RestFilter = lambda tensor, layout: True
-    gather: Callable[[int], bool] = lambda axis: True
-    """Whether parameters may be gathered over a mesh axis for use."""
+    loop: LoopFilter = _any
+    rest: RestFilter = _any
+    split: SplitFilter = _any
+    gather: Callable[[int], bool] = _any
+    regather: bool = True
+
+    def __and__(self, other: Restriction) -> Restriction:
+        """What both allow, under the first one's name."""
+        return Restriction(
+            self.name,
+            lambda *a: self.loop(*a) and other.loop(*a),
+            lambda *a: self.rest(*a) and other.rest(*a),
+            lambda *a: self.split(*a) and other.split(*a),
+            lambda axis: self.gather(axis) and other.gather(axis),
+            self.regather and other.regather,
+        )
 
 
 EVERYTHING = Restriction("everything")
@@ -49,7 +73,8 @@ def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, st
             if loop.allows(size) and within.loop(op, loop, labels.get(loop.name, ""), axis):
                 names.append(loop.name)
         per_axis.append(names)
-    return [split for split in itertools.product(*per_axis) if _admissible(split, rules, sizes)]
+    splits = (split for split in itertools.product(*per_axis) if _admissible(split, rules, sizes))
+    return [split for split in splits if within.split(op, rules, split)]
 
 
 def _admissible(split: Split, rules: OpRules, sizes: Sequence[int]) -> bool:

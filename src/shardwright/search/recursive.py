@@ -1,0 +1,61 @@
+"""Tofu's recursion (Wang, Huang and Li, EuroSys 2019): one mesh axis after the other, each step seeing the earlier ones.
+
+At step k the mesh is its first k axes; every operator keeps what it decided for the first k-1 of them and chooses, with
+all others jointly and exactly, what the k-th axis cuts. The joint search is the reference: the recursion explores the
+product of small spaces instead of the space of products, and is not optimal in general.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.cluster import Mesh
+from shardwright.graph import Graph, Op, Tensor
+from shardwright.operators.rules import Layout, OpRules, Split
+from shardwright.operators.strategy import Strategy
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.search.labels import Labels
+from shardwright.search.options import Restriction
+
+
+def recursive(
+    graph: Graph,
+    mesh: Mesh,
+    *,
+    within: Restriction,
+    optimiser: str,
+    rules: Mapping[str, OpRules],
+    labels: Labels,
+    time_limit: float = 60.0,
+) -> Strategy:
+    """The strategy Tofu's recursion finds on ``mesh``, ignoring memory limits as Tofu does."""
+    strategy: Strategy | None = None
+    for count in range(1, len(mesh.axes) + 1):
+        part = replace(mesh, axes=mesh.axes[:count])
+        stated = formulate(
+            graph,
+            part,
+            optimiser=optimiser,
+            within=within & _continuing(strategy, count),
+            rules=rules,
+            labels=labels,
+        )
+        strategy = stated.strategy(solve(stated.problem, time_limit=time_limit).answer)
+    assert strategy is not None  # a mesh has at least one axis
+    return strategy
+
+
+def _continuing(earlier: Strategy | None, count: int) -> Restriction:
+    """Only what extends the earlier decisions by one axis."""
+    if earlier is None:
+        return Restriction("recursive")
+
+    def split(op: Op, rules: OpRules, chosen: Split) -> bool:
+        return chosen[: count - 1] == earlier.splits[op.name]
+
+    def rest(tensor: Tensor, layout: Layout) -> bool:
+        return layout[: count - 1] == earlier.resting[tensor.name]
+
+    return Restriction("recursive", split=split, rest=rest)
