@@ -74,6 +74,7 @@ class _Conversion:
         buffers: list[Buffer] = []
         constants: list[Constant] = []
         inputs: list[Input] = []
+        held: dict[tuple[str, ...], str] = {}
         paths = iter([p for p, _ in flatten_with_paths(self.program.example_inputs)])
         for spec in self.program.graph_signature.input_specs:
             if spec.kind is InputKind.USER_INPUT:
@@ -83,8 +84,13 @@ class _Conversion:
                     continue
                 inputs.append(Input(self._tensor(nodes[spec.arg.name]), None, path))
                 continue
-            name, target = self._tensor(nodes[spec.arg.name]), str(spec.target)
+            target = str(spec.target)
+            if spec.kind is InputKind.PARAMETER and tied[target] in held:  # export lists a tied weight once per path
+                self.names[nodes[spec.arg.name]] = Ref(held[tied[target]])
+                continue
+            name = self._tensor(nodes[spec.arg.name])
             if spec.kind is InputKind.PARAMETER:
+                held[tied[target]] = name
                 flag = trainable[tied[target][0]].requires_grad
                 parameters.append(Parameter(name, tied[target], flag))
                 self.tensors[name] = _with_grad(self.tensors[name], flag)
