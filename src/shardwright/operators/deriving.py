@@ -1,0 +1,136 @@
+"""``analyse``: the rules of an operator, derived once for every distinct signature.
+
+The way goes from the best knowledge to the least: a description, the element-wise rule, probing, and at the end no rule
+at all, which is always correct: every rank computes the whole operator, and the reason is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.distributed.tensor import Partial
+
+from shardwright.graph import Op, Ref, Tensor
+from shardwright.operators import elementwise
+from shardwright.operators.analysis import Candidate, candidates, linear_rules, points
+from shardwright.operators.language import Nest, TensorArgument
+from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
+from shardwright.operators.rules import LoopRule, OpRules
+
+CHEAP = frozenset({"elementwise", "view", "copy", "reduction"})
+"""Kinds that unreduced sums may pass: every rank does the whole operator, which must cost next to nothing."""
+
+_CACHE: dict[Any, OpRules] = {}
+
+
+def analyse(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
+    """Every way to cut an operator; operators with the same target, arguments and shapes share one answer.
+
+    >>> x, w = Tensor("x", (8, 4), "float32"), Tensor("w", (6, 4), "float32")
+    >>> y = Tensor("y", (8, 6), "float32")
+    >>> linear = Op("l", "aten.linear.default", (Ref("x"), Ref("w")), (), ("y",))
+    >>> [loop.name for loop in analyse(linear, {"x": x, "w": w, "y": y}).loops]
+    ['n0', 'j', 'k']
+    """
+    key = signature(op, tensors)
+    rules = _CACHE.get(key)
+    if rules is None:
+        rules = _CACHE[key] = derived(op, tensors)
+    return rules
+
+
+def forget() -> None:
+    """Drop every cached answer, after a description was registered or replaced."""
+    _CACHE.clear()
+
+
+def signature(op: Op, tensors: Mapping[str, Tensor]) -> Any:
+    """What an operator's rules depend on."""
+
+    def shape(value: Any) -> Any:
+        if isinstance(value, Ref):
+            t = tensors[value.name]
+            return (t.shape, t.dtype, t.grad)
+        if isinstance(value, tuple):
+            return tuple(shape(v) for v in value)
+        return (type(value), value)
+
+    outputs = tuple(None if name is None else (tensors[name].shape, tensors[name].dtype) for name in op.outputs)
+    return (
+        op.target,
+        shape(op.args),
+        shape(tuple(v for _, v in op.kwargs)),
+        tuple(k for k, _ in op.kwargs),
+        outputs,
+        op.grad,
+    )
+
+
+def derived(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
+    """The rules of one operator, without the cache."""
+    _, arguments, inputs = symbolic(op, dict(tensors))
+    shapes = [None if name is None else tensors[name].shape for name in op.outputs]
+    description = DESCRIPTIONS.get(op.target)
+    if description is not None:
+        nest = described_nest(description, arguments, shapes)
+        if nest is not None:
+            return _rules(op, tensors, nest, inputs, description, "described", arguments)
+        return OpRules((), "replicated", description.kind, reason="its description does not cover these arguments")
+    if (simple := elementwise.description(op, inputs, shapes)) is not None:
+        nest = described_nest(simple, arguments, shapes)
+        assert nest is not None
+        return _rules(op, tensors, nest, inputs, simple, "elementwise", arguments)
+    return OpRules((), "replicated", "other", reason=f"nobody described {op.target}")
+
+
+def _rules(
+    op: Op,
+    tensors: Mapping[str, Tensor],
+    nest: Nest,
+    inputs: tuple[TensorArgument, ...],
+    description: Description,
+    origin: str,
+    arguments: dict[str, Any],
+) -> OpRules:
+    results = [tensors[name] for name in op.outputs if name is not None]
+    dtype = next((t.dtype for t in results if t.dtype.startswith(("float", "bfloat"))), "float32")
+    kernel = op.target in KERNELS
+    loops = [
+        candidate.rule
+        for candidate in candidates(nest, inputs, dtype)
+        if (kernel or candidate.plain)
+        and _worth_it(candidate, description.kind)
+        and _gradients_hold(candidate.rule, op, inputs, results)
+    ]
+    if (
+        description.kind in CHEAP
+        and results
+        and all(t.dtype.startswith(("float", "bfloat", "complex")) for t in results)
+    ):
+        loops += linear_rules(nest, inputs)
+    flops = 0.0
+    if description.flops is not None:
+        flops = float(description.flops(arguments, shapes_of(op, tensors)))
+    elif description.kind in ("matmul", "convolution"):
+        flops = 2.0 * points(nest)
+    return OpRules(tuple(loops), origin, description.kind, flops)
+
+
+def shapes_of(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:
+    return tuple(None if name is None else tensors[name].shape for name in op.outputs)
+
+
+def _worth_it(candidate: Candidate, kind: str) -> bool:
+    """Whether a piece does less than the whole operator: nothing is sliced out, and free loops really are a size."""
+    return not candidate.sliced and (not candidate.free or kind in ("view", "copy", "creation", "random"))
+
+
+def _gradients_hold(rule: LoopRule, op: Op, inputs: tuple[TensorArgument, ...], results: list[Tensor]) -> bool:
+    """An unreduced maximum or product has no local gradient, and booleans are not reduced between ranks."""
+    unreduced = [p.reduce_op for p in rule.outputs if isinstance(p, Partial)]
+    if not unreduced:
+        return True
+    if any(kind != "sum" for kind in unreduced) and op.grad and any(t.grad for t in inputs):
+        return False
+    return not any(t.dtype == "bool" for t in results)

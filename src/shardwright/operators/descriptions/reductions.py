@@ -1,0 +1,193 @@
+"""Reductions over some dims. Sums stay unreduced when a summed dim is cut; means and variances need the global count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.operators.language import Expression, Max, Min, Opaque, Prod, Sum, TensorArgument, call
+from shardwright.operators.registry import describes
+
+
+def dims_of(x: TensorArgument, dims: Any) -> list[int]:
+    """The reduced dims as a list; none given means all."""
+    chosen = [dims] if isinstance(dims, int) else list(dims or range(x.rank))
+    return sorted({d % max(x.rank, 1) for d in chosen}) if x.rank else []
+
+
+def reduced(x: TensorArgument, dims: Any, keepdim: bool, body: Any) -> Any:
+    """A lambda over the output's indices; ``body(read, extents)`` gets ``read(*k)``, the element at reduced indices k."""
+    chosen = dims_of(x, dims)
+    extents = [x.shape[d] for d in chosen]
+
+    def element(*i: Any) -> Expression:
+        kept = iter(entry for d, entry in enumerate(i) if not (keepdim and d in chosen))
+        rest = {d: next(kept) for d in range(x.rank) if d not in chosen}
+
+        def read(*k: Any) -> Expression:
+            inner = dict(zip(chosen, k, strict=True))
+            return x[tuple(inner[d] if d in inner else rest[d] for d in range(x.rank))]
+
+        return body(read, extents)
+
+    return element
+
+
+def total(read: Any, extents: Sequence[int]) -> Expression:
+    return Sum(lambda *k: read(*k), extents) if extents else read() * 1
+
+
+@describes("aten.sum.default", "aten.nansum.default", kind="reduction")
+def sum_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, total)
+
+
+@describes("aten.sum.dim_IntList", "aten.nansum.dim_IntList", kind="reduction")
+def sum_dims(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, total)
+
+
+@describes("aten.mean.default", kind="reduction")
+def mean_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, lambda read, n: total(read, n) * 0.5)
+
+
+@describes("aten.mean.dim", kind="reduction")
+def mean_dims(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, lambda read, n: total(read, n) * 0.5)
+
+
+@describes("aten.count_nonzero.default", kind="reduction")
+def count_all(x: TensorArgument, dim: Any) -> Any:
+    return reduced(x, dim, False, lambda read, n: Sum(lambda *k: call("nonzero", read(*k)), n))
+
+
+@describes("aten.count_nonzero.dim_IntList", kind="reduction")
+def count_dims(x: TensorArgument, dims: Any) -> Any:
+    return reduced(x, dims, False, lambda read, n: Sum(lambda *k: call("nonzero", read(*k)), n))
+
+
+def extreme(reducer: Any, x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    """With gradients: the sum of the elements that equal the extreme, shared among ties, so that pieces add up."""
+
+    def body(read: Any, extents: Sequence[int]) -> Expression:
+        if not extents:
+            return read() * 1
+        if not x.grad:
+            return reducer(lambda *k: read(*k), extents)
+        best = reducer(lambda *m: read(*m), extents)
+        ties = Sum(lambda *t: call("equal", read(*t), best), extents)
+        return Sum(lambda *k: call("share", read(*k), best), extents) / ties
+
+    return reduced(x, dims, keepdim, body)
+
+
+@describes("aten.amax.default", kind="reduction")
+def amax(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    return extreme(Max, x, dims, keepdim)
+
+
+@describes("aten.amin.default", kind="reduction")
+def amin(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    return extreme(Min, x, dims, keepdim)
+
+
+@describes("aten.max.default", kind="reduction")
+def max_all(x: TensorArgument) -> Any:
+    return extreme(Max, x, None, False)
+
+
+@describes("aten.min.default", kind="reduction")
+def min_all(x: TensorArgument) -> Any:
+    return extreme(Min, x, None, False)
+
+
+@describes("aten.prod.default", kind="reduction")
+def prod_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, lambda read, n: Prod(lambda *k: read(*k), n) if n else read() * 1)
+
+
+@describes("aten.prod.dim_int", kind="reduction")
+def prod_dim(x: TensorArgument, dim: int, keepdim: bool) -> Any:
+    return reduced(x, dim, keepdim, lambda read, n: Prod(lambda *k: read(*k), n) if n else read() * 1)
+
+
+@describes("aten.any.default", "aten.all.default", kind="reduction")
+def truth_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, lambda read, n: Max(lambda *k: read(*k), n) if n else read() * 1)
+
+
+@describes("aten.any.dim", "aten.any.dims", "aten.all.dim", "aten.all.dims", kind="reduction")
+def truth_dims(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, lambda read, n: Max(lambda *k: read(*k), n) if n else read() * 1)
+
+
+def _opaque(x: TensorArgument, dim: Any, keepdim: bool) -> Any:
+    """Some function of whole rows along ``dim``."""
+    chosen = dims_of(x, dim)
+
+    def element(*i: Any) -> Expression:
+        kept = iter(entry for d, entry in enumerate(i) if not (keepdim and d in chosen))
+        return Opaque(x[tuple(slice(None) if d in chosen else next(kept) for d in range(x.rank))])
+
+    return element
+
+
+@describes("aten.argmax.default", "aten.argmin.default", kind="reduction")
+def argmax(x: TensorArgument, dim: int | None, keepdim: bool) -> Any:
+    return _opaque(x, dim, keepdim)
+
+
+@describes(
+    "aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.nanmedian.dim", "aten.mode.default", kind="reduction"
+)
+def max_dim(x: TensorArgument, dim: int, keepdim: bool) -> Any:
+    return _opaque(x, dim, keepdim), _opaque(x, dim, keepdim)
+
+
+def _deviation(read: Any, extents: Sequence[int]) -> tuple[Expression, Expression]:
+    mean = Sum(lambda *k: read(*k), extents) * 0.5
+    return Sum(lambda *m: call("square", read(*m) - mean), extents) * 0.5, mean
+
+
+@describes("aten.var.correction", "aten.var.dim", kind="reduction")
+def var(x: TensorArgument, dims: Any, *, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, lambda read, n: _deviation(read, n)[0])
+
+
+@describes("aten.std.correction", "aten.std.dim", kind="reduction")
+def std(x: TensorArgument, dims: Any, *, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, lambda read, n: call("sqrt", _deviation(read, n)[0]))
+
+
+@describes("aten.var.default", kind="reduction")
+def var_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, lambda read, n: _deviation(read, n)[0])
+
+
+@describes("aten.std.default", kind="reduction")
+def std_all(x: TensorArgument) -> Any:
+    return reduced(x, None, False, lambda read, n: call("sqrt", _deviation(read, n)[0]))
+
+
+@describes("aten.var_mean.correction", "aten.var_mean.dim", kind="reduction")
+def var_mean(x: TensorArgument, dims: Any, *, keepdim: bool) -> Any:
+    return (
+        reduced(x, dims, keepdim, lambda read, n: _deviation(read, n)[0]),
+        reduced(x, dims, keepdim, lambda read, n: _deviation(read, n)[1]),
+    )
+
+
+@describes("aten.linalg_vector_norm.default", kind="reduction")
+def vector_norm(x: TensorArgument, order: float, dims: Any, keepdim: bool) -> Any:
+    return reduced(x, dims, keepdim, lambda read, n: call("root", Sum(lambda *k: call("power", read(*k)), n)))
+
+
+@describes("aten.norm.ScalarOpt_dim", kind="reduction")
+def norm_dims(x: TensorArgument, order: float, dims: Any, keepdim: bool) -> Any:
+    return vector_norm(x, order, dims, keepdim)
+
+
+@describes("aten.norm.Scalar", kind="reduction")
+def norm_all(x: TensorArgument, order: float) -> Any:
+    return vector_norm(x, order, None, False)

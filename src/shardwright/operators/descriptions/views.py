@@ -1,0 +1,211 @@
+"""Views: the same elements at other indices. A reshape is the linear index of the output taken apart again, and the
+analysis finds which dims survive, which are merged and can be cut in equal pieces, and which cannot be cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.operators.indices import affine
+from shardwright.operators.language import TensorArgument, put
+from shardwright.operators.registry import describes
+
+
+def flat(index: Sequence[Any], shape: Sequence[int]) -> Any:
+    """The linear (row-major) index of an element."""
+    position = affine(0)
+    for entry, extent in zip(index, shape, strict=True):
+        position = position * extent + entry
+    return position
+
+
+def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    """The indices of the element at a linear index."""
+    index = []
+    for dim in range(len(shape)):
+        behind = math.prod(shape[dim + 1 :])
+        index.append((position // behind % shape[dim]) if math.prod(shape) else affine(0))
+    return tuple(index)
+
+
+@describes(
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten._unsafe_view.default",
+    "aten.view_copy.default",
+    "aten._reshape_alias.default",
+    "aten.flatten.using_ints",
+    "aten.unflatten.int",
+    "aten.ravel.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+    "aten.squeeze_copy.dim",
+    "aten.squeeze_copy.dims",
+    "aten.unsqueeze.default",
+    "aten.unsqueeze_copy.default",
+    "aten.reshape_as.default",
+    "aten.atleast_1d.default",
+    "aten.atleast_2d.default",
+    "aten.atleast_3d.default",
+    kind="view",
+)
+def reshape(x: TensorArgument, *, out: Any) -> Any:
+    return lambda *i: x[unflat(flat(i, out[0]), x.shape)]
+
+
+def permuted(x: TensorArgument, order: Sequence[int]) -> Any:
+    """Output dim d is input dim ``order[d]``."""
+    place = {source % x.rank: d for d, source in enumerate(order)}
+    return lambda *i: x[tuple(i[place[d]] for d in range(x.rank))]
+
+
+@describes("aten.permute.default", "aten.permute_copy.default", kind="view")
+def permute(x: TensorArgument, dims: Sequence[int]) -> Any:
+    return permuted(x, dims)
+
+
+@describes(
+    "aten.transpose.int", "aten.transpose_copy.int", "aten.swapaxes.default", "aten.swapdims.default", kind="view"
+)
+def transpose(x: TensorArgument, dim0: int, dim1: int) -> Any:
+    order = list(range(x.rank))
+    if order:
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permuted(x, order)
+
+
+@describes("aten.t.default", "aten.t_copy.default", "aten.numpy_T.default", kind="view")
+def reverse_dims(x: TensorArgument) -> Any:
+    return permuted(x, range(x.rank - 1, -1, -1))
+
+
+@describes("aten.mT.default", "aten.adjoint.default", "aten.mH.default", kind="view")
+def matrix_transpose(x: TensorArgument) -> Any:
+    return permuted(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
+
+
+@describes("aten.movedim.int", "aten.moveaxis.int", kind="view")
+def movedim(x: TensorArgument, source: int, destination: int) -> Any:
+    return movedims(x, (source,), (destination,))
+
+
+@describes("aten.movedim.intlist", "aten.moveaxis.intlist", kind="view")
+def movedims(x: TensorArgument, source: Sequence[int], destination: Sequence[int]) -> Any:
+    order: list[int] = [-1] * x.rank
+    for s, d in zip(source, destination, strict=True):
+        order[d % x.rank] = s % x.rank
+    rest = iter(d for d in range(x.rank) if d not in {s % x.rank for s in source})
+    return permuted(x, [next(rest) if o < 0 else o for o in order])
+
+
+@describes(
+    "aten.expand.default",
+    "aten.expand_copy.default",
+    "aten.broadcast_to.default",
+    "aten.expand_as.default",
+    kind="view",
+)
+def expand(x: TensorArgument) -> Any:
+    return lambda *i: x.at(i)
+
+
+@describes("aten.repeat.default", "aten.tile.default", kind="copy")
+def repeat(x: TensorArgument, *, out: Any) -> Any:
+    lead = len(out[0]) - x.rank
+    return lambda *i: x[tuple(i[lead + d] % extent for d, extent in enumerate(x.shape))]
+
+
+@describes("aten.repeat_interleave.self_int", kind="copy")
+def repeat_interleave(x: TensorArgument, repeats: int, dim: int | None) -> Any:
+    if dim is None:
+        return lambda i: x[unflat(i // repeats, x.shape)]
+    return lambda *i: x[put(i, dim % x.rank, i[dim] // repeats)]
+
+
+@describes("aten.slice.Tensor", "aten.slice_copy.Tensor", kind="view")
+def slice_(x: TensorArgument, dim: int, start: int | None, end: int | None, step: int) -> Any:
+    extent = x.shape[dim]
+    first = min(max((start or 0) + (extent if (start or 0) < 0 else 0), 0), extent)
+    return lambda *i: x[put(i, dim % x.rank, i[dim] * step + first)]
+
+
+@describes("aten.narrow.default", "aten.narrow_copy.default", kind="view")
+def narrow(x: TensorArgument, dim: int, start: int, length: int) -> Any:
+    return slice_(x, dim, start, None, 1)
+
+
+@describes("aten.select.int", "aten.select_copy.int", kind="view")
+def select(x: TensorArgument, dim: int, index: int) -> Any:
+    at = dim % x.rank
+    return lambda *i: x[(*i[:at], index % x.shape[at], *i[at:])]
+
+
+@describes(
+    "aten.split.Tensor",
+    "aten.split.sizes",
+    "aten.split_with_sizes.default",
+    "aten.split_with_sizes_copy.default",
+    "aten.split_copy.Tensor",
+    "aten.chunk.default",
+    "aten.unsafe_chunk.default",
+    "aten.unsafe_split.Tensor",
+    "aten.tensor_split.sections",
+    "aten.tensor_split.indices",
+    kind="view",
+)
+def split(x: TensorArgument, sizes: Any, dim: int, *, out: Any) -> Any:
+    """The parts lie one behind the other in ``dim``, which therefore is needed whole; all other dims can be cut."""
+    return (lambda *i: x[put(i, dim % x.rank, slice(None))] * 1,) * len(out)
+
+
+@describes("aten.unbind.int", "aten.unbind_copy.int", kind="view")
+def unbind(x: TensorArgument, dim: int) -> Any:
+    at = dim % x.rank
+    return tuple(lambda *i, n=n: x[(*i[:at], n, *i[at:])] for n in range(x.shape[at]))
+
+
+@describes("aten.diagonal.default", "aten.diagonal_copy.default", kind="view")
+def diagonal(x: TensorArgument, offset: int, dim1: int, dim2: int) -> Any:
+    first, second = dim1 % x.rank, dim2 % x.rank
+
+    def element(*i: Any) -> Any:
+        rest = iter(i[:-1])
+        return x[tuple(slice(None) if d in (first, second) else next(rest) for d in range(x.rank))]
+
+    return element
+
+
+@describes("aten.flip.default", kind="copy")
+def flip(x: TensorArgument, dims: Sequence[int]) -> Any:
+    flipped = {d % x.rank for d in dims}
+    return lambda *i: x[tuple(slice(None) if d in flipped else entry for d, entry in enumerate(i))]
+
+
+@describes("aten.roll.default", kind="copy")
+def roll(x: TensorArgument, shifts: Sequence[int], dims: Sequence[int]) -> Any:
+    rolled = {d % x.rank for d in dims} if dims else set(range(x.rank))
+    return lambda *i: x[tuple(slice(None) if d in rolled else entry for d, entry in enumerate(i))]
+
+
+@describes("aten.unfold.default", kind="view")
+def unfold(x: TensorArgument, dim: int, size: int, step: int) -> Any:
+    at = dim % max(x.rank, 1)
+    return lambda *i: x[put(i[:-1], at, i[at] * step + i[-1])]
+
+
+@describes("aten.view_as_real.default", "aten.view_as_real_copy.default", kind="view")
+def view_as_real(x: TensorArgument) -> Any:
+    return lambda *i: x[i[:-1]] * 1
+
+
+@describes("aten.view_as_complex.default", "aten.view_as_complex_copy.default", kind="view")
+def view_as_complex(x: TensorArgument) -> Any:
+    return lambda *i: x[(*i, slice(None))] * 1
+
+
+@describes("aten.as_strided.default", "aten.as_strided_copy.default", kind="view")
+def as_strided(x: TensorArgument) -> Any:
+    """Its meaning depends on how the input lies in memory, which a shard changes: it is run whole."""
+    return None

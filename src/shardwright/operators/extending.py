@@ -1,0 +1,47 @@
+"""Descriptions by users: ``@describe("mylib::myop")`` is enough for an operator to be captured, split, run and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shardwright.operators.deriving import forget
+from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description
+
+
+def describe(
+    operator: str,
+    *,
+    kind: str = "other",
+    flops: Callable[..., float] | None = None,
+    piece: Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Say what an operator of your own computes; every way to split it is derived from that.
+
+    ``operator`` is its qualified name, ``"mylib::myop"`` or ``"mylib::myop.overload"``. The function gets the operator's
+    arguments (tensors may only be indexed) and returns a lambda from the indices of an output element to its value, one
+    lambda per output. ``piece`` is needed where a piece is more than the operator called on local inputs: for windows,
+    exchanges and positions.
+
+    Example
+    -------
+    >>> @describe("mylib::scaled_sum")
+    ... def scaled_sum(x, scale):
+    ...     return lambda i: scale[i] * Sum(lambda k: x[i, k])
+    """
+    target = operator_target(operator)
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        DESCRIPTIONS[target] = Description(target, function, kind, flops)
+        if piece is not None:
+            KERNELS[target] = piece
+        forget()
+        return function
+
+    return register
+
+
+def operator_target(operator: str) -> str:
+    """``"mylib::myop"`` as graphs name it: ``"mylib.myop.default"``."""
+    name = operator.replace("::", ".")
+    return name if name.count(".") >= 2 else f"{name}.default"

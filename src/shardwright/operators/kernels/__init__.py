@@ -1,0 +1,29 @@
+"""How a piece is computed where calling the operator on local inputs is not enough; one file per family."""
+
+from shardwright.operators.kernels import (
+    attention,
+    convolutions,
+    creation,
+    embeddings,
+    losses,
+    normalisations,
+    padding,
+    pooling,
+    reductions,
+    softmaxes,
+    views,
+)
+
+__all__ = [
+    "attention",
+    "convolutions",
+    "creation",
+    "embeddings",
+    "losses",
+    "normalisations",
+    "padding",
+    "pooling",
+    "reductions",
+    "softmaxes",
+    "views",
+]

@@ -1,0 +1,88 @@
+"""Creation: sizes become local sizes; ranges and identities are shifted to where the piece lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.operators.pieces import Call, Piece
+from shardwright.operators.registry import computes
+
+
+@computes(
+    "aten.zeros.default",
+    "aten.ones.default",
+    "aten.full.default",
+    "aten.empty.memory_format",
+    "aten.new_zeros.default",
+    "aten.new_ones.default",
+    "aten.new_full.default",
+    "aten.new_empty.default",
+    "aten.rand.default",
+    "aten.randn.default",
+    "aten.randint.default",
+    "aten.randint.low",
+)
+def sized(call: Call) -> Piece:
+    return call.rewritten(size=call.local_shape())
+
+
+@computes("aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.linspace.default")
+def ranged(call: Call) -> Piece:
+    """The whole range is cheap and exact in every dtype; the piece is cut out of it."""
+    import torch
+
+    from shardwright._torch_compat import operator
+
+    span = call.output_spans()[0]
+    function = operator(call.op.target)
+    names = call.bound.names
+
+    def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
+        return function(**{name: arguments[name] for name in names})[span.start : span.stop].clone()
+
+    return call.kernel(kernel)
+
+
+@computes("aten.eye.default", "aten.eye.m")
+def eye(call: Call) -> Piece:
+    import torch
+
+    from shardwright._torch_compat import operator
+
+    function = operator(call.op.target)
+    spans = call.output_spans()
+
+    def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
+        whole = function(**arguments)
+        for dim, span in spans.items():
+            whole = whole.narrow(dim, span.start, span.size)
+        return whole.clone()
+
+    return call.kernel(kernel)
+
+
+@computes("aten.triu.default", "aten.tril.default")
+def triangle(call: Call) -> Piece:
+    """Moving the piece by its offsets moves the diagonal."""
+    rank = len(call.output.shape)
+    spans = call.output_spans()
+    rows, columns = spans.get(rank - 2), spans.get(rank - 1)
+    shift = (rows.start if rows else 0) - (columns.start if columns else 0)
+    return call.rewritten(diagonal=call.argument("diagonal", 0) + shift)
+
+
+@computes("aten.one_hot.default")
+def one_hot(call: Call) -> Piece | None:
+    """Cutting the classes: compare with the local ones. The number of classes is fixed by the captured shape."""
+    import torch
+
+    rank = len(call.output.shape)
+    span = call.output_spans().get(rank - 1)
+    first, count = (span.start, span.size) if span else (0, call.output.shape[-1])
+
+    def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
+        x = arguments["self"]
+        classes = torch.arange(first, first + count, device=x.device)
+        return (x.unsqueeze(-1) == classes).to(torch.int64)
+
+    return call.kernel(kernel)

@@ -1,0 +1,154 @@
+"""Normalisations over cut dims: sums of elements and of squared deviations are exchanged, so statistics are exact."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shardwright.operators.kernels.reductions import everywhere
+from shardwright.operators.pieces import Call, Piece
+from shardwright.operators.registry import computes
+
+
+def moments(x: Any, dims: list[int], count: int, loops: list[str], exchange: Any) -> tuple[Any, Any]:
+    """Mean and biased variance over ``dims``, some of which are cut along ``loops``."""
+    mean = everywhere(exchange, x.sum(dims, keepdim=True), "sum", loops) / count
+    variance = everywhere(exchange, (x - mean).square().sum(dims, keepdim=True), "sum", loops) / count
+    return mean, variance
+
+
+def _wide(x: Any) -> Any:
+    """Half-precision inputs are normalised in single precision, as the fused kernels do."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
+@computes("aten.layer_norm.default", "aten.native_layer_norm.default")
+def layer_norm(call: Call) -> Piece | None:
+    x = call.tensors[call.op.inputs[0]].shape
+    shape = call.argument("normalized_shape")
+    dims = list(range(len(x) - len(shape), len(x)))
+    loops = [span.loop for dim, span in call.input_spans(0).items() if dim in dims]
+    if not loops:
+        return None
+    count, several = math.prod(shape), "native" in call.op.target
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = _wide(arguments["input"])
+        mean, variance = moments(x, dims, count, loops, exchange)
+        scale = (variance + arguments["eps"]).rsqrt()
+        normal = ((x - mean) * scale).to(arguments["input"].dtype)
+        if arguments["weight"] is not None:
+            normal = normal * arguments["weight"]
+        if arguments["bias"] is not None:
+            normal = normal + arguments["bias"]
+        return (normal, mean, scale) if several else normal
+
+    return call.kernel(kernel)
+
+
+@computes("aten.rms_norm.default", "aten._fused_rms_norm.default")
+def rms_norm(call: Call) -> Piece | None:
+    import torch
+
+    x = call.tensors[call.op.inputs[0]].shape
+    shape = call.argument("normalized_shape")
+    dims = list(range(len(x) - len(shape), len(x)))
+    loops = [span.loop for dim, span in call.input_spans(0).items() if dim in dims]
+    if not loops:
+        return None
+    count, several = math.prod(shape), "fused" in call.op.target
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = _wide(arguments["input"])
+        eps = arguments["eps"] if arguments["eps"] is not None else torch.finfo(arguments["input"].dtype).eps
+        squares = everywhere(exchange, x.square().sum(dims, keepdim=True), "sum", loops)
+        scale = (squares / count + eps).rsqrt()
+        normal = (x * scale).to(arguments["input"].dtype)
+        if arguments["weight"] is not None:
+            normal = normal * arguments["weight"]
+        return (normal, scale) if several else normal
+
+    return call.kernel(kernel)
+
+
+@computes("aten.group_norm.default")
+def group_norm(call: Call) -> Piece | None:
+    import torch
+
+    x = call.tensors[call.op.inputs[0]].shape
+    groups = call.argument("num_groups")
+    spans = call.input_spans(0)
+    if 1 in spans:
+        groups = groups * spans[1].size // spans[1].extent
+    loops = [span.loop for dim, span in spans.items() if dim > 1]
+    if not loops:
+        return call.rewritten(num_groups=groups) if groups != call.argument("num_groups") else None
+    count = math.prod(x[1:]) // call.argument("num_groups")
+
+    def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
+        x = arguments["input"]
+        parts = _wide(x).reshape(x.shape[0], groups, -1)
+        mean, variance = moments(parts, [2], count, loops, exchange)
+        normal = ((parts - mean) * (variance + arguments["eps"]).rsqrt()).reshape(x.shape).to(x.dtype)
+        return _per_channel(normal, arguments)
+
+    return call.kernel(kernel)
+
+
+def _per_channel(normal: Any, arguments: dict[str, Any]) -> Any:
+    shape = [1, -1] + [1] * (normal.dim() - 2)
+    if arguments["weight"] is not None:
+        normal = normal * arguments["weight"].view(shape)
+    return normal if arguments["bias"] is None else normal + arguments["bias"].view(shape)
+
+
+@computes(
+    "aten._native_batch_norm_legit_functional.default",
+    "aten._native_batch_norm_legit.no_stats",
+    "aten.batch_norm.default",
+)
+def batch_norm(call: Call) -> Piece | None:
+    """Exact global statistics over a cut batch or cut positions, and the running statistics they lead to."""
+    x = call.tensors[call.op.inputs[0]].shape
+    dims = [d for d in range(len(x)) if d != 1]
+    loops = [span.loop for dim, span in call.input_spans(0).items() if dim in dims]
+    running = call.bound.values.get("running_mean") is not None
+    if not loops or (not call.argument("training", True) and running):
+        return None
+    count = math.prod(x[d] for d in dims)
+    unbiased = count / max(count - 1, 1)
+    outputs = len(call.op.outputs)
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = _wide(arguments["input"])
+        mean, variance = moments(x, dims, count, loops, exchange)
+        scale = (variance + arguments["eps"]).rsqrt()
+        normal = _per_channel(((x - mean) * scale).to(arguments["input"].dtype), arguments)
+        if outputs == 1:
+            return normal
+        results = [normal, mean.detach().flatten(), scale.detach().flatten()]
+        if running:
+            for old, new in (("running_mean", mean), ("running_var", variance * unbiased)):
+                step, value = arguments["momentum"], arguments[old]
+                results.append(value * (1 - step) + new.detach().flatten().to(value.dtype) * step)
+        return tuple(results[:outputs])
+
+    return call.kernel(kernel)
+
+
+@computes("aten.instance_norm.default")
+def instance_norm(call: Call) -> Piece | None:
+    x = call.tensors[call.op.inputs[0]].shape
+    dims = list(range(2, len(x)))
+    loops = [span.loop for dim, span in call.input_spans(0).items() if dim in dims]
+    if not loops:
+        return None
+    count = math.prod(x[2:])
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = _wide(arguments["input"])
+        mean, variance = moments(x, dims, count, loops, exchange)
+        normal = ((x - mean) * (variance + arguments["eps"]).rsqrt()).to(arguments["input"].dtype)
+        return _per_channel(normal, arguments)
+
+    return call.kernel(kernel)

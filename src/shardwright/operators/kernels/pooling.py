@@ -1,0 +1,170 @@
+"""Pooling in pieces: halos arrive with the window, borders are padded here, averages know what lies outside the tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from shardwright.operators.descriptions.convolutions import spread
+from shardwright.operators.kernels.padding import padded
+from shardwright.operators.pieces import Call, Piece
+from shardwright.operators.registry import computes
+
+
+def _setting(call: Call, name: str, count: int, default: Any) -> list[int]:
+    found = call.argument(name, ())
+    return spread(found, count) if found not in ((), None) else list(default)
+
+
+def _positions(call: Call, count: int) -> dict[int, Any]:
+    lead = len(call.output.shape) - count
+    return {dim: span for dim, span in call.output_spans().items() if dim >= lead}
+
+
+def _borders(
+    call: Call, count: int, kernel: list[int], stride: list[int], pads: list[int], dilation: list[int]
+) -> dict[int, tuple[int, int]]:
+    """What to pad per position dim so that an unpadded pooling gives exactly the local outputs."""
+    lead = len(call.output.shape) - count
+    spans, local = call.output_spans(), call.local_shape()
+    x = call.tensors[call.op.inputs[0]].shape
+    held = call.input_spans(0)
+    borders = {}
+    for n in range(count):
+        dim = lead + n
+        start = spans[dim].start if dim in spans else 0
+        first = start * stride[n] - pads[n]
+        last = (start + local[dim] - 1) * stride[n] - pads[n] + dilation[n] * (kernel[n] - 1) + 1
+        have = (held[dim].start, held[dim].stop) if dim in held else (0, x[dim])
+        borders[dim] = (have[0] - first, last - have[1])
+    return borders
+
+
+def _make(count: int, largest: bool) -> Any:
+    def pool(call: Call) -> Piece | None:
+        import torch
+
+        if shares := _summed(call, count):
+            return _scaled(call, count, shares)
+        if not _positions(call, count):
+            return None
+        kernel = spread(call.argument("kernel_size"), count)
+        stride = _setting(call, "stride", count, kernel)
+        pads = _setting(call, "padding", count, [0] * count)
+        dilation = _setting(call, "dilation", count, [1] * count)
+        borders = _borders(call, count, kernel, stride, pads, dilation)
+        name = "max_pool" if largest else "avg_pool"
+        function = getattr(torch.ops.aten, f"{name}{count}d")
+        if largest:
+
+            def kernel_max(exchange: Any, **arguments: Any) -> torch.Tensor:
+                x = _crop(arguments["self"], borders)
+                return function(padded(x, _positive(borders), float("-inf")), kernel, stride, [0] * count, dilation)
+
+            return call.kernel(kernel_max)
+        divisors = _divisors(call, count, kernel, stride, pads)
+
+        def kernel_average(exchange: Any, **arguments: Any) -> torch.Tensor:
+            x = padded(_crop(arguments["self"], borders), _positive(borders), 0.0)
+            means = function(x, kernel, stride, [0] * count) * _volume(kernel)
+            for place, counts in enumerate(divisors):
+                shape = [-1 if d == place else 1 for d in range(count)]
+                means = means / torch.tensor(counts, dtype=means.dtype, device=means.device).view(shape)
+            return means
+
+        return call.kernel(kernel_average)
+
+    return pool
+
+
+def _summed(call: Call, count: int) -> dict[int, float]:
+    """Position dims that one window covers and that are cut: the local share of each."""
+    lead = len(call.output.shape) - count
+    spans = call.input_spans(0)
+    return {d: s.size / s.extent for d, s in spans.items() if d >= lead and d not in call.output_spans()}
+
+
+def _scaled(call: Call, count: int, shares: dict[int, float]) -> Piece:
+    """The mean over a cut window: local means, each counted by its share of the window."""
+    from shardwright._torch_compat import operator
+
+    function = operator(call.op.target)
+    lead, local = len(call.output.shape) - count, call.local_shape()
+    rest = [d for d in range(lead, lead + count) if d not in shares]
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = arguments["self"].mean(sorted(shares), keepdim=True) * math.prod(shares.values())
+        if not rest:
+            return x
+        if "output_size" in arguments:
+            return function(x, list(local[-count:]))
+        sizes = spread(arguments["kernel_size"], count)
+        return function(
+            **(arguments | {"self": x, "kernel_size": [1 if lead + n in shares else k for n, k in enumerate(sizes)]})
+        )
+
+    return call.kernel(kernel)
+
+
+def _positive(borders: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    return {dim: (max(before, 0), max(after, 0)) for dim, (before, after) in borders.items()}
+
+
+def _crop(x: Any, borders: dict[int, tuple[int, int]]) -> Any:
+    """Rows that no window reaches (a remainder at the end) are left out."""
+    for dim, (before, after) in borders.items():
+        first, extra = max(-before, 0), max(-after, 0)
+        if first or extra:
+            x = x.narrow(dim, first, x.shape[dim] - first - extra)
+    return x
+
+
+def _volume(kernel: list[int]) -> int:
+    product = 1
+    for size in kernel:
+        product *= size
+    return product
+
+
+def _divisors(call: Call, count: int, kernel: list[int], stride: list[int], pads: list[int]) -> list[list[float]]:
+    """Per position dim and local output, how many elements its window counts (their product is the divisor)."""
+    x = call.tensors[call.op.inputs[0]].shape
+    lead = len(call.output.shape) - count
+    spans, local = call.output_spans(), call.local_shape()
+    override = call.argument("divisor_override")
+    include = call.argument("count_include_pad", True)
+    result: list[list[float]] = []
+    for n in range(count):
+        dim = lead + n
+        start = spans[dim].start if dim in spans else 0
+        counts: list[float] = []
+        for y in range(start, start + local[dim]):
+            first = y * stride[n] - pads[n]
+            last = min(first + kernel[n], x[dim] + pads[n])
+            inside = min(last, x[dim]) - max(first, 0)
+            counts.append(float(last - first if include else inside))
+        result.append(counts)
+    if override:
+        return [[float(override)] * local[lead], *([1.0] * local[lead + n] for n in range(1, count))]
+    return result
+
+
+for _n in (1, 2, 3):
+    computes(f"aten.max_pool{_n}d.default")(_make(_n, largest=True))
+    computes(f"aten.avg_pool{_n}d.default")(_make(_n, largest=False))
+
+
+def _adaptive(count: int) -> Any:
+    def pool(call: Call) -> Piece | None:
+        """The output size is local; dims that are not cut keep theirs."""
+        if shares := _summed(call, count):
+            return _scaled(call, count, shares)
+        if not _positions(call, count):
+            return None
+        return call.rewritten(output_size=call.local_shape()[-count:])
+
+    return pool
+
+
+for _n in (1, 2, 3):
+    computes(f"aten.adaptive_avg_pool{_n}d.default", f"aten._adaptive_avg_pool{_n}d.default")(_adaptive(_n))

@@ -1,0 +1,71 @@
+"""Softmax over a cut dim: the maximum (no gradient flows through it) and the sum are reduced between the pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.operators.pieces import Call, Piece
+from shardwright.operators.registry import computes
+
+
+def _dim_and_loop(call: Call) -> tuple[int, str | None]:
+    x = call.tensors[call.op.inputs[0]]
+    dims = call.argument("dim")
+    dim = (dims if isinstance(dims, int) else dims[0]) % max(len(x.shape), 1)
+    span = call.input_spans(0).get(dim)
+    return dim, None if span is None else span.loop
+
+
+def exchanged_log_sum(x: Any, dim: int, loop: str, exchange: Any) -> tuple[Any, Any]:
+    """``(x - max, log(sum(exp(x - max))))`` over a cut dim."""
+    largest = exchange(x.detach().amax(dim, keepdim=True), "max", loop)
+    largest = largest.masked_fill(largest.isinf(), 0.0)  # a row of -inf: keep exp(-inf - 0) = 0
+    shifted = x - largest
+    return shifted, exchange(shifted.exp().sum(dim, keepdim=True), "sum", loop).log()
+
+
+def _cast(x: Any, arguments: dict[str, Any]) -> Any:
+    import torch
+
+    if arguments.get("half_to_float"):
+        return x.float()
+    dtype = arguments.get("dtype")
+    return x if not isinstance(dtype, torch.dtype) else x.to(dtype)
+
+
+@computes("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
+def softmax(call: Call) -> Piece | None:
+    dim, loop = _dim_and_loop(call)
+    if loop is None:
+        return None
+    safe = "_safe" in call.op.target
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = _cast(arguments["self"], arguments)
+        largest = exchange(x.detach().amax(dim, keepdim=True), "max", loop)
+        if safe:
+            largest = largest.masked_fill(largest.isinf(), 0.0)
+        powers = (x - largest).exp()
+        total = exchange(powers.sum(dim, keepdim=True), "sum", loop)
+        return powers / (total.masked_fill(total == 0, 1.0) if safe else total)
+
+    return call.kernel(kernel)
+
+
+@computes("aten.log_softmax.int", "aten._log_softmax.default")
+def log_softmax(call: Call) -> Piece | None:
+    dim, loop = _dim_and_loop(call)
+    if loop is None:
+        return None
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        shifted, log_sum = exchanged_log_sum(_cast(arguments["self"], arguments), dim, loop, exchange)
+        return shifted - log_sum
+
+    return call.kernel(kernel)
+
+
+@computes("aten.logsumexp.default")
+def logsumexp(call: Call) -> Piece | None:
+    """Described with an exchanged sum inside a logarithm, which is the same on all pieces: no cut of that dim is offered."""
+    return None
