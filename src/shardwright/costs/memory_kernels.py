@@ -1,0 +1,107 @@
+"""Which kernels a device picks where PyTorch has a choice, as far as memory is concerned.
+
+Fused attention never stores the scores, a fused dropout keeps a mask of one byte per element, and a matrix product on CUDA
+owns a workspace. These choices depend on the device, so they are made here by hand and not found by asking meta tensors;
+the functions below call, on meta tensors, the operator the device would call. PyTorch's choice is described in
+``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` and ``aten/src/ATen/cuda/CublasHandlePool.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MiB = 1 << 20
+aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def kernel_for(target: str, device: str) -> Callable[..., Any] | None:
+    """The function to call in place of the operator on this kind of device, or ``None`` for the operator itself."""
+    return _KERNELS.get(device, {}).get(target)
+
+
+def workspace(device: str, capability: tuple[int, int] = (9, 0)) -> int:
+    """Bytes the matrix-product library holds for good once a training step has run.
+
+    Every thread that multiplies owns a handle with its workspace, and the backward pass runs in a thread of its own.
+    """
+    if device != "cuda":
+        return 0
+    return 2 * (32 * MiB if capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8)
+
+
+def _attention_cuda(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Flash attention for halves without a mask, the memory-efficient kernel otherwise, plain products where neither can."""
+    width = query.shape[-1]
+    fits = query.dim() == 4 and width == value.shape[-1] and width % 8 == 0 and width <= 256
+    flash = fits and attn_mask is None and query.dtype in _HALVES
+    if flash:
+        return aten._scaled_dot_product_flash_attention.default(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if query.dim() == 4 and not enable_gqa and width % 4 == 0 and query.dtype in (*_HALVES, torch.float32):
+        training = any(t.requires_grad for t in (query, key, value))
+        bias = None if attn_mask is None else _bias(attn_mask, query, key)
+        return aten._scaled_dot_product_efficient_attention.default(
+            query, key, value, bias, training, dropout_p, is_causal, scale=scale
+        )[0]
+    return aten.scaled_dot_product_attention.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """A boolean mask becomes a tensor of zeros and minus infinities of the query's dtype; it is expanded, not copied."""
+    if mask.dtype is torch.bool:
+        mask = torch.empty(mask.shape, dtype=query.dtype, device=mask.device)
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _attention_cpu(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    fused = query.dim() == 4 and dropout_p == 0.0 and query.shape[-1] == value.shape[-1]
+    if fused and (attn_mask is None or not attn_mask.requires_grad):
+        mask = attn_mask
+        if mask is not None and mask.dtype is torch.bool:
+            mask = torch.empty(mask.shape, dtype=query.dtype, device=mask.device)
+        return aten._scaled_dot_product_flash_attention_for_cpu.default(
+            query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
+        )[0]
+    return aten.scaled_dot_product_attention.default(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def _dropout_cuda(x: Any, p: float, train: bool) -> Any:
+    return aten.native_dropout.default(x, p, True)[0] if train and 0 < p < 1 else aten.dropout.default(x, p, train)
+
+
+_KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
+    "cuda": {
+        "aten.scaled_dot_product_attention.default": _attention_cuda,
+        "aten.dropout.default": _dropout_cuda,
+    },
+    "cpu": {"aten.scaled_dot_product_attention.default": _attention_cpu},
+}

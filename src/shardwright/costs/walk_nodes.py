@@ -1,0 +1,279 @@
+"""What one rank does in a forward pass, as a list: operators on local tensors and the changes of layout between them.
+
+This is the order in which the lowered program runs (:mod:`shardwright.lowering`): a tensor is brought from the layout its
+maker leaves it in to its ``kept`` layout when it is first read, and from there to what each reader needs; equal needs
+share one change. Nothing has a price here yet; :mod:`~shardwright.costs.walk` gives every node its events, and
+:mod:`~shardwright.costs.memory_lifetimes` its storages. The rank is the one at coordinate zero, which ``torch.chunk``
+gives the largest pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwright.cluster import Mesh
+from shardwright.costs.memory_probe import Call, Forward, Strided, forward
+from shardwright.costs.redistribute import Conversion, conversion
+from shardwright.errors import PlanError
+from shardwright.graph import Graph, Op
+from shardwright.graph.core import refs
+from shardwright.operators import analyse, piece
+from shardwright.operators.rules import (
+    Layout,
+    Need,
+    OpRules,
+    Partial,
+    Replicate,
+    Split,
+    Window,
+    input_layouts,
+    local_shape,
+    nested_chunk,
+    output_layouts,
+)
+from shardwright.operators.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor on one rank in one layout, and how it lies in memory there."""
+
+    tensor: str
+    needs: tuple[Need, ...]
+    local: Strided
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An operator on local values (numbers into ``Nodes.values``), and what its forward call does to memory.
+
+    ``op`` is the operator of the whole graph, ``call`` the local one; ``kernel`` runs in its place where there is one.
+    """
+
+    op: Op
+    rules: OpRules
+    split: Split
+    call: Call
+    inputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    footprint: Forward
+    kernel: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of layout. ``gathers``: its source is a parameter at rest. ``again``: it is redone for the backward pass."""
+
+    steps: Conversion
+    source: int
+    result: int
+    module: str
+    gathers: bool = False
+    again: bool = False
+
+
+Node = Compute | Change
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The forward pass of one rank. ``rest`` maps source tensors to their values, ``results`` are those handed out."""
+
+    graph: Graph
+    strategy: Strategy
+    mesh: Mesh
+    values: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    rest: Mapping[str, int]
+    results: tuple[int, ...]
+    roots: tuple[int, ...]
+    """The results that the backward pass starts from."""
+    training: bool
+
+
+def forward_nodes(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True) -> Nodes:
+    """List what the rank at coordinate zero does in a forward pass.
+
+    Raises
+    ------
+    PlanError
+        When the strategy belongs to another mesh or lacks an operator or a source of the graph.
+    """
+    if strategy.axes != mesh.names:
+        raise PlanError(
+            f"the strategy is for a mesh {dict(strategy.axes)}, not for {dict(mesh.names)}.",
+            "Make a plan for this cluster.",
+        )
+    return _Builder(graph, strategy, mesh, training).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, strategy: Strategy, mesh: Mesh, training: bool) -> None:
+        self.graph, self.strategy, self.mesh, self.training = graph, strategy, mesh, training
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.rest: dict[str, int] = {}
+        self.home: dict[str, int] = {}
+        self.changed: dict[tuple[str, tuple[Need, ...], int], int] = {}
+        self.zero = (0,) * len(mesh.axes)
+
+    def build(self) -> Nodes:
+        for name in self.graph.sources:
+            if name not in self.strategy.resting:
+                raise PlanError(f"the strategy has no resting layout for {name!r}.", "Make the plan again.")
+            self.rest[name] = self.home[name] = self._value(name, self.strategy.resting[name])
+        for op in self.graph.ops:
+            self._operator(op)
+        outputs = [r.name for r in refs(self.graph.outputs)]
+        results = tuple(self._result(name) for name in outputs)
+        for held, new in self.graph.mutations:
+            self._read(new, self.strategy.resting[held], "")
+        return Nodes(
+            self.graph,
+            self.strategy,
+            self.mesh,
+            tuple(self.values),
+            tuple(self.nodes),
+            self.rest,
+            results,
+            self._roots(results),
+            self.training,
+        )
+
+    def _roots(self, results: tuple[int, ...]) -> tuple[int, ...]:
+        """The loss: the first scalar result with a gradient; every result with a gradient where there is no scalar."""
+        if not self.training:
+            return ()
+        with_gradient = [r for r in results if self.values[r].local.grad]
+        scalars = [r for r in with_gradient if not self.graph.tensors[self.values[r].tensor].shape]
+        return tuple(scalars[:1] or dict.fromkeys(with_gradient))
+
+    def _value(self, tensor: str, needs: tuple[Need, ...], loop_extent: int = 0) -> int:
+        meta = self.graph.tensors[tensor]
+        plain: Layout = tuple(Replicate() if isinstance(n, Window) else n for n in needs)
+        shape = list(local_shape(meta.shape, plain, self.mesh.sizes, self.zero))
+        for need, size in zip(needs, self.mesh.sizes, strict=True):
+            if isinstance(need, Window):
+                start, stop = nested_chunk(loop_extent, [(size, 0)])
+                first, end, _, _ = need.region(start, stop, meta.shape[need.dim])
+                shape[need.dim] = end - first
+        local = Strided.contiguous(tuple(shape), meta.dtype, meta.grad and self.training)
+        self.values.append(Value(tensor, needs, local))
+        return len(self.values) - 1
+
+    def _operator(self, op: Op) -> None:
+        split = self.strategy.splits.get(op.name)
+        if split is None or len(split) != len(self.mesh.axes):
+            raise PlanError(f"the strategy has no split for operator {op.name} ({op.target}).", "Make the plan again.")
+        rules = analyse(op, self.graph.tensors)
+        unknown = [loop for loop in split if loop is not None and loop not in rules.by_name]
+        if unknown:
+            raise PlanError(f"operator {op.name} ({op.target}) has no loop {unknown[0]!r}.", "Make the plan again.")
+        needs = input_layouts(rules, split, len(op.inputs))
+        extents = [0 if loop is None else rules.by_name[loop].extent for loop in split]
+        inputs = tuple(self._read(name, need, op.module, extents) for name, need in zip(op.inputs, needs, strict=True))
+        layouts = output_layouts(rules, split, len(op.outputs))
+        outputs = tuple(
+            None if name is None else self._value(name, layout)
+            for name, layout in zip(op.outputs, layouts, strict=True)
+        )
+        for name, number in zip(op.outputs, outputs, strict=True):
+            if name is not None and number is not None:
+                self.home[name] = number
+        ranges = self._ranges(rules, split)
+        made = piece(op, self.graph.tensors, ranges)
+        told_apart: tuple[Any, ...] = ()
+        if made.kernel is not None:
+            shapes = tuple(self.graph.tensors[name].shape for name in (*op.inputs, *filter(None, op.outputs)))
+            told_apart = (shapes, tuple(sorted(ranges.items())))
+        slots = tuple(inputs.index(number) for number in inputs)
+        call = Call.of(made.op or op, slots, told_apart)
+        footprint = self._footprint(op, call, inputs, outputs, made.kernel)
+        self.nodes.append(Compute(op, rules, split, call, inputs, outputs, footprint, made.kernel))
+
+    def _footprint(
+        self,
+        op: Op,
+        call: Call,
+        inputs: tuple[int, ...],
+        outputs: tuple[int | None, ...],
+        kernel: Callable[..., Any] | None,
+    ) -> Forward:
+        """Ask how the operator treats memory, and note how its results lie there."""
+        follows = self.training and op.grad
+        given = tuple(self.values[i].local if follows else _without_gradient(self.values[i].local) for i in inputs)
+        expected = tuple(None if o is None else self.values[o].local for o in outputs)
+        footprint = forward(call, given, self.mesh.device.kind, kernel, expected)
+        for number, result in zip(outputs, footprint.results, strict=False):
+            if number is not None and result is not None and result.tensor.shape == self.values[number].local.shape:
+                local = replace(self.values[number].local, strides=result.tensor.strides)
+                self.values[number] = replace(self.values[number], local=local)
+        return footprint
+
+    def _ranges(self, rules: OpRules, split: Split) -> dict[str, tuple[int, int]]:
+        cuts: dict[str, list[tuple[int, int]]] = {}
+        for size, loop in zip(self.mesh.sizes, split, strict=True):
+            if loop is not None and rules.by_name[loop].divides:
+                cuts.setdefault(loop, []).append((size, 0))
+        return {loop: nested_chunk(rules.by_name[loop].extent, pieces) for loop, pieces in cuts.items()}
+
+    def _read(self, tensor: str, needs: tuple[Need, ...], module: str, extents: list[int] | None = None) -> int:
+        """The value of a tensor in the layout a reader needs, changed on first use."""
+        home = self.home[tensor]
+        kept = self.strategy.kept.get(tensor)
+        if kept is not None and self.values[home].needs != kept:
+            home = self.home[tensor] = self._change(tensor, home, kept, 0, module)
+        if self.values[home].needs == needs:
+            return home
+        extent = next((e for e, n in zip(extents or (), needs, strict=False) if isinstance(n, Window)), 0)
+        key = (tensor, needs, extent)
+        if key not in self.changed:
+            self.changed[key] = self._change(tensor, home, needs, extent, module)
+        return self.changed[key]
+
+    def _change(self, tensor: str, source: int, needs: tuple[Need, ...], extent: int, module: str) -> int:
+        meta, layout = self.graph.tensors[tensor], self.values[source].needs
+        steps = conversion(meta.shape, meta.dtype, layout, needs, self.mesh)
+        if not steps.possible:
+            raise PlanError(
+                f"tensor {tensor!r} of shape {meta.shape} cannot be brought from {layout} to {needs}.",
+                "Make the plan again.",
+            )
+        result = self._value(tensor, needs, extent)
+        if all(step.kind in ("slice", "mask") for step in steps.forward):  # views of the source
+            local = replace(self.values[result].local, strides=self.values[source].local.strides)
+            self.values[result] = replace(self.values[result], local=local)
+        parameter = self.graph.parameter_of.get(tensor)
+        gathers = parameter is not None and source == self.rest[tensor]
+        again = gathers and self.training and tensor in self.strategy.regathered
+        where = parameter.paths[0] if parameter is not None else module
+        self.nodes.append(Change(steps, source, result, where, gathers, again))
+        return result
+
+    def _result(self, tensor: str) -> int:
+        """Outputs that are unreduced sums are completed; their gradient needs nothing."""
+        home = self._read_home(tensor)
+        layout = self.values[home].needs
+        whole = tuple(Replicate() if isinstance(p, Partial) else p for p in layout)
+        if whole == layout:
+            return home
+        meta = self.graph.tensors[tensor]
+        steps = conversion(meta.shape, meta.dtype, layout, whole, self.mesh)
+        completed = Conversion(steps.forward, (), steps.seconds, 0.0)
+        result = self._value(tensor, whole)
+        producer = self.graph.producer.get(tensor)
+        self.nodes.append(Change(completed, home, result, producer.module if producer else ""))
+        return result
+
+    def _read_home(self, tensor: str) -> int:
+        kept = self.strategy.kept.get(tensor)
+        home = self.home[tensor]
+        if kept is not None and self.values[home].needs != kept:
+            home = self.home[tensor] = self._change(tensor, home, kept, 0, "")
+        return home
+
+
+def _without_gradient(local: Strided) -> Strided:
+    return replace(local, grad=False)

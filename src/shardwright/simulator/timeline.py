@@ -1,0 +1,142 @@
+"""``simulate``: a discrete-event run of one training step of one rank, and the timeline it leaves.
+
+Compute and every mesh axis have a stream of their own; gathers ahead of use and reductions of gradients overlap with
+computation as far as the order of issue and the dependencies of the walk allow. All ranks of an operator-split plan do
+the same at the same time, so one rank's timeline stands for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardwright.cluster import Mesh
+from shardwright.costs.memory import MemoryUse, memory_of
+from shardwright.costs.walk import COMPUTE, Event, Walk, walk
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.simulator.engine import Schedule, lower_bound, run
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One simulated step: ``seconds``, when every event ran, and memory over time."""
+
+    walk: Walk
+    schedule: Schedule
+    seconds: float
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return self.walk.events
+
+    @cached_property
+    def memory(self) -> MemoryUse:
+        return memory_of(self.walk)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes allocated on one device at the worst moment."""
+        return self.memory.peak
+
+    @cached_property
+    def communication_bytes(self) -> int:
+        """Bytes one rank's collectives are about, in one step."""
+        return sum(event.bytes for event in self.events)
+
+    @cached_property
+    def lower_bound(self) -> float:
+        """No schedule of these events is shorter."""
+        return lower_bound(self.events)
+
+    @cached_property
+    def upper_bound(self) -> float:
+        """One event after the other, each issued before it runs."""
+        return sum(event.seconds + event.host for event in self.events)
+
+    @cached_property
+    def busy(self) -> dict[str, float]:
+        """Seconds each stream works."""
+        load = {COMPUTE: 0.0} | {axis.name: 0.0 for axis in self.walk.nodes.mesh.axes if axis.size > 1}
+        for event in self.events:
+            load[event.stream] = load.get(event.stream, 0.0) + event.seconds
+        return load
+
+    @property
+    def utilisation(self) -> dict[str, float]:
+        """Share of the step each stream works."""
+        return {stream: seconds / self.seconds if self.seconds else 0.0 for stream, seconds in self.busy.items()}
+
+    @cached_property
+    def exposed_seconds(self) -> float:
+        """Seconds in which something communicates and nothing computes."""
+        compute, talk = self._intervals(COMPUTE, True), self._intervals(COMPUTE, False)
+        return _length(talk) - _common(talk, compute)
+
+    def _intervals(self, stream: str, equal: bool) -> list[tuple[float, float]]:
+        schedule = self.schedule
+        spans = [
+            (schedule.starts[i], schedule.ends[i])
+            for i, event in enumerate(self.events)
+            if (event.stream == stream) == equal and event.seconds > 0
+        ]
+        return _merged(spans)
+
+    @cached_property
+    def memory_curve(self) -> list[tuple[float, int]]:
+        """Bytes alive over the seconds of the step, as (second, bytes) at every change."""
+        changes: dict[float, int] = {}
+        for storage in self.memory.storages:
+            start = 0.0 if storage.born < 0 else self.schedule.starts[storage.born]
+            end = self.schedule.ends[storage.dies] if self.events else 0.0
+            changes[start] = changes.get(start, 0) + storage.bytes
+            if storage.born >= 0:
+                changes[end] = changes.get(end, 0) - storage.bytes
+        total, curve = 0, []
+        for second in sorted(changes):
+            total += changes[second]
+            curve.append((second, total))
+        return curve
+
+
+def simulate(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True, optimiser: str = "adamw") -> Timeline:
+    """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``.
+
+    Example
+    -------
+    >>> timeline = simulate(graph, strategy, mesh)
+    >>> timeline.seconds, timeline.exposed_seconds, timeline.utilisation["compute"]
+    """
+    return simulate_walk(walk(graph, strategy, mesh, training, optimiser))
+
+
+def simulate_walk(events: Walk) -> Timeline:
+    """Simulate a walk."""
+    schedule = run(events.events)
+    return Timeline(events, schedule, schedule.seconds)
+
+
+def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def _common(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> float:
+    """Length of the intersection of two sorted lists of disjoint spans."""
+    total, i, j = 0.0, 0, 0
+    while i < len(a) and j < len(b):
+        total += max(0.0, min(a[i][1], b[j][1]) - max(a[i][0], b[j][0]))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
