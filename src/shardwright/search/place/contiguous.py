@@ -12,11 +12,11 @@ answer found under T is optimal, because no placement with all loads up to T was
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
+from shardwright.search.place.bounds import progress_bound, references
 from shardwright.search.place.measure import throughput_cost
 from shardwright.search.place.problem import Placement, Rules, Stage, Workload
 from shardwright.search.place.reductions import Blocks, reduce
@@ -24,16 +24,6 @@ from shardwright.search.solution import Solution
 
 MOST_IDEALS = 20_000_000
 MOST_KEPT_BYTES = 3 << 30
-_SCALE = 1 << 40
-
-
-@dataclass(frozen=True)
-class _References:
-    """Integer weights that bound progress: a device of kind k advances reference r by at most ``capacity[k, r]``."""
-
-    weights: np.ndarray  # [blocks, references]
-    capacity: np.ndarray  # [kinds, references], as a multiple of T for times (first rows) or absolute for memory
-    timed: np.ndarray  # [references] pass whose limit multiplies the capacity, or -1 for memory
 
 
 def place_contiguous(
@@ -91,24 +81,13 @@ class ChainSearch:
         self.per_byte = 1.0 / blocks.sync_bandwidth
         self.needs = _predecessor_bits(blocks, order)
         self.ends_start, self.ends = _transfer_ends(blocks)
-        self.states, self.moves, self.after = _device_states(blocks, rules)
-        self.references = _references(self.times, self.refused, blocks)
+        self.states, self.moves, self.after = device_states(blocks, rules)
+        self.references = references(blocks, passes)
         self.pairs = self.kept = self.visited = 0
 
     def lower_bound(self, pass_: int) -> float:
-        """No placement's largest load (of one pass) is below this: the work spread evenly, or one block that must fit."""
-        counts = np.array([kind.count for kind in self.blocks.kinds], dtype=np.float64)
-        bound = 0.0
-        for r in np.flatnonzero(self.references.timed == pass_):
-            capacity = self.references.capacity[:, r]
-            used = counts > 0
-            if np.isfinite(capacity[used]).all():
-                total = self.references.weights[:, r].sum()
-                bound = max(bound, float(total / (counts[used] @ capacity[used])))
-        most = counts.max(initial=1.0) if self.rules.replicate else 1.0
-        there = self.blocks.times[:, counts > 0, :]
-        alone = there.sum(axis=2) if self.passes == 1 else there[:, :, pass_]
-        return max(bound, float(alone.min(axis=1).max(initial=0.0)) / most)
+        """No placement's largest load (of one pass) is below this."""
+        return progress_bound(self.blocks, self.rules, pass_)
 
     def smallest(self, ceiling: float) -> Placement | None:
         """The chain with the smallest maximum load, at most ``ceiling`` (which is assumed to be achievable if finite)."""
@@ -168,7 +147,8 @@ class ChainSearch:
         cut = _ideals.crossings(bits, self.ends_start, self.ends, self.blocks.home, self.cost)
         best, origin, by, pairs = _ideals.best_chains(
             bits, sums, compute, refused, memory, parameters, *cut, self.blocks.home, self.cost, low, high, self.moves,
-            self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest, np.asarray(limits, dtype=np.float64),
+            self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest,
+            np.asarray(limits, dtype=np.float64),
         )  # fmt: skip
         self.pairs = pairs
         if not np.isfinite(best[-1, -1]):
@@ -229,7 +209,7 @@ def _transfer_ends(blocks: Blocks) -> tuple[np.ndarray, np.ndarray]:
     return start, np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, dtype=np.int64)
 
 
-def _device_states(blocks: Blocks, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def device_states(blocks: Blocks, rules: Rules) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How many devices of each kind are used (every combination, the last is all), and the moves between them."""
     counts = [kind.count for kind in blocks.kinds]
     states = np.stack(np.meshgrid(*[np.arange(c + 1) for c in counts], indexing="ij"), axis=-1).reshape(-1, len(counts))
@@ -248,29 +228,6 @@ def _device_states(blocks: Blocks, rules: Rules) -> tuple[np.ndarray, np.ndarray
             reached = tuple(c + d if j == k else c for j, c in enumerate(state))
             after[s, m] = number.get(reached, -1)
     return states, moves, after
-
-
-def _references(times: np.ndarray, refused: np.ndarray, blocks: Blocks) -> _References:
-    weights, capacity, timed = [], [], []
-    for kind in range(times.shape[1]):
-        for pass_ in range(times.shape[2]):
-            column = np.where(refused[:, kind], 0.0, times[:, kind, pass_])
-            if column.sum() == 0:
-                continue
-            scale = _SCALE / column.sum()
-            weights.append(np.floor(column * scale).astype(np.int64))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.where(refused | (column == 0)[:, None], 0.0, column[:, None] / times[:, :, pass_])
-            capacity.append(np.nanmax(ratio, axis=0) * scale)
-            timed.append(pass_)
-    if blocks.memory.sum() > 0:
-        scale = _SCALE / blocks.memory.sum()
-        weights.append(np.floor(blocks.memory * scale).astype(np.int64))
-        capacity.append(np.array([kind.room for kind in blocks.kinds]) * scale)
-        timed.append(-1)
-    if not weights:
-        weights, capacity, timed = [np.ones(blocks.count, dtype=np.int64)], [np.full(times.shape[1], np.inf)], [-1]
-    return _References(np.stack(weights, axis=1), np.stack(capacity, axis=1), np.array(timed))
 
 
 def _members(words: np.ndarray, count: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.search.place.problem import FloatArray, Placement, Rules, Workload
-from shardwright.search.place.reductions import class_order, contract_classes, strong_components
+from shardwright.search.place.reductions import class_order, contract_classes, distinct, strong_components
 
 TOLERANCE = 1e-9
 
@@ -54,10 +54,10 @@ def stage_costs(workload: Workload, placement: Placement) -> StageCosts:
     receive, send = np.zeros((count, 2)), np.zeros((count, 2))
     source, target = workload.edges[:, 0], stage_of[workload.edges[:, 1]]
     cut = stage_of[source] != target
-    arrivals = np.unique(source[cut] * count + target[cut])
+    arrivals = distinct(source[cut] * count + target[cut])
     nodes, where = arrivals // count, arrivals % count
     np.add.at(receive, (where, passes[nodes]), workload.transfer[nodes] * pays[where])
-    senders = np.unique(source[cut])
+    senders = distinct(source[cut])
     np.add.at(send, (stage_of[senders], passes[senders]), workload.transfer[senders] * pays[stage_of[senders]])
     parameters = np.bincount(stage_of, weights=workload.parameter_bytes, minlength=count)
     sync = 4.0 * (replicas - 1) / replicas * parameters / workload.sync_bandwidth
