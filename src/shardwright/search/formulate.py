@@ -20,6 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
+from shardwright.costs.layouts import dual
 from shardwright.costs.optimizer import state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.graph import Graph, Op, refs
@@ -337,6 +338,9 @@ class _Builder:
             there, back = conversion_matrix(meta.shape, meta.dtype, from_set, to_set, self.mesh, grad=grad)
             if parameter and grad:
                 there = there * (2 if self.within.regather else 1)  # gathered again for backward
+                # A parameter's gradient rests as the parameter does: a sum over ranks must be reduced, not left open.
+                duals = [dual(need) for need in to_set]
+                back = conversion_matrix(meta.shape, meta.dtype, duals, from_set, self.mesh, grad=False)[0].T
             total = there + back
             if parameter:
                 total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)

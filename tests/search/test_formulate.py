@@ -1,0 +1,122 @@
+"""The choice problem of a real model: folding, restrictions, pricing of any strategy, user constraints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from torch.distributed.tensor import Replicate, Shard
+
+from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.errors import ShardwrightError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.operators import analyse
+from shardwright.search.alternatives import alternatives
+from shardwright.search.baselines import BASELINES, restriction
+from shardwright.search.choose import evaluate, solve
+from shardwright.search.constraints import constraints
+from shardwright.search.formulate import formulate
+from shardwright.search.labels import label_loops
+from shardwright.search.options import EVERYTHING
+from shardwright.search.recursive import recursive
+from shardwright.zoo.reference import resolve
+
+MESH = mesh_of(parse_cluster("2x4xH100"))
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Graph:
+    resolved = resolve("gpt:small,layers=4", batch=8)
+    return capture(resolved.model, resolved.args, resolved.kwargs)
+
+
+def _search(graph: Graph, **options):
+    stated = formulate(graph, MESH, **options)
+    return stated, solve(stated.problem)
+
+
+def test_folding_repeats_keeps_the_price_of_every_strategy(gpt: Graph) -> None:
+    folded, solution = _search(gpt)
+    unfolded = formulate(gpt, MESH, fold=False)
+    assert len(folded.nodes) < len(unfolded.nodes) / 2
+    choice = unfolded.choice(folded.strategy(solution.answer))
+    assert evaluate(unfolded.problem, choice).cost == pytest.approx(solution.cost, rel=1e-9)
+
+
+def test_the_whole_space_beats_every_restriction_of_it(gpt: Graph) -> None:
+    _, best = _search(gpt)
+    assert best.optimal
+    for name in BASELINES:
+        _, found = _search(gpt, within=restriction(name, 2))
+        assert found.cost >= best.cost * (1 - 1e-9), name
+
+
+def test_data_parallel_cuts_only_the_batch_and_keeps_parameters_whole(gpt: Graph) -> None:
+    stated, solution = _search(gpt, within=restriction("data-parallel", 2))
+    strategy = stated.strategy(solution.answer)
+    labels = label_loops(gpt, stated.rules)
+    for op in gpt.ops:
+        for loop in strategy.splits[op.name]:
+            assert loop in (None, "+") or labels[op.name][loop] == "batch"
+    assert all(set(strategy.resting[p.tensor]) == {Replicate()} for p in gpt.parameters)
+    assert not strategy.regathered
+
+
+def test_fsdp_shards_and_gathers_again(gpt: Graph) -> None:
+    stated, solution = _search(gpt, within=restriction("fsdp", 2))
+    strategy = stated.strategy(solution.answer)
+    weights = [p.tensor for p in gpt.parameters if len(gpt.tensors[p.tensor].shape) == 2]
+    assert all(isinstance(place, Shard) for w in weights for place in strategy.resting[w])
+    assert set(weights) <= strategy.regathered
+
+
+def test_recursion_is_never_better_than_the_joint_search(gpt: Graph) -> None:
+    stated, solution = _search(gpt)
+    labels = label_loops(gpt, stated.rules)
+    found = recursive(gpt, MESH, within=EVERYTHING, optimiser="adamw", rules=stated.rules, labels=labels)
+    cost = evaluate(stated.problem, stated.choice(found)).cost
+    assert np.isfinite(cost)
+    assert cost >= solution.cost * (1 - 1e-9)
+
+
+def test_a_memory_limit_is_respected(gpt: Graph) -> None:
+    free, unlimited = _search(gpt, memory_limit=1e18)
+    peak = evaluate(free.problem, unlimited.answer).peak
+    tight, limited = _search(gpt, memory_limit=0.6 * peak)
+    assert evaluate(tight.problem, limited.answer).peak <= 0.6 * peak
+    assert limited.cost >= unlimited.cost
+
+
+def test_pins_and_prohibitions(gpt: Graph) -> None:
+    axes = MESH.names
+    pinned = constraints(gpt, axes, ["blocks.*.feed.up.weight=S0,R"], [f"head*@{axes[0][0]}"])
+    stated, solution = _search(gpt, within=pinned)
+    strategy = stated.strategy(solution.answer)
+    ups = [p.tensor for p in gpt.parameters if p.paths[0].endswith("feed.up.weight")]
+    assert len(ups) == 4
+    assert all(strategy.resting[t] == (Shard(0), Replicate()) for t in ups)
+    heads = [op for op in gpt.ops if op.module.startswith("head")]
+    assert heads and all(strategy.splits[op.name][0] is None for op in heads)
+
+
+@pytest.mark.parametrize("pin", ["nothing=S0,R", "head*=S0", "blocks.*.feed.up.weight=X,R"])
+def test_malformed_pins_are_one_sentence(gpt: Graph, pin: str) -> None:
+    with pytest.raises(ShardwrightError, match="pin"):
+        constraints(gpt, MESH.names, [pin], [])
+
+
+def test_alternatives_are_what_the_solver_would_find_with_the_option_pinned(gpt: Graph) -> None:
+    stated, solution = _search(gpt)
+    op = next(o for o in gpt.ops if o.target == "aten.linear.default")
+    node = stated.stands_for["op", op.name]
+    rows = alternatives(stated, solution.answer, node, most=5)
+    assert rows[0].chosen
+    assert rows[0].total_seconds == pytest.approx(solution.cost)
+    assert all(row.total_seconds >= solution.cost * (1 - 1e-9) for row in rows)
+
+
+def test_labels_follow_the_batch_through_the_model(gpt: Graph) -> None:
+    rules = {op.name: analyse(op, gpt.tensors) for op in gpt.ops}
+    labels = label_loops(gpt, rules)
+    linears = [op for op in gpt.ops if op.target == "aten.linear.default"]
+    assert linears and all("batch" in labels[op.name].values() for op in linears)
