@@ -1,50 +1,74 @@
 """The one function that walks the whole way, from a model to the simulated winner.
 
 Capture the model, factor the cluster into meshes, state and solve the choice problem on each, price every baseline by
-the same rules, simulate the best few, and keep the fastest that fits. The proof that comes with the plan is the solver's
-lower bound on the summed seconds over every mesh tried.
+the same rules, simulate the best few, and keep the fastest that fits. The sum that the search minimises ignores overlap,
+so the search also runs with parameter traffic discounted; the simulator decides. The proof that comes with the plan is
+the solver's lower bound on the summed seconds over every mesh tried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
-from shardwright.errors import Infeasible, ShardwrightError
+from shardwright.errors import Infeasible
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.plans.plan import Signature
-from shardwright.search.baselines import restriction
-from shardwright.search.choose import solve
-from shardwright.search.formulate import Formulation, formulate
-from shardwright.search.labels import Labels, label_loops
-from shardwright.search.solution import Solution
+from shardwright.search.choose import evaluate
+from shardwright.search.constraints import constraints
+from shardwright.search.labels import label_loops
+from shardwright.search.options import Restriction
+from shardwright.search.strategies import Described, Searched, check_name, find_strategy
 from shardwright.simulator import simulate
 
 SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
+OVERLAPS = (0.0, 0.8)
+"""Shares of hidden parameter traffic the exact search is run with; the simulator picks among the answers."""
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Options:
+    """How to plan. ``pins`` and ``forbidden`` are user constraints (:mod:`shardwright.search.constraints`)."""
+
+    search: str = "auto"
+    baselines: Sequence[str] = DEFAULT_BASELINES
+    optimiser: str = "adamw"
+    max_axes: int = 2
+    time_limit: float = 60.0
+    memory_limit: float | None = None
+    pins: Sequence[str] = ()
+    forbidden: Sequence[str] = ()
+    fewer_devices: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (self.search, *self.baselines):
+            check_name(name)
+
+
+@dataclass(frozen=True, eq=False)
 class Found:
-    """The outcome of one search on one mesh."""
+    """The outcome of one search on one mesh, simulated."""
 
     name: str
     mesh: Mesh
-    strategy: Strategy
+    searched: Searched
     prediction: Prediction
-    solution: Solution[np.ndarray]
-    formulation: Formulation
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What fits comes before what does not, then the faster."""
+        return (not self.prediction.fits, self.prediction.step_seconds)
 
 
 def plan(
@@ -53,13 +77,9 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     *,
     cluster: Cluster | str,
-    search: str = "auto",
-    baselines: Sequence[str] = DEFAULT_BASELINES,
-    optimiser: str = "adamw",
-    max_axes: int = 2,
-    time_limit: float = 60.0,
     progress: Progress | None = None,
     reference: str = "",
+    **options: Any,
 ) -> Plan:
     """Find the fastest split of ``model`` over ``cluster``.
 
@@ -69,157 +89,219 @@ def plan(
         The unmodified module and example inputs (on the meta device if it is large).
     cluster
         A :class:`Cluster` or its name: ``"8xH200"``, ``"4x8xA100-80GB"``, ``"local:2"``, a TOML file.
-    search
-        ``"auto"`` searches everything; a baseline's name restricts the search to strategies of that kind.
-    baselines
-        Names to price beside the plan found.
+    options
+        The fields of :class:`Options`: ``search="auto"`` searches everything, a baseline's name restricts the search to
+        strategies of that kind; ``baselines`` are priced beside the plan found.
 
     Raises
     ------
     Infeasible
         When no strategy fits into the devices' memory.
+
+    Examples
+    --------
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)
+    >>> plan(model, (x,), cluster="2xH100").prediction.fits
+    True
     """
     from shardwright.frontend import capture
 
     say = progress or (lambda text: None)
+    chosen = Options(**options)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     say("capturing the model")
-    graph = capture(model, args, kwargs)
-    return plan_graph(
-        graph,
-        cluster,
-        search=search,
-        baselines=baselines,
-        optimiser=optimiser,
-        max_axes=max_axes,
-        time_limit=time_limit,
-        progress=say,
-        reference=reference,
-    )
+    return plan_graph(capture(model, args, kwargs), cluster, chosen, progress=say, reference=reference)
 
 
 def plan_graph(
     graph: Graph,
     cluster: Cluster,
+    options: Options | None = None,
     *,
-    search: str = "auto",
-    baselines: Sequence[str] = DEFAULT_BASELINES,
-    optimiser: str = "adamw",
-    max_axes: int = 2,
-    time_limit: float = 60.0,
     progress: Progress | None = None,
     reference: str = "",
 ) -> Plan:
     """Plan a captured graph; see :func:`plan`."""
+    options = options or Options()
     say = progress or (lambda text: None)
     started = perf_counter()
     say("describing the operators")
-    rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
-    labels = label_loops(graph, rules)
-    shapes = meshes(cluster, max_axes)
-    names = list(dict.fromkeys([search, *baselines]))
-    found: dict[str, Found] = {}
-    notes: dict[str, str] = {}
-    bounds: list[float] = []
-    for name in names:
-        best: Found | None = None
-        for mesh in shapes:
-            if name == "megatron" and len(mesh.sizes) > 2:
-                continue
-            say(f"searching {name} on {_mesh_text(mesh.names)}")
-            try:
-                result = search_mesh(graph, mesh, name, optimiser, rules, labels, time_limit)
-            except Infeasible as error:
-                notes[name] = error.message
-                continue
-            if name == search:
-                bounds.append(result.solution.lower_bound)
-            if best is None or _rank(result) < _rank(best):
-                best = result
-        if best is not None:
-            found[name] = best
-    if search not in found:
+    described = describe_graph(graph)
+    shapes = meshes(cluster, options.max_axes)
+    found, notes = _search_all(described, shapes, options, say)
+    best = found.get(options.search)
+    if best is None or not best.prediction.fits:
         raise Infeasible(
-            f"No {search} strategy of this model fits {cluster.name}: {notes.get(search, 'nothing to search')}",
+            f"No {options.search} strategy of this model fits {cluster.name}: {_why(best, notes.get(options.search))}",
             "Use more devices, a smaller batch, or a cluster with more memory.",
         )
-    winner = min((f for n, f in found.items() if search in (n, "auto")), key=_rank)
-    solved = found[search]
-    proof = Proof(
-        cost=solved.solution.cost,
-        lower_bound=min(bounds),
-        optimal=solved.solution.optimal and solved.solution.lower_bound <= min(bounds) * (1 + 1e-9),
-        seconds=perf_counter() - started,
-        scope=SCOPE,
-    )
-    return Plan(
+    open_search = options.search == "auto" and not (options.pins or options.forbidden)
+    winner = min((f for n, f in found.items() if open_search or n == options.search), key=lambda f: f.rank)
+    if open_search:
+        found[options.search] = winner
+    remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
+    result = Plan(
         model=reference,
         signature=Signature.of(graph),
         cluster=cluster,
-        strategy=winner.strategy,
-        search=search,
-        optimiser=optimiser,
+        strategy=winner.searched.strategy,
+        search=options.search,
+        optimiser=options.optimiser,
         prediction=winner.prediction,
-        proof=proof,
+        proof=_proof(best, notes, perf_counter() - started),
         calibration=winner.mesh.calibration,
-        candidates=tuple(_candidate(n, found, notes, shapes) for n in names),
-        replicated=_replicated(graph, rules, winner),
-        notes=() if winner.name == search else (f"the simulated winner is the {winner.name} strategy",),
+        candidates=tuple(
+            _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
+        ),
+        replicated=_replicated(described, winner),
+        notes=tuple(remarks),
     )
+    if options.fewer_devices and _communication_bound(winner):
+        result = _perhaps_fewer(graph, cluster, options, result, say)
+    return result
 
 
-def search_mesh(
-    graph: Graph,
-    mesh: Mesh,
-    name: str,
-    optimiser: str,
-    rules: Mapping[str, OpRules],
-    labels: Labels,
-    time_limit: float,
-) -> Found:
-    """The best strategy of one kind on one mesh.
+def describe_graph(graph: Graph) -> Described:
+    """The rules and labels every search on this graph shares."""
+    rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
+    return Described(graph, rules, label_loops(graph, rules))
+
+
+def _search_all(
+    described: Described, shapes: Sequence[Mesh], options: Options, say: Progress
+) -> tuple[dict[str, Found], dict[str, str]]:
+    """The best of every name over all meshes; ``notes`` holds why a name found nothing, and ``:bound`` the bound."""
+    found: dict[str, Found] = {}
+    notes: dict[str, str] = {}
+    for name in dict.fromkeys([options.search, *options.baselines]):
+        for mesh in shapes:
+            say(f"searching {name} on {' x '.join(f'{axis} {size}' for axis, size in mesh.names)}")
+            try:
+                results = search_mesh(described, mesh, name, options)
+            except Infeasible as error:
+                notes.setdefault(name, error.message)
+                continue
+            if name == options.search:
+                bound = results[0].searched.solution.lower_bound
+                notes[":bound"] = repr(min(bound, float(notes.get(":bound", "inf"))))
+            best = min(results, key=lambda f: f.rank)
+            if name not in found or best.rank < found[name].rank:
+                found[name] = best
+    return found, notes
+
+
+def search_mesh(described: Described, mesh: Mesh, name: str, options: Options) -> list[Found]:
+    """The strategies one search offers on one mesh, simulated; the first is the one its bound belongs to."""
+    overlaps = OVERLAPS if name == "auto" else OVERLAPS[:1]
+    results: list[Found] = []
+    for overlap in overlaps:
+        result = _within_memory(described, mesh, name, options, overlap)
+        if overlap:  # price by the sum proper, so that every cost in a table means the same
+            stated = results[0].searched.formulation
+            cost = evaluate(stated.problem, stated.choice(result.searched.strategy)).cost
+            result = replace(result, prediction=replace(result.prediction, sum_seconds=cost))
+        results.append(result)
+    return results
+
+
+def _within_memory(described: Described, mesh: Mesh, name: str, options: Options, overlap: float) -> Found:
+    """Search under the device's memory.
 
     The search's memory row is an estimate; where the exact curve of its answer exceeds the device, the limit is
     tightened by the excess and the search repeated.
     """
-    limit = float(mesh.device.usable_memory)
+    limit = min(float(mesh.device.usable_memory), options.memory_limit or float("inf"))
     budget = limit
+    within = constraints(described.graph, mesh.names, options.pins, options.forbidden)
+    best: Found | None = None
     for _ in range(4):
-        formulation = formulate(
-            graph,
-            mesh,
-            optimiser=optimiser,
-            memory_limit=budget,
-            within=restriction(name, len(mesh.sizes)),
-            rules=rules,
-            labels=labels,
-        )
-        solution = solve(formulation.problem, time_limit=time_limit)
-        strategy = formulation.strategy(solution.answer)
-        prediction = predict(graph, strategy, mesh, optimiser, solution.cost)
+        try:
+            searched = find_strategy(
+                described,
+                mesh,
+                name,
+                optimiser=options.optimiser,
+                memory_limit=budget,
+                overlap=overlap,
+                within=within if name in ("auto", options.search) else Restriction(name),
+                time_limit=options.time_limit,
+            )
+        except Infeasible:
+            if best is None:
+                raise
+            return best
+        prediction = predict(described.graph, searched.strategy, mesh, options.optimiser, searched.solution.cost, limit)
+        result = Found(name, mesh, searched, prediction)
+        if best is None or result.rank < best.rank:
+            best = result
         if prediction.fits:
-            break
-        budget -= prediction.memory_bytes - limit
+            return best
+        budget -= 1.02 * (prediction.memory_bytes - limit)
         if budget <= 0:
             break
-    return Found(name, mesh, strategy, prediction, solution, formulation)
+    assert best is not None  # the first round either returns, raises or sets it
+    return best
 
 
-def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float) -> Prediction:
+def predict(
+    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float, limit: float | None = None
+) -> Prediction:
     """Simulate one step of a strategy."""
-    timeline = simulate(graph, strategy, mesh, optimiser=optimiser)
+    timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
     return Prediction(
         step_seconds=timeline.seconds,
-        sum_seconds=summed,
+        sum_seconds=float(summed),
         memory_bytes=float(timeline.peak_bytes),
         communication_bytes=float(timeline.communication_bytes),
         exposed_seconds=timeline.exposed_seconds,
-        fits=timeline.peak_bytes <= mesh.device.usable_memory,
+        fits=bool(timeline.peak_bytes <= (mesh.device.usable_memory if limit is None else limit)),
     )
 
 
-def _rank(result: Found) -> tuple[bool, float]:
-    return (not result.prediction.fits, result.prediction.step_seconds)
+def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:
+    cost = best.prediction.sum_seconds
+    bound = min(float(notes[":bound"]), cost)
+    return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, SCOPE)
+
+
+def _why(best: Found | None, note: str | None) -> str:
+    if best is None:
+        return note or "there is nothing to search."
+    need, have = best.prediction.memory_bytes / 1e9, best.mesh.device.usable_memory / 1e9
+    return f"the smallest found needs {need:.1f} GB of {have:.1f} GB per device."
+
+
+def _communication_bound(found: Found) -> bool:
+    """Fewer devices can only be faster where communication outweighs computation."""
+    return found.prediction.exposed_seconds > 0.5 * found.prediction.step_seconds
+
+
+def _perhaps_fewer(graph: Graph, cluster: Cluster, options: Options, result: Plan, say: Progress) -> Plan:
+    """Half the devices, and half of those, as long as that is faster."""
+    smaller = _half(cluster)
+    if smaller is None:
+        return result
+    say(f"trying {smaller.name}, since communication dominates")
+    try:
+        other = plan_graph(graph, smaller, replace(options, baselines=()), progress=say, reference=result.model)
+    except Infeasible:
+        return result
+    if other.prediction.step_seconds >= result.prediction.step_seconds:
+        return result
+    note = f"{smaller.size} of {cluster.size} devices are faster than all of them"
+    return replace(other, candidates=result.candidates, notes=(note, *other.notes))
+
+
+def _half(cluster: Cluster) -> Cluster | None:
+    nodes = cluster.nodes
+    if len(nodes) > 1 and len(nodes) % 2 == 0:
+        return replace(cluster, name=f"{len(nodes) // 2} nodes of {cluster.name}", nodes=nodes[: len(nodes) // 2])
+    if len(nodes) == 1 and nodes[0].devices % 2 == 0:
+        count = nodes[0].devices // 2
+        return replace(cluster, name=f"{count} devices of {cluster.name}", nodes=(replace(nodes[0], devices=count),))
+    return None
 
 
 def _candidate(name: str, found: Mapping[str, Found], notes: Mapping[str, str], shapes: Sequence[Mesh]) -> Candidate:
@@ -228,25 +310,14 @@ def _candidate(name: str, found: Mapping[str, Found], notes: Mapping[str, str], 
     return Candidate(name, found[name].mesh.names, found[name].prediction)
 
 
-def _replicated(graph: Graph, rules: Mapping[str, OpRules], winner: Found) -> tuple[tuple[str, str, float], ...]:
+def _replicated(described: Described, winner: Found) -> tuple[tuple[str, str, float], ...]:
     """Operators that run whole for want of a rule, and the seconds each costs."""
+    stated = winner.searched.formulation
     rows = []
-    for op in graph.ops:
-        if rules[op.name].origin != "replicated":
-            continue
-        node = winner.formulation.stands_for["op", op.name]
-        seconds = float(winner.formulation.problem.costs[node].min()) / max(winner.formulation.nodes[node].times, 1)
-        rows.append((op.name, f"{op.target}: {rules[op.name].reason}", seconds))
+    for op in described.graph.ops:
+        rules = described.rules[op.name]
+        if rules.origin == "replicated":
+            node = stated.stands_for["op", op.name]
+            seconds = float(np.min(stated.problem.costs[node])) / max(stated.nodes[node].times, 1)
+            rows.append((op.name, f"{op.target}: {rules.reason}", seconds))
     return tuple(rows)
-
-
-def _mesh_text(axes: Sequence[tuple[str, int]]) -> str:
-    return " x ".join(f"{name}={size}" for name, size in axes)
-
-
-def check_search(name: str) -> None:
-    """Refuse an unknown search or baseline name before any work is done."""
-    restriction(name, 1)
-
-
-__all__ = ["DEFAULT_BASELINES", "Found", "ShardwrightError", "plan", "plan_graph", "predict", "search_mesh"]

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-console = Console()
+console = Console() if Console().is_terminal else Console(width=140)
 messages = Console(stderr=True)
 
 

@@ -21,6 +21,13 @@ def plan(
     optimiser: Annotated[str, typer.Option(help="adamw or sgd")] = "adamw",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16: the dtype of the parameters")] = None,
     max_axes: Annotated[int, typer.Option(help="Mesh axes to search over, at most")] = 2,
+    pin: Annotated[
+        list[str] | None, typer.Option(help="NAME=S0,R or NAME=loop,none: insist on it (repeatable)")
+    ] = None,
+    forbid: Annotated[list[str] | None, typer.Option(help="NAME@AXIS: that axis must not cut it (repeatable)")] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GB per device to stay below (the device's own otherwise)")
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 60.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
@@ -32,11 +39,11 @@ def plan(
     from dataclasses import replace
 
     from shardwright.cluster import parse_cluster
-    from shardwright.planner import check_search
     from shardwright.planner import plan as find
+    from shardwright.search.strategies import check_name
     from shardwright.zoo.reference import resolve
 
-    check_search(search)
+    check_name(search)
     target = parse_cluster(cluster)
     with progress(as_json) as say:
         say("building the model")
@@ -50,6 +57,9 @@ def plan(
             optimiser=optimiser,
             max_axes=max_axes,
             time_limit=time_limit,
+            memory_limit=None if memory is None else memory * 1e9,
+            pins=pin or (),
+            forbidden=forbid or (),
             progress=say,
             reference=model,
         )

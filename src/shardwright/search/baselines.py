@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Op, Tensor
 from shardwright.operators.rules import Layout, LoopRule, OpRules, Split
-from shardwright.search.options import EVERYTHING, Restriction
+from shardwright.search.options import Restriction
 
 
 def _batch_only(op: Op, loop: LoopRule, label: str, axis: int) -> bool:
@@ -121,10 +121,7 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
 
 
 def restriction(name: str, axes: int) -> Restriction:
-    """The restriction behind a name; ``auto`` is the whole space."""
-    if name == "auto":
-        return EVERYTHING
+    """The restriction behind a baseline's name, on a mesh of ``axes`` axes."""
     if name not in BASELINES:
-        known = ", ".join(["auto", *BASELINES])
-        raise ShardwrightError(f"There is no strategy {name!r}.", f"Known: {known}.")
+        raise ShardwrightError(f"There is no strategy {name!r}.", f"Known: {', '.join(BASELINES)}.")
     return BASELINES[name](axes)

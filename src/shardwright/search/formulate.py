@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -49,7 +50,7 @@ class Node:
 
     kind: str
     name: str
-    options: Sequence[Split] | Sequence[Layout]
+    options: Sequence[Any]
     times: int
     """How many operators (parameters, tensors) of the graph this decision stands for."""
 
@@ -90,7 +91,7 @@ class Formulation:
         picked = np.full(len(self.nodes), -1)
         for (kind, name), number in self.stands_for.items():
             if picked[number] < 0:
-                picked[number] = list(self.nodes[number].options).index(tables[kind][name])  # type: ignore[index, arg-type]
+                picked[number] = list(self.nodes[number].options).index(tables[kind][name])
         return picked
 
     def _gathers(self, tensor: str, layout: Layout, splits: Mapping[str, Split]) -> bool:
@@ -116,11 +117,16 @@ def formulate(
     rules: Mapping[str, OpRules] | None = None,
     labels: Labels | None = None,
     fold: bool = True,
+    overlap: float = 0.0,
 ) -> Formulation:
-    """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`."""
+    """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
+
+    ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
+    computation; the sum proper, and every bound on it, has ``overlap=0``.
+    """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    return _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold).build()
+    return _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap).build()
 
 
 class _Builder:
@@ -134,7 +140,9 @@ class _Builder:
         rules: Mapping[str, OpRules],
         labels: Labels,
         fold: bool,
+        overlap: float,
     ) -> None:
+        self.overlap = overlap
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -341,7 +349,7 @@ class _Builder:
                 # A parameter's gradient rests as the parameter does: a sum over ranks must be reduced, not left open.
                 duals = [dual(need) for need in to_set]
                 back = conversion_matrix(meta.shape, meta.dtype, duals, from_set, self.mesh, grad=False)[0].T
-            total = there + back
+            total = (there + back) * (1.0 - self.overlap if parameter else 1.0)
             if parameter:
                 total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)
             rows = [from_set.index(s) for s in sources]

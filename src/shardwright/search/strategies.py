@@ -1,0 +1,107 @@
+"""One search by name on one mesh: the whole space, a baseline's part of it, or another search over the same options.
+
+``auto`` is the exact search; ``recursive`` is Tofu's, ``markov`` FlexFlow's random walk, ``integer`` the integer program;
+every other name is a baseline. Whatever the method, the answer is priced by the same problem and carries its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from shardwright.cluster import Mesh
+from shardwright.errors import ShardwrightError
+from shardwright.graph import Graph
+from shardwright.operators.rules import OpRules
+from shardwright.operators.strategy import Strategy
+from shardwright.search.baselines import BASELINES, restriction
+from shardwright.search.choose import METHODS, evaluate, solve
+from shardwright.search.formulate import Formulation, formulate
+from shardwright.search.labels import Labels
+from shardwright.search.options import EVERYTHING, Restriction
+from shardwright.search.recursive import recursive
+from shardwright.search.solution import Solution
+
+METHOD_NAMES = ("auto", "recursive", *(name for name in METHODS if name not in ("auto", "brute", "eliminate")))
+NAMES = (*METHOD_NAMES, *BASELINES)
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """A graph with what every search on it shares."""
+
+    graph: Graph
+    rules: Mapping[str, OpRules]
+    labels: Labels
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """A strategy, the problem that prices it and the solver's proof."""
+
+    strategy: Strategy
+    formulation: Formulation
+    solution: Solution[np.ndarray]
+
+
+def check_name(name: str) -> None:
+    """Refuse an unknown search or baseline before any work is done."""
+    if name not in NAMES:
+        raise ShardwrightError(f"There is no search or strategy {name!r}.", f"Known: {', '.join(NAMES)}.")
+
+
+def find_strategy(
+    described: Described,
+    mesh: Mesh,
+    name: str = "auto",
+    *,
+    optimiser: str = "adamw",
+    memory_limit: float | None = None,
+    overlap: float = 0.0,
+    within: Restriction = EVERYTHING,
+    time_limit: float | None = 60.0,
+) -> Searched:
+    """The best strategy that the search ``name`` finds on ``mesh``.
+
+    ``overlap`` is the share of parameter traffic (gathers, gradient reductions) assumed to hide under computation.
+    """
+    check_name(name)
+    space = within if name in METHOD_NAMES else restriction(name, len(mesh.sizes)) & within
+    stated = formulate(
+        described.graph,
+        mesh,
+        optimiser=optimiser,
+        memory_limit=memory_limit,
+        overlap=overlap,
+        within=space,
+        rules=described.rules,
+        labels=described.labels,
+    )
+    if name == "recursive":
+        solution = _recursive(described, mesh, stated, space, optimiser, time_limit)
+    else:
+        solution = solve(stated.problem, time_limit=time_limit, method=name if name in METHODS else "auto")
+    return Searched(stated.strategy(solution.answer), stated, solution)
+
+
+def _recursive(
+    described: Described, mesh: Mesh, stated: Formulation, space: Restriction, optimiser: str, time_limit: float | None
+) -> Solution[np.ndarray]:
+    started = perf_counter()
+    strategy = recursive(
+        described.graph,
+        mesh,
+        within=space,
+        optimiser=optimiser,
+        rules=described.rules,
+        labels=described.labels,
+        time_limit=time_limit or 60.0,
+    )
+    seconds = perf_counter() - started
+    choice = stated.choice(strategy)
+    cost = evaluate(stated.problem, choice).cost
+    bound = min(solve(stated.problem, time_limit=time_limit).lower_bound, cost)
+    return Solution(choice, cost, bound, cost <= bound * (1 + 1e-9), seconds)
