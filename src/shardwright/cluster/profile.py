@@ -60,9 +60,9 @@ class Profile:
     """All curves of one device, and where and when they were measured.
 
     ``curves`` are named ``kernel/dtype/pass`` (``matmul/bfloat16/forward``). ``dispatch`` gives the host's seconds per
-    operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name, seconds per step, seconds
-    per tensor, seconds per byte read or written). ``kernel_floor`` is the shortest time any kernel takes. ``label`` is
-    shown wherever a price is.
+    operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name/dtype, host
+    seconds per step, host seconds per tensor, device seconds per parameter byte). ``kernel_floor`` is the shortest time
+    any kernel takes. ``label`` is shown wherever a price is.
     """
 
     label: str

@@ -55,7 +55,9 @@ def state_bytes(name: str, parameter_bytes: Sequence[int]) -> int:
     return sum(kind.states * size + kind.scalars for size in parameter_bytes)
 
 
-def step_seconds(name: str, parameter_bytes: Sequence[int], device: Device) -> tuple[float, float]:
+def step_seconds(
+    name: str, parameter_bytes: Sequence[int], device: Device, dtype: str = "float32"
+) -> tuple[float, float]:
     """Seconds of one optimiser step over these (local) parameters: on the device, and for the host to issue it."""
     kind = optimizer(name)
     if not parameter_bytes or not kind.passes:
@@ -63,9 +65,10 @@ def step_seconds(name: str, parameter_bytes: Sequence[int], device: Device) -> t
     total = float(sum(parameter_bytes))
     fitted = None
     if device.profile is not None:
-        fitted = next((row[1:] for row in device.profile.optimizer if row[0] == kind.name), None)
+        rows = {row[0]: row[1:] for row in device.profile.optimizer}
+        fitted = rows.get(f"{kind.name}/{dtype}", rows.get(f"{kind.name}/float32"))
     if fitted is None:
         host = device.launch_overhead * (4 + 0.3 * len(parameter_bytes))
         return kind.passes * total / (0.75 * device.bandwidth) + device.launch_overhead, host
     base, per_tensor, per_byte = fitted
-    return per_byte * kind.passes * total, base + per_tensor * len(parameter_bytes)
+    return per_byte * total, base + per_tensor * len(parameter_bytes)

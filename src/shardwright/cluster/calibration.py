@@ -1,0 +1,220 @@
+"""Measuring the machine: kernels over shapes, dtypes and passes, the host's dispatch times, optimiser steps, collectives.
+
+``python -m shardwright.cluster.calibration -o device.toml --raw points.json`` needs nothing but torch and numpy. Each
+group of cases has a share of the time; cases are shuffled, so a group that runs out of time has measured an even sample.
+A case that fails (a kernel the device lacks, too little memory) is left out and counted. The raw points are kept so
+that curves can be fitted again without the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwright.cluster import cases, cases_memory
+from shardwright.cluster.cases import Case, Maker
+from shardwright.cluster.timing import Stopwatch
+
+Progress = Callable[[float, str], None]
+"""Told the share of the work that is done and what is being measured."""
+
+
+@dataclass
+class Clock:
+    """A share of the time for one group of cases."""
+
+    group: str
+    cases: list[Case]
+    seconds: float
+
+
+def _groups(make: Maker, total: float) -> list[Clock]:
+    """What is measured on this kind of device and how the time is shared out."""
+    if make.device.type == "cuda":
+        exponents = (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)
+        sizes = tuple(2**e for e in exponents)
+        plan: list[tuple[str, float, Iterable[Case]]] = [
+            ("matmul bfloat16", 0.17, cases.matmuls(make, "bfloat16", 5e12)),
+            ("matmul float32", 0.13, cases.matmuls(make, "float32", 4e11)),
+            ("matmul float16", 0.03, cases.matmuls(make, "float16", 2e12)),
+            ("matmul tf32", 0.03, cases.matmuls(make, "tf32", 2e12)),
+            ("odd matmul bfloat16", 0.02, cases.odd_matmuls(make, "bfloat16", 4e12)),
+            ("odd matmul float32", 0.02, cases.odd_matmuls(make, "float32", 4e11)),
+            ("batched matmul bfloat16", 0.03, cases.batched(make, "bfloat16", 1e12)),
+            ("batched matmul float32", 0.03, cases.batched(make, "float32", 2e11)),
+            ("convolution bfloat16", 0.11, cases.convolutions(make, "bfloat16", 2e12, (8, 32, 128))),
+            ("convolution float32", 0.11, cases.convolutions(make, "float32", 1e12, (8, 32, 128))),
+            ("attention bfloat16", 0.09, cases.attentions(make, "bfloat16", 1e12)),
+            ("attention float32", 0.05, cases.attentions(make, "float32", 2e11)),
+            ("lstm bfloat16", 0.025, cases.recurrences(make, "bfloat16", 1e12)),
+            ("lstm float32", 0.025, cases.recurrences(make, "float32", 5e11)),
+            ("memory bfloat16", 0.065, cases_memory.memory_kernels(make, "bfloat16", sizes)),
+            ("memory float32", 0.065, cases_memory.memory_kernels(make, "float32", sizes)),
+        ]
+    else:
+        sizes = tuple(2**e for e in (10, 13, 16, 19, 22, 24))
+        plan = [
+            ("matmul float32", 0.22, cases.matmuls(make, "float32", 2e9)),
+            ("matmul bfloat16", 0.08, cases.matmuls(make, "bfloat16", 1e9)),
+            ("batched matmul float32", 0.05, cases.batched(make, "float32", 1e9)),
+            ("convolution float32", 0.2, cases.convolutions(make, "float32", 1e9, (1, 4))),
+            ("attention float32", 0.12, cases.attentions(make, "float32", 1e9)),
+            ("lstm float32", 0.06, cases.recurrences(make, "float32", 1e9)),
+            ("memory float32", 0.22, cases_memory.memory_kernels(make, "float32", sizes)),
+            ("memory bfloat16", 0.05, cases_memory.memory_kernels(make, "bfloat16", sizes)),
+        ]
+    return [Clock(name, cases.shuffled(iter(items)), share * total) for name, share, items in plan]
+
+
+def _point(case: Case, seconds: float) -> dict[str, Any]:
+    return {
+        "kernel": case.kernel,
+        "step": case.step,
+        "dtype": case.dtype,
+        "features": dict(case.features),
+        "flops": case.flops,
+        "bytes": case.bytes,
+        "seconds": seconds,
+    }
+
+
+def _kernel_points(watch: Stopwatch, clock: Clock, report: Progress) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    points: list[dict[str, Any]] = []
+    failed: dict[str, int] = {}
+    end = time.perf_counter() + clock.seconds
+    torch.set_float32_matmul_precision("high" if "tf32" in clock.group else "highest")
+    for number, case in enumerate(clock.cases):
+        if time.perf_counter() > end:
+            break
+        try:
+            points.append(_point(case, watch.seconds(case.build())))
+        except (RuntimeError, NotImplementedError) as error:  # a missing kernel or memory: go on without this case
+            key = f"{case.kernel}/{case.dtype}/{case.step}: {str(error).splitlines()[0][:120]}"
+            failed[key] = failed.get(key, 0) + 1
+        report((number + 1) / len(clock.cases), clock.group)
+    torch.set_float32_matmul_precision("highest")
+    return points, failed
+
+
+def _dispatch(watch: Stopwatch, make: Maker) -> dict[str, list[float]]:
+    table = {}
+    for name, forward, backward in cases_memory.dispatch_cases(make):
+        try:
+            run_forward, run_backward = forward(), backward()
+            run_forward(), run_backward()
+            calls = 50  # chained in one backward pass
+            table[name] = [watch.host_seconds(run_forward), watch.host_seconds(run_backward, 2) / calls]
+        except RuntimeError:
+            continue
+    table["module"] = [table["module"][0] / 2, 0.0]  # one module inside another was called
+    return table
+
+
+def _optimizers(watch: Stopwatch, make: Maker, largest: int) -> list[dict[str, Any]]:
+    """Whole steps of ``torch.optim`` over many small and few large tensors."""
+    rows = []
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adamw": lambda p: torch.optim.AdamW(p, lr=1e-4),
+        "momentum": lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9),
+        "sgd": lambda p: torch.optim.SGD(p, lr=1e-4),
+    }
+    dtypes = ("float32", "bfloat16") if make.device.type == "cuda" else ("float32",)
+    for name, build in kinds.items():
+        for dtype in dtypes:
+            for tensors, elements in (
+                (1, 2**12),
+                (16, 2**12),
+                (256, 2**12),
+                (16, largest // 16),
+                (256, largest // 256),
+            ):
+                parameters = [make(elements, dtype=dtype, grad=True) for _ in range(tensors)]
+                for parameter in parameters:
+                    parameter.grad = torch.ones_like(parameter)
+                step = build(parameters).step
+                step()
+                watch.wait()
+                host = watch.host_seconds(step, calls=3, repeats=3)
+                device = watch.seconds(step) if make.device.type == "cuda" else host
+                bytes_each = elements * parameters[0].element_size()
+                row = {"name": name, "dtype": dtype, "tensors": tensors, "bytes": tensors * bytes_each}
+                rows.append(row | {"host": host, "device": device})
+    return rows
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """What the measurement ran on."""
+    info: dict[str, Any] = {"torch": torch.__version__, "kind": device.type, "date": f"{datetime.date.today()}"}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        free, total = torch.cuda.mem_get_info(device)
+        info |= {"name": properties.name, "memory": total, "free": free, "processors": properties.multi_processor_count}
+        info |= {"allocated_context": total - free}
+    else:
+        info |= {"name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
+    return info
+
+
+def measure(
+    device: torch.device, seconds: float = 120.0, report: Progress = lambda share, what: None
+) -> dict[str, Any]:
+    """All raw measurements of one device as a JSON-ready dictionary, taking about ``seconds``."""
+    machine = describe_machine(device)
+    watch, make = Stopwatch(device), Maker(device)
+    data: dict[str, Any] = {"machine": machine, "points": [], "failed": {}}
+    began = time.perf_counter()
+    report(0.0, "dispatch")
+    data["dispatch"] = _dispatch(watch, make)
+    report(0.02, "optimiser")
+    data["optimizers"] = _optimizers(watch, make, 2**28 if device.type == "cuda" else 2**22)
+    groups = _groups(make, seconds - (time.perf_counter() - began))
+    whole = sum(clock.seconds for clock in groups)
+    before = 0.0
+    for clock in groups:
+        offset, share = 0.05 + 0.95 * before / whole, 0.95 * clock.seconds / whole
+        points, failed = _kernel_points(watch, clock, lambda x, what, o=offset, s=share: report(o + s * x, what))  # type: ignore[misc]  # bound early
+        data["points"] += points
+        data["failed"] |= failed
+        before += clock.seconds
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    report(1.0, "done")
+    data["seconds"] = time.perf_counter() - began
+    return data
+
+
+def main() -> None:
+    """Measure without the command line's progress bar (a machine may have torch and nothing else)."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--output", type=Path, required=True, help="device file to write (TOML)")
+    parser.add_argument("--raw", type=Path, help="raw points to write (JSON)")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args()
+    last = [""]
+
+    def report(share: float, what: str) -> None:
+        if what != last[0]:
+            print(f"{100 * share:5.1f} %  {what}", flush=True)
+            last[0] = what
+
+    data = measure(torch.device(asked.device), asked.seconds, report)
+    if asked.raw:
+        asked.raw.write_text(json.dumps(data))
+    print(f"{len(data['points'])} points in {data['seconds']:.0f} s; failed: {data['failed']}")
+    from shardwright.cluster.fitting import device_file
+
+    asked.output.write_text(device_file(data))
+
+
+if __name__ == "__main__":
+    main()

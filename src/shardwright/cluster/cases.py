@@ -1,0 +1,233 @@
+"""What calibration runs: matrix products, convolutions, attention and recurrences over shapes, dtypes and passes.
+
+A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.costs.kernels`), so that the
+ratio of measured to ideal seconds carries over. Shapes are those that models have: batches of tokens by widths, the
+convolutions of residual and inception networks, heads by sequence lengths. Lists are long; whoever runs them may stop
+at any point, because they are shuffled.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+Run = Callable[[], Any]
+BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size: ``build`` makes its tensors and returns what to time."""
+
+    kernel: str
+    step: str
+    dtype: str
+    features: tuple[tuple[str, float], ...]
+    flops: float
+    bytes: float
+    build: Callable[[], Run]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    return getattr(torch, "float32" if name == "tf32" else name)
+
+
+def gradients(make: Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]) -> Callable[[], Run]:
+    """Build a backward pass: ``make`` returns a result and the tensors its gradient is wanted for."""
+
+    def build() -> Run:
+        out, wanted = make()
+        grad = torch.randn_like(out) * 0.1
+        return lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True)
+
+    return build
+
+
+class Maker:
+    """Random tensors on a device; values are small so that long chains stay finite, and random because power matters."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, *shape: int, dtype: str = "float32", grad: bool = False) -> torch.Tensor:
+        tensor = torch.randn(*shape, device=self.device, dtype=torch.float32).mul_(0.1).to(torch_dtype(dtype))
+        return tensor.requires_grad_(grad)
+
+
+def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel: str) -> Case:
+    """One product of sizes (m, n, k), its operands laid out as a linear layer's pass lays them out."""
+
+    def build() -> Run:
+        if step == "forward":  # x @ w.T
+            a, b = make(m, k, dtype=dtype), make(n, k, dtype=dtype).t()
+        elif step == "input":  # grad @ w
+            a, b = make(m, k, dtype=dtype), make(k, n, dtype=dtype)
+        else:  # x.T @ grad, as grad.T @ x transposed
+            a, b = make(k, m, dtype=dtype).t(), make(k, n, dtype=dtype)
+        return lambda: torch.mm(a, b)
+
+    features = (("m", float(m)), ("n", float(n)), ("k", float(k)))
+    moved = (m * k + k * n + m * n) * BYTES[dtype]
+    return Case(kernel, step, dtype, features, 2.0 * m * n * k, moved, build)
+
+
+def matmuls(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
+    """Products over a grid of sizes, each in the three forms a linear layer uses."""
+    rows = (16, 64, 256, 1024, 4096, 16384, 65536)
+    widths = (64, 256, 768, 1024, 2048, 4096, 8192, 16384)
+    for m, n, k in itertools.product(rows, widths, widths):
+        if m * n * k * 2 > most_flops or max(m, n, k) > 128 * max(min(m, n, k), 64):
+            continue
+        yield _product(make, m, n, k, dtype, "forward", "matmul")
+        if m >= 256:
+            yield _product(make, m, n, k, dtype, "input", "matmul")
+            yield _product(make, n, k, m, dtype, "weight", "matmul")
+
+
+def odd_matmuls(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
+    """Products with a width that is no multiple of eight, such as a vocabulary of 50257."""
+    for m, odd, k in itertools.product((512, 2048, 8192, 16384), (1001, 10001, 50257), (768, 1600, 4096)):
+        if m * odd * k * 2 > most_flops:
+            continue
+        yield _product(make, m, odd, k, dtype, "forward", "matmul_unaligned")
+        yield _product(make, m, k, odd, dtype, "input", "matmul_unaligned")
+        yield _product(make, odd, k, m, dtype, "weight", "matmul_unaligned")
+
+
+def batched(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
+    """Batches of products."""
+    for b, m, n, k in itertools.product(
+        (4, 32, 256), (64, 256, 1024, 4096), (64, 256, 1024, 4096), (64, 256, 1024, 4096)
+    ):
+        moved = b * (m * k + k * n + m * n) * BYTES[dtype]
+        if 2.0 * b * m * n * k > most_flops or moved > 2e9:
+            continue
+
+        def build(b: int = b, m: int = m, n: int = n, k: int = k) -> Run:
+            left, right = make(b, m, k, dtype=dtype), make(b, k, n, dtype=dtype)
+            return lambda: torch.bmm(left, right)
+
+        features = (("m", float(m)), ("n", float(n)), ("k", float(k)), ("batch", float(b)))
+        yield Case("bmm", "forward", dtype, features, 2.0 * b * m * n * k, moved, build)
+
+
+CONVOLUTIONS = (
+    # in channels, image, out channels, kernel, stride: residual, inception, wide residual and early networks
+    *((3, 224, 64, (7, 7), 2), (3, 224, 96, (11, 11), 4), (3, 299, 32, (3, 3), 2), (3, 32, 64, (3, 3), 1)),
+    *((64, 56, 64, (1, 1), 1), (64, 56, 64, (3, 3), 1), (64, 56, 256, (1, 1), 1), (256, 56, 64, (1, 1), 1)),
+    *((256, 56, 512, (1, 1), 2), (128, 56, 128, (3, 3), 2), (128, 28, 128, (3, 3), 1), (128, 28, 512, (1, 1), 1)),
+    *((512, 28, 128, (1, 1), 1), (512, 28, 1024, (1, 1), 2), (256, 14, 256, (3, 3), 1), (256, 14, 1024, (1, 1), 1)),
+    *((1024, 14, 256, (1, 1), 1), (512, 7, 512, (3, 3), 1), (512, 7, 2048, (1, 1), 1), (2048, 7, 512, (1, 1), 1)),
+    *((96, 27, 256, (5, 5), 1), (256, 13, 384, (3, 3), 1), (384, 13, 256, (3, 3), 1), (192, 17, 192, (1, 7), 1)),
+    *((192, 17, 192, (7, 1), 1), (768, 17, 192, (1, 1), 1), (48, 35, 64, (5, 5), 1), (96, 35, 96, (3, 3), 1)),
+    *((32, 147, 64, (3, 3), 1), (80, 73, 192, (3, 3), 1), (384, 8, 384, (1, 3), 1), (1280, 8, 320, (1, 1), 1)),
+    *((256, 56, 256, (3, 3), 1), (512, 28, 512, (3, 3), 1), (1024, 14, 1024, (3, 3), 1), (2048, 7, 2048, (3, 3), 1)),
+    *((256, 56, 1024, (1, 1), 1), (1024, 56, 256, (1, 1), 1), (2048, 28, 512, (1, 1), 1), (2048, 14, 2048, (1, 1), 1)),
+    *((3, 224, 768, (16, 16), 16), (640, 28, 640, (3, 3), 1), (1280, 14, 1280, (3, 3), 1), (64, 32, 64, (3, 3), 1)),
+)
+
+
+def convolutions(make: Maker, dtype: str, most_flops: float, batches: tuple[int, ...]) -> Iterator[Case]:
+    """Convolutions in the plain (channels first) memory format, forward, by input and by weight."""
+    for batch, (channels, image, out, kernel, stride) in itertools.product(batches, CONVOLUTIONS):
+        pad = (kernel[0] // 2, kernel[1] // 2)
+        side = [(image + 2 * p - size) // stride + 1 for p, size in zip(pad, kernel, strict=True)]
+        m, k = batch * side[0] * side[1], channels * kernel[0] * kernel[1]
+        flops = 2.0 * m * out * k
+        moved = (batch * channels * image * image + k * out + m * out) * BYTES[dtype]
+        if flops > most_flops or moved > 4e9:
+            continue
+        features = (("m", float(m)), ("n", float(out)), ("k", float(k)), ("area", float(kernel[0] * kernel[1])))
+        sizes = (batch, channels, image, out, kernel, stride, pad)
+
+        def forward(sizes: tuple = sizes) -> Run:
+            batch, channels, image, out, kernel, stride, pad = sizes
+            x, w = make(batch, channels, image, image, dtype=dtype), make(out, channels, *kernel, dtype=dtype)
+            return lambda: F.conv2d(x, w, stride=stride, padding=pad)
+
+        def backward(which: int, sizes: tuple = sizes) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            batch, channels, image, out, kernel, stride, pad = sizes
+            x = make(batch, channels, image, image, dtype=dtype, grad=which == 0)
+            w = make(out, channels, *kernel, dtype=dtype, grad=which == 1)
+            return F.conv2d(x, w, stride=stride, padding=pad), [(x, w)[which]]
+
+        yield Case("convolution", "forward", dtype, features, flops, moved, forward)
+        for which, step in enumerate(("input", "weight")):
+            build = gradients(lambda which=which, sizes=sizes: backward(which, sizes))  # type: ignore[misc]  # bound early
+            yield Case("convolution", step, dtype, features, flops, moved, build)
+
+
+def attentions(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
+    """Scaled dot-product attention: plain, causal and with a mask."""
+    heads, lengths, widths = (12, 64, 256, 1024), (64, 128, 256, 512, 1024, 2048, 4096, 8192), (64, 128)
+    for count, length, width, kind in itertools.product(heads, lengths, widths, ("", "_causal", "_masked")):
+        causal, masked = kind == "_causal", kind == "_masked"
+        flops = 4.0 * count * length * length * width * (0.5 if causal else 1.0)
+        moved = 4 * count * length * width * BYTES[dtype] + (length * length if masked else 0)
+        if flops > most_flops or moved > 4e9 or (masked and length > 4096):
+            continue
+        features = (
+            ("heads", float(count)),
+            ("rows", float(length)),
+            ("columns", float(length)),
+            ("width", float(width)),
+        )
+        batch = 4 if count % 4 == 0 else 1
+        sizes = (batch, count // batch, length, width, causal, masked)
+
+        def tensors(grad: bool, sizes: tuple = sizes) -> tuple[list[torch.Tensor], Callable[..., torch.Tensor]]:
+            batch, count, length, width, causal, masked = sizes
+            made = [make(batch, length, count, width, dtype=dtype, grad=grad).transpose(1, 2) for _ in range(3)]
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=make.device).tril() if masked else None
+            return made, functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal)
+
+        def forward(tensors: Callable = tensors) -> Run:
+            made, apply = tensors(False)
+            return lambda: apply(*made)
+
+        def result(tensors: Callable = tensors) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            made, apply = tensors(True)
+            return apply(*made), made
+
+        yield Case(f"attention{kind}", "forward", dtype, features, flops, moved, forward)
+        yield Case(f"attention{kind}", "backward", dtype, features, 2.5 * flops, 2 * moved, gradients(result))
+
+
+def recurrences(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
+    """One LSTM layer over sequences."""
+    for length, batch, width in itertools.product((16, 64, 256), (16, 64, 256), (128, 512, 1024, 2048, 4096)):
+        flops = 2.0 * 8 * width * width * length * batch
+        if flops > most_flops:
+            continue
+        moved = (2 * length * batch * width + 8 * width * width + 8 * width + 4 * batch * width) * BYTES[dtype]
+        features = (("steps", float(length)), ("batch", float(batch)), ("width", float(width)))
+        sizes = (length, batch, width)
+
+        def layer(sizes: tuple = sizes) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            length, batch, width = sizes
+            lstm = torch.nn.LSTM(width, width).to(make.device, torch_dtype(dtype))
+            x = make(length, batch, width, dtype=dtype, grad=True)
+            return lstm(x)[0], [x, *lstm.parameters()]
+
+        def forward(sizes: tuple = sizes) -> Run:
+            length, batch, width = sizes
+            lstm = torch.nn.LSTM(width, width).to(make.device, torch_dtype(dtype))
+            x = make(length, batch, width, dtype=dtype)
+            return lambda: lstm(x)
+
+        yield Case("lstm", "forward", dtype, features, flops, moved, forward)
+        yield Case("lstm", "backward", dtype, features, 2 * flops, 2 * moved, gradients(layer))
+
+
+def shuffled(cases: Iterator[Case], seed: int = 0) -> list[Case]:
+    """The cases in a fixed random order: stopping early leaves an even sample."""
+    items = list(cases)
+    random.Random(seed).shuffle(items)
+    return items

@@ -1,0 +1,192 @@
+"""What calibration runs, second part: kernels bound by memory, each over sizes, forward and backward.
+
+They are named after the operator they measure, so that pricing finds the curve of ``layer_norm`` for ``aten.layer_norm``
+and falls back to a kind of kernel for an operator that was not measured. Bytes are those of all inputs and outputs of
+the forward operator, in both passes: the ratio then says what a pass really moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from shardwright.cluster.cases import BYTES, Case, Maker, Run, gradients, torch_dtype
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``make`` builds the inputs for about so many elements, ``apply`` runs the operator on them."""
+
+    name: str
+    make: Callable[[Maker, int, str], Tensors]
+    apply: Callable[..., torch.Tensor]
+    backward: bool = True
+
+
+def _one(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [make(max(elements // 1024, 1), 1024, dtype=dtype)]
+
+
+def _two(make: Maker, elements: int, dtype: str) -> Tensors:
+    return _one(make, elements, dtype) + _one(make, elements, dtype)
+
+
+def _norm(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [*_one(make, elements, dtype), make(1024, dtype=dtype), make(1024, dtype=dtype)]
+
+
+def _image(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [make(max(elements // (64 * 28 * 28), 2), 64, 28, 28, dtype=dtype)]
+
+
+def _image_norm(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [*_image(make, elements, dtype), make(64, dtype="float32"), make(64, dtype="float32")]
+
+
+def _lookup(make: Maker, elements: int, dtype: str) -> Tensors:
+    rows = max(elements // 1024, 1)
+    return [torch.randint(0, 32000, (rows,), device=make.device), make(32000, 1024, dtype=dtype)]
+
+
+def _classes(make: Maker, elements: int, dtype: str) -> Tensors:
+    rows = max(elements // 32768, 8)
+    return [make(rows, 32768, dtype=dtype), torch.randint(0, 32768, (rows,), device=make.device)]
+
+
+def _flat(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [make(max(elements // 65536, 1), 256, 256, dtype=dtype)]
+
+
+def _picks(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [make(max(elements // 64, 1), 64, dtype=dtype)]
+
+
+def _batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    return F.batch_norm(x, mean, variance, weight, bias, training=True)
+
+
+KERNELS = (
+    Kernel("add", _two, torch.add, backward=False),
+    Kernel("mul", _two, torch.mul),
+    Kernel("div", _two, torch.div),
+    Kernel("elementwise", _two, lambda a, b: torch.addcmul(a, a, b)),
+    *(
+        Kernel(name, _one, getattr(torch, name))
+        for name in ("relu", "tanh", "sigmoid", "exp", "neg", "rsqrt", "square")
+    ),
+    Kernel("pow", _one, lambda a: torch.pow(a, 2)),
+    Kernel("gelu", _one, F.gelu),
+    Kernel("silu", _one, F.silu),
+    Kernel("dropout", _one, lambda a: F.dropout(a, 0.1, training=True)),
+    Kernel("softmax", _one, lambda a: torch.softmax(a, -1)),
+    Kernel("log_softmax", _one, lambda a: torch.log_softmax(a, -1)),
+    Kernel("layer_norm", _norm, lambda x, w, b: F.layer_norm(x, (1024,), w, b)),
+    Kernel("rms_norm", _norm, lambda x, w, b: F.rms_norm(x, (1024,), w)),
+    Kernel("group_norm", _image_norm, lambda x, w, b: F.group_norm(x, 8, w.to(x.dtype), b.to(x.dtype))),
+    Kernel("batch_norm", _image_norm, _batch_norm),
+    Kernel("max_pool2d", _image, lambda x: F.max_pool2d(x, 3, 2, 1)),
+    Kernel("avg_pool2d", _image, lambda x: F.avg_pool2d(x, 3, 1, 1)),
+    Kernel("adaptive_avg_pool2d", _image, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    Kernel("cross_entropy_loss", _classes, F.cross_entropy),
+    Kernel("embedding", _lookup, F.embedding),
+    Kernel("sum", _one, lambda a: a.sum(0)),
+    Kernel("mean", _one, lambda a: a.mean(-1)),
+    Kernel("cat", _two, lambda a, b: torch.cat([a, b], -1)),
+    Kernel("clone", _one, torch.clone),
+    Kernel("copy", _flat, lambda a: a.transpose(1, 2).contiguous()),
+    Kernel("to", _one, lambda a: a.to(torch.float32 if a.dtype != torch.float32 else torch.bfloat16)),
+    Kernel("cumsum", _one, lambda a: a.cumsum(0)),
+    Kernel("topk", _picks, lambda a: a.topk(2, -1)[0]),
+    Kernel("where", _two, lambda a, b: torch.where(a > 0, a, b)),
+    Kernel("masked_fill", _one, lambda a: a.masked_fill(a > 0, 0.0)),
+)
+
+
+def _bytes(name: str, inputs: Tensors, out: torch.Tensor) -> float:
+    if name == "embedding":  # only the rows looked up are read
+        return inputs[0].numel() * 8 + 2 * out.numel() * out.element_size()
+    return float(sum(t.numel() * t.element_size() for t in [*inputs, out]))
+
+
+def memory_kernels(make: Maker, dtype: str, sizes: tuple[int, ...]) -> Iterator[Case]:
+    """Every memory-bound kernel at every size."""
+    for kernel in KERNELS:
+        for elements in sizes:
+            with torch.device("meta"):
+                sample = kernel.make(Maker(torch.device("meta")), elements, dtype)
+                amount = _bytes(kernel.name, sample, kernel.apply(*sample))
+
+            def forward(kernel: Kernel = kernel, elements: int = elements) -> Run:
+                tensors = kernel.make(make, elements, dtype)
+                return lambda: kernel.apply(*tensors)
+
+            def result(kernel: Kernel = kernel, elements: int = elements) -> tuple[torch.Tensor, Tensors]:
+                tensors = [t.requires_grad_(t.is_floating_point()) for t in kernel.make(make, elements, dtype)]
+                out = kernel.apply(*tensors)
+                used = [t for t in tensors if t.requires_grad]
+                return out, used[:2] if kernel.name == "rms_norm" else used
+
+            yield Case(kernel.name, "forward", dtype, (("bytes", amount),), 0.0, amount, forward)
+            if kernel.backward:
+                if kernel.name == "embedding":  # the table's gradient is written as a whole
+                    amount += sample[1].numel() * bytes_of(dtype)
+                yield Case(kernel.name, "backward", dtype, (("bytes", amount),), 0.0, amount, gradients(result))
+
+
+def dispatch_cases(make: Maker) -> Iterator[tuple[str, Callable[[], Run], Callable[[], Run]]]:
+    """(operator, forward, backward) on tensors so small that the host's time is all there is to see."""
+    size, dtype = 64, "float32"
+
+    def chain(apply: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> tuple[Callable, Callable]:
+        def forward() -> Run:
+            x = make(*shape, dtype=dtype, grad=True)
+            return lambda: apply(x)
+
+        def backward() -> Run:
+            x = make(*shape, dtype=dtype, grad=True)
+            out = x
+            for _ in range(50):
+                out = apply(out)
+            grad = torch.ones_like(out)
+            return lambda: torch.autograd.grad(out, [x], grad, retain_graph=True)
+
+        return forward, backward
+
+    w, b = make(size, size, grad=True), make(size, grad=True)
+    kernel, four = make(8, 8, 3, 3, grad=True), (2, 8, 16, 16)
+    scale, shift = make(8, grad=True), make(8, grad=True)
+    module = torch.nn.Sequential(torch.nn.Identity()).to(make.device)
+    table: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
+        "add": (lambda x: x + x, (size, size)),
+        "mul": (lambda x: x * b, (size, size)),
+        "relu": (torch.relu, (size, size)),
+        "gelu": (F.gelu, (size, size)),
+        "dropout": (lambda x: F.dropout(x, 0.1), (size, size)),
+        "softmax": (lambda x: torch.softmax(x, -1), (size, size)),
+        "linear": (lambda x: F.linear(x, w, b), (size, size)),
+        "matmul": (lambda x: x @ w, (size, size)),
+        "layer_norm": (lambda x: F.layer_norm(x, (size,), b, b), (size, size)),
+        "rms_norm": (lambda x: F.rms_norm(x, (size,), b), (size, size)),
+        "transpose": (lambda x: x.transpose(0, 1), (size, size)),
+        "view": (lambda x: x.view(size, size), (size, size)),
+        "slice": (lambda x: x[:, 0:], (size, size)),
+        "cat": (lambda x: torch.cat([x[:, :32], x[:, 32:]], -1), (size, size)),
+        "conv2d": (lambda x: F.conv2d(x, kernel, padding=1), four),
+        "batch_norm": (lambda x: _batch_norm(x, scale, shift), four),
+        "max_pool2d": (lambda x: F.max_pool2d(x, 3, 1, 1), four),
+        "scaled_dot_product_attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), four),
+        "sum": (lambda x: x.sum(0, keepdim=True).expand(size, size), (size, size)),
+        "module": (lambda x: module(x), (size, size)),
+    }
+    for name, (apply, shape) in table.items():
+        yield name, *chain(apply, shape)
+
+
+def bytes_of(dtype: str) -> int:
+    return BYTES[dtype] if dtype in BYTES else torch_dtype(dtype).itemsize

@@ -1,0 +1,116 @@
+"""From raw measurements to a calibrated device: efficiency curves, dispatch, optimiser; peaks where no datasheet gives them.
+
+Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes. A curve keeps the points
+themselves, because kernels change with shape in steps that no smooth formula follows. The optimiser's step is fitted by
+least squares: the host's seconds on (1, tensors), the device's on bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardwright.cluster import toml_text
+from shardwright.cluster.hardware import Device, Link
+from shardwright.cluster.parse import preset, preset_names
+from shardwright.cluster.profile import Curve, Profile
+from shardwright.cluster.serial import device_to, link_to
+from shardwright.errors import ClusterError
+
+
+def peak_dtype(kernel: str, dtype: str) -> str:
+    """Float32 convolutions run on tensor cores as tf32 unless that is switched off."""
+    return "tf32" if dtype == "float32" and kernel == "convolution" else dtype
+
+
+def _datasheet(machine: Mapping[str, Any]) -> Device | None:
+    """The preset of the device that was measured, found by its name."""
+    names = [n for n in preset_names() if n.lower().replace("-", " ").split()[0] in machine["name"].lower().split()]
+    if machine["kind"] != "cuda" or not names:
+        return None
+    choices = [preset(name)[0].device for name in names]
+    return min(choices, key=lambda d: abs(d.memory - machine["memory"]))
+
+
+def _measured_peaks(data: Mapping[str, Any]) -> Device:
+    """A device described by the best rates seen on it."""
+    machine, bandwidth = data["machine"], 0.0
+    rates: dict[str, float] = defaultdict(float)
+    for point in data["points"]:
+        if point["kernel"] in ("matmul", "convolution"):
+            dtype = peak_dtype(point["kernel"], point["dtype"])
+            rates[dtype] = max(rates[dtype], point["flops"] / point["seconds"])
+        elif not point["flops"] and point["step"] == "forward":
+            bandwidth = max(bandwidth, point["bytes"] / point["seconds"])
+    return Device(
+        name=machine["name"],
+        kind=machine["kind"],
+        memory=int(machine.get("memory", 0)) or 8 * 1024**3,
+        bandwidth=bandwidth,
+        launch_overhead=data["dispatch"]["add"][0],
+        peak_flops=tuple(sorted(rates.items())),
+        source="best rates measured",
+    )
+
+
+def _curves(points: list[dict[str, Any]], device: Device) -> list[tuple[str, Curve]]:
+    groups: dict[str, list[tuple[tuple[float, ...], float]]] = defaultdict(list)
+    features: dict[str, tuple[str, ...]] = {}
+    for point in points:
+        name = f"{point['kernel']}/{point['dtype']}/{point['step']}"
+        rate = device.peak(peak_dtype(point["kernel"], point["dtype"]))
+        ideal = max(point["flops"] / rate, point["bytes"] / device.bandwidth)
+        features[name] = tuple(point["features"])
+        groups[name].append((tuple(point["features"].values()), point["seconds"] / ideal))
+    curves = []
+    for name, rows in sorted(groups.items()):
+        rows.sort()
+        ratios = tuple(float(f"{ratio:.4g}") for _, ratio in rows)
+        curves.append((name, Curve(features[name], tuple(row for row, _ in rows), ratios)))
+    return curves
+
+
+def _optimizers(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, float]]:
+    fitted = []
+    for name, dtype in sorted({(row["name"], row["dtype"]) for row in rows}):
+        mine = [row for row in rows if (row["name"], row["dtype"]) == (name, dtype)]
+        small = [row for row in mine if row["bytes"] <= 2**23]
+        matrix = np.array([[1.0, row["tensors"]] for row in small])
+        host = np.array([row["host"] for row in small])
+        base, per_tensor = np.linalg.lstsq(matrix / host[:, None], np.ones(len(host)), rcond=None)[0]
+        large = max(mine, key=lambda row: row["bytes"])
+        fitted.append(
+            (f"{name}/{dtype}", max(float(base), 0.0), max(float(per_tensor), 0.0), large["device"] / large["bytes"])
+        )
+    return fitted
+
+
+def calibrated(data: Mapping[str, Any]) -> Device:
+    """The measured device with its profile."""
+    if not data["points"]:
+        raise ClusterError("no kernel could be measured in the time given.", "Calibrate with more seconds.")
+    device = _datasheet(data["machine"]) or _measured_peaks(data)
+    machine = data["machine"]
+    dispatch = {name: (row[0], row[1]) for name, row in data["dispatch"].items()}
+    dispatch["*"] = tuple(np.median([row for name, row in dispatch.items() if name != "module"], axis=0).tolist())
+    smallest = [p["seconds"] for p in data["points"] if not p["flops"] and p["step"] == "forward"]
+    profile = Profile(
+        label=f"measured {machine['date']} on {machine['name']} with torch {machine['torch']}",
+        curves=tuple(_curves(data["points"], device)),
+        dispatch=tuple((name, *row) for name, row in dispatch.items()),
+        optimizer=tuple(_optimizers(data["optimizers"])),
+        kernel_floor=float(np.percentile(smallest, 2)),
+    )
+    return replace(device, profile=profile, launch_overhead=dispatch["add"][0])
+
+
+def device_file(data: Mapping[str, Any], link: Link | None = None) -> str:
+    """The device file ``shardwright calibrate`` writes."""
+    table: dict[str, Any] = {"device": device_to(calibrated(data))}
+    if link is not None:
+        table["link"] = link_to(link)
+    return toml_text.dumps(table)

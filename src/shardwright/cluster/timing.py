@@ -1,0 +1,88 @@
+"""Timing one kernel on a real device, as close as possible to what it takes inside a training step.
+
+On a CUDA device calls are queued behind a long matrix product, so that the device never waits for the host and events
+around the calls measure kernels back to back. There the median of a few repeats is taken.
+On a CPU, where other programs take turns with ours, the calls are simply timed and the fastest repeat is taken.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Run = Callable[[], Any]
+
+
+class Stopwatch:
+    """Seconds per call on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            size = 6144
+            self._left = torch.randn(size, size, device=device, dtype=torch.float16) * 0.02
+            self._events(lambda: self._left @ self._left, 5)  # the first products load the library
+            self._delay = self._events(lambda: self._left @ self._left, 5)
+
+    def _events(self, run: Run, calls: int, delays: int = 0) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        for _ in range(delays):
+            _ = self._left @ self._left
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3 / calls
+
+    def _cuda(self, run: Run, repeats: int) -> float:
+        run()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        run()
+        host = time.perf_counter() - began
+        torch.cuda.synchronize()
+        once = time.perf_counter() - began
+        calls = int(min(max(1.5e-3 / max(once - host, 5e-6), 2), 16))
+        # The host must have queued everything before the delay ends, or the device would wait for it.
+        delays = min(1 + int(1.5 * host * calls / self._delay), 40)
+        return statistics.median(self._events(run, calls, delays) for _ in range(repeats))
+
+    def _cpu(self, run: Run, repeats: int) -> float:
+        run()
+        began = time.perf_counter()
+        run()
+        once = time.perf_counter() - began
+        calls = int(min(max(4e-3 / max(once, 1e-7), 1), 200))
+        times = []
+        for _ in range(repeats if once < 0.1 else 1):
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            times.append((time.perf_counter() - began) / calls)
+        return min([*times, once])
+
+    def seconds(self, run: Run, repeats: int = 3) -> float:
+        """Device seconds of one call, the host's time to issue it left out (on a CPU there is no difference)."""
+        return self._cuda(run, repeats) if self.device.type == "cuda" else self._cpu(run, repeats)
+
+    def host_seconds(self, run: Run, calls: int = 100, repeats: int = 5) -> float:
+        """Wall seconds per call when calls are issued without waiting; small tensors make this the host's time."""
+        times = []
+        for _ in range(repeats):
+            self.wait()
+            began = time.perf_counter()
+            for _ in range(calls):
+                run()
+            times.append((time.perf_counter() - began) / calls)
+        self.wait()
+        return statistics.median(times)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
