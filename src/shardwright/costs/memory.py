@@ -13,7 +13,8 @@ import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.costs.memory_allocator import Allocator
-from shardwright.costs.memory_lifetimes import Storage, lifetimes
+from shardwright.costs.memory_ledger import Storage
+from shardwright.costs.memory_lifetimes import lifetimes
 from shardwright.costs.walk import Walk, walk
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy

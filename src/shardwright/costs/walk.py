@@ -1,75 +1,50 @@
 """One training step of one rank as a list of events: what runs, on which stream, for how long, after what.
 
-Forward operators and the changes of layout between them come in the order of the program; backward events mirror them
-(the backward of an operator is one event, that of a change its dual steps); gradients of parameters that rest replicated
-are reduced in buckets as they become complete; the optimiser ends the step. An event that communicates occupies the stream
-of its mesh axis, everything else the compute stream. List order is the order in which the host issues the events. Which
-of them may overlap is left to :mod:`shardwright.simulator`; the plain sum is what the search minimises.
+Forward operators and the changes of layout between them come in the order of the program; parameters are gathered some
+bytes ahead of use; backward events mirror the forward ones (the backward of an operator is one event, that of a change its
+dual steps); gradients of parameters travel home while the backward pass goes on; the optimiser ends the step. List order
+is the order in which the host issues the events, and it is the runtime's. Which of them overlap is found out by
+:mod:`shardwright.simulator`; the plain sum is what the search minimises.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from shardwright.cluster import Mesh
-from shardwright.costs import collectives
-from shardwright.costs.compute import dispatch_seconds, kernel_seconds, localise
-from shardwright.costs.kernels import kernels
 from shardwright.costs.optimizer import step_seconds
-from shardwright.costs.redistribute import COMMUNICATION, Step
+from shardwright.costs.walk_events import COMPUTE, Event, Recorder
+from shardwright.costs.walk_gradients import Bucket, GradientFlow
 from shardwright.costs.walk_nodes import Change, Compute, Nodes, forward_nodes
 from shardwright.graph import Graph
-from shardwright.graph.core import DTYPE_BYTES
-from shardwright.operators.rules import Shard
 from shardwright.operators.strategy import Strategy
 
-COMPUTE = "compute"
-BUCKET_BYTES = 25 * 2**20
-"""Gradients are reduced together in buckets of this size, as ``DistributedDataParallel`` does."""
+__all__ = ["COMPUTE", "Event", "Walk", "walk"]
 
-
-@dataclass(frozen=True)
-class Event:
-    """Something one rank does.
-
-    ``kind`` is ``operator``, ``change`` (one step of a change of layout), ``exchange`` (statistics between pieces),
-    ``accumulate`` (adding gradients of several readers), ``reduce`` (a bucket of gradients) or ``update``; ``phase`` is
-    ``forward``, ``backward`` or ``update``. ``seconds`` are the device's, ``host`` the host's to issue it. ``bytes`` are
-    those communicated. ``after`` are the events it must wait for. ``node`` numbers the forward node it belongs to.
-    """
-
-    kind: str
-    phase: str
-    name: str
-    stream: str
-    seconds: float
-    host: float = 0.0
-    bytes: int = 0
-    collective: str = ""
-    after: tuple[int, ...] = ()
-    module: str = ""
-    node: int = -1
+AHEAD_BYTES = 64 * 2**20
+"""Gathers of parameters are started ahead of use until this many bytes are under way."""
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The events of one step, and for every forward node the events of its forward and backward part.
+    """The events of one step, and where the storages of its nodes begin and end.
 
-    ``buckets`` hold, per gradient reduction, the parameters reduced together and the events that do it.
+    ``forward_of`` and ``backward_of`` give the events of every forward node. ``gathered`` says for a gather of a
+    parameter after which event its result is used, ``again`` the same for the gathers repeated in the backward pass with
+    the events that repeat them, ``awaited`` when a gradient's scattering is awaited.
     """
 
     nodes: Nodes
     events: tuple[Event, ...]
     forward_of: Mapping[int, tuple[int, ...]]
     backward_of: Mapping[int, tuple[int, ...]]
-    regather_of: Mapping[int, tuple[int, ...]]
-    buckets: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]
+    gathered: Mapping[int, int]
+    again: Mapping[int, tuple[tuple[int, ...], int]]
+    awaited: Mapping[int, int]
+    buckets: tuple[Bucket, ...]
     optimiser: str
 
     @cached_property
@@ -78,15 +53,15 @@ class Walk:
         return sum(event.seconds for event in self.events)
 
     @cached_property
-    def communication(self) -> dict[str, tuple[int, int]]:
-        """Per kind of collective, how often it is called and the bytes it is about, in one step of one rank."""
-        count: Counter[str] = Counter()
-        size: Counter[str] = Counter()
+    def communication(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Per kind of collective and mesh axis, how many tensors one rank communicates in a step and their bytes."""
+        count: Counter[tuple[str, str]] = Counter()
+        size: Counter[tuple[str, str]] = Counter()
         for event in self.events:
             if event.collective:
-                count[event.collective] += 1
-                size[event.collective] += event.bytes
-        return {kind: (count[kind], size[kind]) for kind in sorted(count)}
+                count[event.collective, event.stream] += event.calls
+                size[event.collective, event.stream] += event.bytes
+        return {key: (count[key], size[key]) for key in sorted(count)}
 
 
 def walk(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True, optimiser: str = "adamw") -> Walk:
@@ -102,271 +77,191 @@ def walk(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True, op
 
 class _Walker:
     def __init__(self, nodes: Nodes, optimiser: str) -> None:
-        self.nodes, self.mesh, self.optimiser = nodes, nodes.mesh, optimiser
-        self.events: list[Event] = []
+        self.nodes, self.optimiser = nodes, optimiser
+        self.recorder = Recorder(nodes)
         self.made: dict[int, tuple[int, ...]] = {}
-        """Value → the events after which it is there (and, in the backward pass, its gradient)."""
+        self.gradient: dict[int, tuple[int, ...]] = {}
         self.forward_of: dict[int, tuple[int, ...]] = {}
         self.backward_of: dict[int, tuple[int, ...]] = {}
-        self.regather_of: dict[int, tuple[int, ...]] = {}
-        self.gradient: dict[int, list[int]] = {}
-        self.buckets: list[tuple[tuple[str, ...], tuple[int, ...]]] = []
-        self.prices: dict[object, tuple[float, float]] = {}
-        self.overhead = self.mesh.device.launch_overhead if self.mesh.device.kind == "cuda" else 0.0
+        self.reading = _Reading(self.recorder)
+        self.flow = GradientFlow(self.recorder)
 
     def walk(self) -> Walk:
         for number, node in enumerate(self.nodes.nodes):
             if isinstance(node, Compute):
-                self._forward_operator(number, node)
+                after = [event for value in node.inputs for event in self.made.get(value, ())]
+                events = self.recorder.operator(number, node, "forward", after)
+                self.made.update({output: events[-1:] for output in node.outputs if output is not None})
             else:
-                self._forward_change(number, node)
+                events = self._change(number, node)
+                self.made[node.result] = events[-1:] or self.made.get(node.source, ())
+            self.forward_of[number] = events
         if self.nodes.training and self.nodes.roots:
             self._backward()
+        self.backward_of.update({number: tuple(made) for number, made in self.flow.events_of.items() if number >= 0})
         return Walk(
             self.nodes,
-            tuple(self.events),
+            tuple(self.recorder.events),
             self.forward_of,
             self.backward_of,
-            self.regather_of,
-            tuple(self.buckets),
+            self.reading.used,
+            self.reading.again,
+            self.flow.awaited,
+            tuple(self.flow.buckets),
             self.optimiser,
         )
 
-    def _emit(self, event: Event) -> int:
-        self.events.append(event)
-        return len(self.events) - 1
-
-    def _forward_operator(self, number: int, node: Compute) -> None:
-        after = _unique(e for value in node.inputs for e in self.made.get(value, ()))
-        seconds, _ = self._price(node)
-        host = dispatch_seconds(node.op, self.mesh.device)[0] if self.overhead else 0.0
-        op = node.op
-        first = self._emit(
-            Event("operator", "forward", op.name, COMPUTE, seconds, host, after=after, module=op.module, node=number)
-        )
-        events = (first, *self._exchanges(number, node, first, "forward"))
-        self.forward_of[number] = events
-        for output in node.outputs:
-            if output is not None:
-                self.made[output] = events[-1:]
-
-    def _exchanges(self, number: int, node: Compute, after: int, phase: str) -> tuple[int, ...]:
-        """Statistics that the pieces of an operator reduce between them, one collective per cut axis and statistic."""
-        made: list[int] = []
-        for axis, loop in enumerate(node.split):
-            if loop is None:
-                continue
-            for exchange in node.rules.by_name[loop].exchanges:
-                points = math.prod(self._local_extent(node, name) for name in exchange.loops)
-                size = points * DTYPE_BYTES[exchange.dtype]
-                for _ in range(1 if phase == "forward" else exchange.backward):
-                    seconds = float(collectives.all_reduce(size, self.mesh.axes[axis]))
-                    event = Event(
-                        "exchange",
-                        phase,
-                        node.op.name,
-                        self.mesh.axes[axis].name,
-                        seconds,
-                        self.overhead,
-                        size,
-                        "all_reduce",
-                        (made[-1] if made else after,),
-                        node.op.module,
-                        number,
-                    )
-                    made.append(self._emit(event))
-        return tuple(made)
-
-    def _local_extent(self, node: Compute, name: str) -> int:
-        extent = node.rules.by_name[name].extent
-        for size, loop in zip(self.mesh.sizes, node.split, strict=True):
-            extent = -(-extent // size) if loop == name else extent
-        return extent
-
-    def _forward_change(self, number: int, node: Change) -> None:
-        start = self.made.get(node.source, ())
-        self.forward_of[number] = self._steps(number, node, node.steps.forward, start, "forward")
-        self.made[node.result] = self.forward_of[number][-1:] or start
-
-    def _steps(
-        self, number: int, node: Change, steps: tuple[Step, ...], after: tuple[int, ...], phase: str
-    ) -> tuple[int, ...]:
-        made = []
-        for step in steps:
-            talks = step.kind in COMMUNICATION
-            stream = self.mesh.axes[step.axis].name if talks else COMPUTE
-            event = Event(
-                "change",
-                phase,
-                self.nodes.values[node.result].tensor,
-                stream,
-                step.seconds,
-                self.overhead,
-                step.wire_bytes,
-                step.kind if talks else "",
-                after,
-                node.module,
-                number,
-            )
-            made.append(self._emit(event))
-            after = (made[-1],)
-        return tuple(made)
+    def _change(self, number: int, node: Change) -> tuple[int, ...]:
+        if number in self.reading.places:
+            return self.reading.take(number, node)
+        after = self.made.get(node.source, ())
+        name = self.nodes.values[node.result].tensor
+        return self.recorder.steps(node.steps.forward, "forward", name, after, module=node.module, node=number)
 
     def _backward(self) -> None:
-        waiting = self._readers()
+        waiting = Counter(value for node in self.nodes.nodes for value in set(_direct(node)))
+        shares = self._shares()
         for root in self.nodes.roots:
-            self.gradient[root] = list(self.made.get(root, ()))
-        pending = _Buckets(self)
-        for value in self.nodes.rest.values():
-            if value in self.nodes.roots:  # a parameter handed out as it is
-                pending.complete(value)
+            self.gradient[root] = self.made.get(root, ())
         for number in reversed(range(len(self.nodes.nodes))):
             node = self.nodes.nodes[number]
-            arrived = [e for value in _results(node) for e in self.gradient.get(value, ())]
-            if any(value in self.gradient for value in _results(node)):
-                self._backward_node(number, node, _unique(arrived))
-            for value in dict.fromkeys(_sources(node)):
+            results = (node.result,) if isinstance(node, Change) else node.outputs
+            arrived = [self.gradient[r] for r in results if r is not None and r in self.gradient]
+            if arrived:
+                self._backward_node(number, node, tuple(event for one in arrived for event in one), shares)
+            for value in set(_direct(node)):
                 waiting[value] -= 1
-                if waiting[value] == 0 and value in self.gradient:
-                    pending.complete(value)
-        pending.finish()
+                if waiting[value] == 0:
+                    self._read_at_rest(value, shares)
+        self.flow.finish()
+        self._update()
 
-    def _backward_node(self, number: int, node: Compute | Change, after: tuple[int, ...]) -> None:
-        if isinstance(node, Change):
-            events = self._steps(number, node, node.steps.backward, after, "backward")
-            self._deposit(node.source, events[-1:] or after)
-        else:
+    def _shares(self) -> Counter[str]:
+        """Per parameter, how many reads of it bring a gradient: one for all that use it as it rests, one per change."""
+        readers: set[tuple[str, int]] = set()
+        for number, node in enumerate(self.nodes.nodes):
+            for value in set((node.source,) if isinstance(node, Change) else node.inputs):
+                tensor = self.nodes.values[value].tensor
+                if self.nodes.rest.get(tensor) == value and tensor in self.nodes.graph.parameter_of:
+                    readers.add((tensor, number if isinstance(node, Change) else -1))
+        return Counter(tensor for tensor, _ in readers)
+
+    def _backward_node(self, number: int, node: Compute | Change, after: tuple[int, ...], shares: Counter[str]) -> None:
+        if isinstance(node, Compute):
             if not node.op.grad or not any(self.nodes.values[i].local.grad for i in node.inputs):
                 return
-            after = _unique((*after, *self._regathered(node)))
-            seconds = self._price(node)[1]
-            host = dispatch_seconds(node.op, self.mesh.device)[1] if self.overhead else 0.0
-            op = node.op
-            first = self._emit(
-                Event(
-                    "operator", "backward", op.name, COMPUTE, seconds, host, after=after, module=op.module, node=number
-                )
-            )
-            events = (first, *self._exchanges(number, node, first, "backward"))
+            for value in node.footprint.saved_inputs:
+                self.reading.unpack(self.nodes.roots_of[node.inputs[value]])
+            self.backward_of[number] = self.recorder.operator(number, node, "backward", after)
             for value in dict.fromkeys(node.inputs):
                 if self.nodes.values[value].local.grad:
-                    self._deposit(value, events[-1:])
-        self.backward_of[number] = events
+                    self._deposit(value, self.backward_of[number][-1:])
+            return
+        source = self.nodes.values[node.source]
+        if not source.local.grad:
+            return
+        name, steps = source.tensor, node.steps.backward
+        if node.reads:
+            self.reading.drop(number)
+            self.flow.add(name, number, steps, after, shares[name] == 1, node.module)
+            return
+        self.backward_of[number] = self.recorder.steps(steps, "backward", name, after, module=node.module, node=number)
+        self._deposit(node.source, self.backward_of[number][-1:] or after)
 
-    def _regathered(self, node: Compute) -> tuple[int, ...]:
-        """Gather again the parameters that were freed after their forward use, where the backward pass reads them."""
-        saved = {node.inputs[i] for i in node.footprint.saved_inputs}
-        found: list[int] = []
-        for number in self._gathers:
-            change = self.nodes.nodes[number]
-            assert isinstance(change, Change)
-            if change.result in saved:
-                if number not in self.regather_of:
-                    self.regather_of[number] = self._steps(number, change, change.steps.forward, (), "backward")
-                found.extend(self.regather_of[number][-1:])
-        return tuple(found)
-
-    @cached_property
-    def _gathers(self) -> tuple[int, ...]:
-        return tuple(i for i, n in enumerate(self.nodes.nodes) if isinstance(n, Change) and n.again)
+    def _read_at_rest(self, value: int, shares: Counter[str]) -> None:
+        """All operators that use a parameter as it rests have given their gradients."""
+        tensor = self.nodes.values[value].tensor
+        parameter = self.nodes.graph.parameter_of.get(tensor)
+        if parameter is None or self.nodes.rest[tensor] != value or value not in self.gradient:
+            return
+        self.flow.add(tensor, -1, (), self.gradient[value], shares[tensor] == 1, parameter.paths[0])
 
     def _deposit(self, value: int, events: tuple[int, ...]) -> None:
         """A reader's gradient arrives; a second one is added to the first."""
-        if value not in self.gradient:
-            self.gradient[value] = list(events)
-            return
-        local, device = self.nodes.values[value].local, self.mesh.device
-        seconds = max(3 * local.bytes / device.bandwidth, device.launch_overhead)
-        tensor = self.nodes.values[value].tensor
-        after = _unique((*self.gradient[value], *events))
-        event = Event("accumulate", "backward", tensor, COMPUTE, seconds, self.overhead, after=after)
-        self.gradient[value] = [self._emit(event)]
+        if value in self.gradient:
+            local, tensor = self.nodes.values[value].local, self.nodes.values[value].tensor
+            seconds = self.recorder.copy_seconds(local.bytes, 3)
+            both = (*self.gradient[value], *events)
+            events = (self.recorder.compute("accumulate", "backward", tensor, seconds, both),)
+        self.gradient[value] = events
 
-    def _readers(self) -> Counter[int]:
-        count: Counter[int] = Counter()
-        for node in self.nodes.nodes:
-            count.update(set(_sources(node)))
-        return count
-
-    def _price(self, node: Compute) -> tuple[float, float]:
-        """Forward and backward seconds on the device; equal operators are priced once."""
-        copies = node.rules.kind == "view" and any(r is not None and r.owner >= 0 for r in node.footprint.results)
-        shapes = tuple(self.nodes.values[i].local for i in node.inputs)
-        key = (node.call, shapes, node.split, copies, node.op.grad)
-        if key not in self.prices:
-            local = localise(node.op, node.rules, self.nodes.graph.tensors, [node.split], self.mesh.sizes)
-            forward, backward = kernels(local, copies)
-            device = self.mesh.device
-            self.prices[key] = (
-                float(sum(np.sum(kernel_seconds(work, device)) for work in forward)),
-                float(sum(np.sum(kernel_seconds(work, device)) for work in backward)),
-            )
-        return self.prices[key]
-
-
-class _Buckets:
-    """Complete gradients wait here until there are enough of them to reduce together."""
-
-    def __init__(self, walker: _Walker) -> None:
-        self.walker = walker
-        self.open: dict[tuple[tuple[int, ...], str], list[int]] = {}
-        self.last: list[int] = []
-
-    def complete(self, value: int) -> None:
-        nodes = self.walker.nodes
-        held = nodes.values[value]
-        parameter = nodes.graph.parameter_of.get(held.tensor)
-        if parameter is None or not parameter.trainable or nodes.rest[held.tensor] != value:
-            return
-        self.last.extend(self.walker.gradient[value])
-        axes = tuple(i for i, p in enumerate(held.needs) if not isinstance(p, Shard) and nodes.mesh.sizes[i] > 1)
-        if not axes:
-            return
-        waiting = self.open.setdefault((axes, held.local.dtype), [])
-        waiting.append(value)
-        if sum(nodes.values[v].local.bytes for v in waiting) >= BUCKET_BYTES:
-            self.reduce(axes, held.local.dtype)
-
-    def reduce(self, axes: tuple[int, ...], dtype: str) -> None:
-        walker, values = self.walker, self.open.pop((axes, dtype))
-        size = sum(walker.nodes.values[v].local.bytes for v in values)
-        after = _unique(e for v in values for e in walker.gradient[v])
-        names = tuple(walker.nodes.values[v].tensor for v in values)
-        events = []
-        for axis in axes:
-            line = walker.mesh.axes[axis]
-            seconds = float(collectives.all_reduce(size, line))
-            label = f"{len(names)} gradients" if len(names) > 1 else names[0]
-            event = Event("reduce", "backward", label, line.name, seconds, walker.overhead, size, "all_reduce", after)
-            events.append(walker._emit(event))
-            after = (events[-1],)
-        self.last.append(events[-1])
-        walker.buckets.append((names, tuple(events)))
-
-    def finish(self) -> None:
-        """Reduce what is left, then update the parameters."""
-        for axes, dtype in list(self.open):
-            self.reduce(axes, dtype)
-        walker = self.walker
-        nodes = walker.nodes
+    def _update(self) -> None:
         sizes = [
-            nodes.values[nodes.rest[p.tensor]].local.bytes
-            for p in nodes.graph.parameters
-            if p.trainable and nodes.rest[p.tensor] in walker.gradient
+            self.nodes.values[self.nodes.rest[p.tensor]].local.bytes for p in self.nodes.graph.parameters if p.trainable
         ]
-        seconds, host = step_seconds(walker.optimiser, sizes, walker.mesh.device)
-        host = host if walker.overhead else 0.0
-        after = _unique(self.last)
-        walker._emit(Event("update", "update", walker.optimiser, COMPUTE, seconds, host, after=after))
+        seconds, host = step_seconds(self.optimiser, sizes, self.nodes.mesh.device)
+        self.recorder.compute("update", "update", self.optimiser, seconds, self.flow.done, host=host)
 
 
-def _sources(node: Compute | Change) -> tuple[int, ...]:
-    return (node.source,) if isinstance(node, Change) else node.inputs
+class _Reading:
+    """Gathers of parameters, started ahead of use, as the runtime's reading queue does it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self.nodes = recorder, recorder.nodes
+        self.order = [n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.gathers]
+        self.places = {number: place for place, number in enumerate(self.order)}
+        self.of_value = {self._node(number).result: number for number in self.order if self._node(number).again}
+        self.used: dict[int, int] = {}
+        self.again: dict[int, tuple[tuple[int, ...], int]] = {}
+        self._under_way: dict[int, int] = {}
+        self._held: set[int] = set()
+
+    def _node(self, number: int) -> Change:
+        node = self.nodes.nodes[number]
+        assert isinstance(node, Change)
+        return node
+
+    def take(self, number: int, node: Change) -> tuple[int, ...]:
+        """The value for the forward pass; the next gathers are started before this one is awaited."""
+        self._start(number, "forward")
+        self._ahead(number, 1, "forward")
+        first = self._under_way.pop(number)
+        self.recorder.wait(first)
+        self.used[number] = len(self.recorder.events)
+        return (first, *self._rest(number, node, "forward", first))
+
+    def unpack(self, value: int) -> None:
+        """A saved value is read in the backward pass: if it was freed, it is gathered again."""
+        number = self.of_value.get(value)
+        if number is None or number in self._held:
+            return
+        self._start(number, "backward")
+        self._ahead(number, -1, "backward")
+        first = self._under_way.pop(number)
+        self.recorder.wait(first)
+        used = len(self.recorder.events)
+        events = (first, *self._rest(number, self._node(number), "backward", first))
+        self.again[number] = (events, used)
+        self._held.add(number)
+
+    def drop(self, number: int) -> None:
+        self._held.discard(number)
+
+    def _rest(self, number: int, node: Change, phase: str, first: int) -> tuple[int, ...]:
+        name = self.nodes.values[node.result].tensor
+        return self.recorder.steps(node.steps.forward[1:], phase, name, (first,), module=node.module, node=number)
+
+    def _start(self, number: int, phase: str) -> None:
+        if number not in self._under_way:
+            node = self._node(number)
+            name = self.nodes.values[node.result].tensor
+            self._under_way[number] = self.recorder.step(
+                node.steps.forward[0], phase, name, module=node.module, node=number
+            )
+
+    def _ahead(self, number: int, direction: int, phase: str) -> None:
+        travelling = sum(self._node(n).steps.forward[0].bytes_out for n in self._under_way)
+        place = self.places[number] + direction
+        while 0 <= place < len(self.order) and travelling < AHEAD_BYTES:
+            following = self.order[place]
+            if direction > 0 or (self._node(following).again and following not in self._held):
+                self._start(following, phase)
+                travelling += self._node(following).steps.forward[0].bytes_out
+            place += direction
 
 
-def _results(node: Compute | Change) -> tuple[int, ...]:
-    return (node.result,) if isinstance(node, Change) else tuple(o for o in node.outputs if o is not None)
-
-
-def _unique(events: Iterable[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(events))
+def _direct(node: Compute | Change) -> tuple[int, ...]:
+    """The values a node reads whose gradient comes from operators that use them as they are."""
+    return (
+        () if isinstance(node, Change) and node.reads else ((node.source,) if isinstance(node, Change) else node.inputs)
+    )

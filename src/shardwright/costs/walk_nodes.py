@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from shardwright.cluster import Mesh
@@ -64,14 +65,23 @@ class Compute:
 
 @dataclass(frozen=True)
 class Change:
-    """A change of layout. ``gathers``: its source is a parameter at rest. ``again``: it is redone for the backward pass."""
+    """A change of layout.
+
+    ``reads``: its source is a parameter at rest, so its gradient goes home by itself. ``gathers``: it also begins with a
+    gather, which is started ahead. ``again``: the gathered copy is freed after its forward use and gathered again.
+    """
 
     steps: Conversion
     source: int
     result: int
     module: str
+    reads: bool = False
     gathers: bool = False
     again: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        return is_view(self.steps)
 
 
 Node = Compute | Change
@@ -91,6 +101,20 @@ class Nodes:
     roots: tuple[int, ...]
     """The results that the backward pass starts from."""
     training: bool
+
+    @cached_property
+    def roots_of(self) -> Mapping[int, int]:
+        """Every value → the value whose memory it shares (itself unless it is a view)."""
+        table = {number: number for number in range(len(self.values))}
+        for node in self.nodes:
+            if isinstance(node, Change):
+                if node.is_view:
+                    table[node.result] = table[node.source]
+                continue
+            for value, result in zip(node.outputs, node.footprint.results, strict=False):
+                if value is not None and result is not None and result.owner < 0:
+                    table[value] = table[node.inputs[-1 - result.owner]]
+        return table
 
 
 def forward_nodes(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True) -> Nodes:
@@ -242,14 +266,15 @@ class _Builder:
                 "Make the plan again.",
             )
         result = self._value(tensor, needs, extent)
-        if all(step.kind in ("slice", "mask") for step in steps.forward):  # views of the source
+        if is_view(steps):
             local = replace(self.values[result].local, strides=self.values[source].local.strides)
             self.values[result] = replace(self.values[result], local=local)
         parameter = self.graph.parameter_of.get(tensor)
-        gathers = parameter is not None and source == self.rest[tensor]
+        reads = parameter is not None and source == self.rest[tensor]
+        gathers = reads and bool(steps.forward) and steps.forward[0].kind == "all_gather"
         again = gathers and self.training and tensor in self.strategy.regathered
         where = parameter.paths[0] if parameter is not None else module
-        self.nodes.append(Change(steps, source, result, where, gathers, again))
+        self.nodes.append(Change(steps, source, result, where, reads, gathers, again))
         return result
 
     def _result(self, tensor: str) -> int:
@@ -273,6 +298,11 @@ class _Builder:
         if kept is not None and self.values[home].needs != kept:
             home = self.home[tensor] = self._change(tensor, home, kept, 0, "")
         return home
+
+
+def is_view(steps: Conversion) -> bool:
+    """Whether a change only looks at a part of its source (rank zero's mask is the source itself)."""
+    return all(step.kind in ("slice", "mask") for step in steps.forward)
 
 
 def _without_gradient(local: Strided) -> Strided:
