@@ -75,3 +75,20 @@ def returns_list(target: str) -> bool:
     """Whether an operator gives a list of tensors (``split``, ``unbind``), even where the list has one element."""
     returns = schema(target).returns
     return len(returns) == 1 and returns[0].type.kind() == "ListType"
+
+
+def after_backward(callback: Any) -> None:
+    """Call back once when the running backward pass has finished (the autograd engine's final callbacks)."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The local shard of a DTensor, sharing its storage and outside of autograd; a plain tensor is its own shard."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+def group_named(name: str) -> Any:
+    """The process group behind a name, as functional collectives call it."""
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    return _resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 wraps the name in a type of its own

@@ -40,6 +40,20 @@ class Kernel(torch.nn.Module):
         return exchange(tensor, reduce, self.lines[loop])
 
 
+class Converter(torch.nn.Module):
+    """A change of layout."""
+
+    def __init__(self, forward: tuple[BoundStep, ...], backward: tuple[BoundStep, ...]) -> None:
+        super().__init__()
+        self.steps, self.back = forward, backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return convert(x, self.steps, self.back)
+
+    def extra_repr(self) -> str:
+        return " ".join(step.kind for step in self.steps)
+
+
 class Emitter:
     """Writes the nodes of one program; ``groups`` gives the process group of every mesh axis."""
 
@@ -79,17 +93,20 @@ class Emitter:
         return line._replace(group=self.groups[line.group])
 
     def _submodule(self, name: str, module: torch.nn.Module) -> str:
+        name = name.replace(".", "_")  # results of one operator are called ``chunk.0``, ``chunk.1``
+        while name in self.root._modules:
+            name += "_"
         self.root.add_module(name, module)
         return name
 
     def _read(self, read: Read) -> None:
         node = self.sources[read.tensor]
         parameter = self.program.graph.parameter_of.get(read.tensor)
-        if self.readers is not None and read.result in self.readers:
-            node = self._fetch(read.result, read.tensor)
+        if self.readers is not None and parameter is not None:
+            node = self._fetch(read.result, read.tensor) if read.result in self.readers else node
         elif parameter is not None and parameter.trainable:
-            backward = self._bound(parameter_reduction(self.program, read.tensor))
-            node = self.graph.call_function(convert, (node, (), backward)) if backward else node
+            backward = parameter_reduction(self.program, read.tensor)
+            node = self._converted(f"reduce_{read.result}", node, (), backward) if backward else node
         self.values[read.result] = node
 
     def _fetch(self, value: str, tensor: str) -> fx.Node:
@@ -101,9 +118,14 @@ class Emitter:
         if self.readers is not None and change.result in self.readers:
             self.values[change.result] = self._fetch(change.result, change.tensor)
             return
-        steps = self._bound(change.forward), self._bound(change.backward)
-        node = self.graph.call_function(convert, (self.values[change.source], *steps))
-        self.values[change.result] = node
+        source = self.values[change.source]
+        self.values[change.result] = self._converted(f"to_{change.result}", source, change.forward, change.backward)
+
+    def _converted(
+        self, name: str, node: fx.Node, forward: tuple[BoundStep, ...], backward: tuple[BoundStep, ...]
+    ) -> fx.Node:
+        module = Converter(self._bound(forward), self._bound(backward))
+        return self.graph.call_module(self._submodule(name, module), (node,))
 
     def _compute(self, compute: Compute) -> None:
         op = compute.op

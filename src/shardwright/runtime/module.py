@@ -1,0 +1,227 @@
+"""The module that training loops see: DTensor parameters under their original names, driving one rank's program.
+
+``forward`` takes what the original module took and gives what it gave. Eagerly it runs the program with gathers ahead of
+use and gradient reductions overlapped with backward; under ``torch.compile`` it runs the same program with everything
+inline, which the compiler schedules itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from shardwright._torch_compat import flatten_tree, load_tree, local_of, unflatten_tree
+from shardwright.errors import RunError
+from shardwright.graph import Constant, Graph
+from shardwright.lowering.collectives import BoundStep
+from shardwright.lowering.emit import emit
+from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
+from shardwright.runtime.gradients import Gradients, Slot
+from shardwright.runtime.inputs import cut, local_part, matched
+from shardwright.runtime.reading import Reader, ReadingQueue
+
+
+class ParallelModule(torch.nn.Module):
+    """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand."""
+
+    def __init__(
+        self,
+        program: Program,
+        mesh: DeviceMesh,
+        tensors: Mapping[str, torch.nn.Parameter | Tensor],
+        *,
+        compute_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+    ) -> None:
+        """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names."""
+        super().__init__()
+        self.program, self.mesh = program, mesh
+        self.graph: Graph = program.graph
+        self.device = torch.device(
+            mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None
+        )
+        self.gradients = Gradients(reduce_dtype=reduce_dtype)
+        self.queue = ReadingQueue()
+        self._own(tensors)
+        self._groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
+        readers = self._readers(compute_dtype)
+        # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
+        object.__setattr__(self, "_eager", emit(program, self._groups, self.device, readers))
+        object.__setattr__(self, "_whole", emit(program, self._groups, self.device))
+        object.__setattr__(self, "_output_tree", load_tree(self.graph.output_tree))
+        self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
+        self._mode_free = not self.graph.mutations and not any(
+            isinstance(i, Compute) and i.kind == "random" for i in program.instructions
+        )
+        self.train(self.graph.training)
+
+    def _own(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> None:
+        """Register everything under its original path, tied weights under all of theirs."""
+        self._paths: dict[str, str] = {}
+        for parameter in self.graph.parameters:
+            for path in parameter.paths:
+                owner, leaf = self._owner(path)
+                owner.register_parameter(leaf, tensors[parameter.tensor])
+            self._paths[parameter.tensor] = parameter.paths[0]
+        for buffer in self.graph.buffers:
+            owner, leaf = self._owner(buffer.path)
+            owner.register_buffer(leaf, tensors[buffer.tensor], persistent=buffer.persistent)
+            self._paths[buffer.tensor] = buffer.path
+
+    def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
+        *parents, leaf = path.split(".")
+        owner: torch.nn.Module = self
+        for name in parents:
+            if name not in owner._modules:
+                owner.add_module(name, torch.nn.Module())
+            owner = owner.get_submodule(name)
+        return owner, leaf
+
+    def _held(self, tensor: str) -> Tensor:
+        """The parameter or buffer behind a name of the graph, as it is now."""
+        owner, leaf = self._owner(self._paths[tensor])
+        return getattr(owner, leaf)
+
+    def _readers(self, dtype: torch.dtype | None) -> dict[str, torch.nn.Module]:
+        """A reader for every parameter that is used as it rests and for every change of layout that starts from one."""
+        program, parameters = self.program, self.graph.parameter_of
+        direct = {name for i in program.instructions if isinstance(i, Compute) for name in i.inputs}
+        direct |= {result.value for result in program.results if isinstance(result, Result)}
+        reads: list[tuple[str, str, tuple[BoundStep, ...], tuple[BoundStep, ...]]] = []
+        for step in program.instructions:
+            if isinstance(step, Read) and step.tensor in parameters and step.result in direct:
+                reads.append((step.result, step.tensor, (), ()))
+            elif isinstance(step, Change) and step.source in parameters:
+                reads.append((step.result, step.tensor, step.forward, step.backward))
+        self._read_tensors = [tensor for _, tensor, _, _ in reads]
+        slots = {
+            name: Slot(
+                self._parameter(name), tuple(step.line for step in self._bound(parameter_reduction(program, name)))
+            )
+            for name in dict.fromkeys(self._read_tensors)
+        }
+        return {
+            value: Reader(
+                slots[tensor],
+                self._bound(forward),
+                self._bound(backward),
+                self.queue,
+                self.gradients,
+                again=tensor in program.strategy.regathered,
+                alone=self._read_tensors.count(tensor) == 1,
+                dtype=dtype,
+            )
+            for value, tensor, forward, backward in reads
+        }
+
+    def _bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
+        return tuple(step._replace(line=step.line._replace(group=self._groups[step.line.group])) for step in steps)
+
+    def _parameter(self, tensor: str) -> torch.nn.Parameter:
+        parameter = self._held(tensor)
+        assert isinstance(parameter, torch.nn.Parameter)
+        return parameter
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            results, changed = self._whole(*self._compiled_sources(args, kwargs))
+        else:
+            self._check_mode()
+            inputs = matched(self.graph, args, kwargs)
+            sources = self._sources(inputs)
+            self.queue.begin()
+            for number, tensor in enumerate(self._read_tensors):
+                self.queue.leaves[number] = self._leaves[tensor]
+            with self.queue.hooks():
+                results, changed = self._eager(*sources)
+        for (name, _), value in zip(self.program.mutations, changed, strict=True):
+            self._store(name, value)
+        leaves = [
+            self._handed_out(value, result) if isinstance(result, Result) else value
+            for value, result in zip(results, self.program.results, strict=True)
+        ]
+        return unflatten_tree(leaves, self._output_tree)
+
+    def _sources(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's part of every source, in the order of the program's placeholders."""
+        resting, place = self.program.strategy.resting, self.program.place
+        self._leaves = {p.tensor: self._leaf(p.tensor) for p in self.graph.parameters}
+        sources = list(self._leaves.values())
+        sources += [local_of(self._held(b.tensor)) for b in self.graph.buffers]
+        sources += self._constants
+        sources += [local_part(name, leaf, resting[name], place, self.device) for name, leaf in inputs.items()]
+        return sources
+
+    def _leaf(self, tensor: str) -> Tensor:
+        """The local shard of a parameter as an autograd leaf of its own; its gradient is delivered by its readers."""
+        parameter = self._parameter(tensor)
+        return local_of(parameter).detach().requires_grad_(parameter.requires_grad)
+
+    def _compiled_sources(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """As :meth:`_sources`, with parameters read by their public, traceable way and inputs matched by order."""
+        resting, place = self.program.strategy.resting, self.program.place
+        leaves = flatten_tree((args, dict(kwargs)))[0]
+        sources = []
+        for entry in self.graph.parameters:
+            parameter = self._parameter(entry.tensor)
+            assert isinstance(parameter, DTensor)
+            sources.append(parameter.to_local(grad_placements=parameter.placements))
+        sources += [self._held(b.tensor) for b in self.graph.buffers]
+        sources += self._constants
+        for entry, leaf in zip(self.graph.inputs, leaves, strict=True):
+            if entry.tensor is not None:
+                sources.append(cut(leaf, resting[entry.tensor], place))
+        return sources
+
+    def _store(self, tensor: str, value: Tensor) -> None:
+        """Replace a buffer: writing into it would spoil what autograd saved of the old value."""
+        owner, leaf = self._owner(self._paths[tensor])
+        held, value = getattr(owner, leaf), value.detach()
+        if isinstance(held, DTensor):
+            value = distributed(value, held.device_mesh, tuple(held.placements), held.shape)
+        setattr(owner, leaf, value)
+
+    def _handed_out(self, value: Tensor, result: Result) -> Tensor:
+        """Whole results as plain tensors, cut ones as DTensors."""
+        if all(isinstance(placement, Replicate) for placement in result.layout):
+            return value
+        return distributed(value, self.mesh, result.layout, self.graph.tensors[result.tensor].shape)
+
+    def _check_mode(self) -> None:
+        if self.training != self.graph.training and not self._mode_free:
+            mode = "training" if self.graph.training else "evaluation"
+            raise RunError(
+                f"The plan was made for {mode} mode and the model behaves otherwise in the other one.",
+                f"Call model.{'train' if self.graph.training else 'eval'}(), or plan the model in the other mode too.",
+            )
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep gradients back: backward passes inside add up locally, the next one outside reduces the total."""
+        self.gradients.hold, before = True, self.gradients.hold
+        try:
+            yield
+        finally:
+            self.gradients.hold = before
+
+
+def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int]) -> DTensor:
+    """A local shard as a DTensor of the whole shape (contiguous strides)."""
+    stride, step = [], 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= max(extent, 1)
+    size = torch.Size(shape)
+    return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+
+
+def _constant(constant: Constant, program: Program, device: torch.device) -> Tensor:
+    meta = program.graph.tensors[constant.tensor]
+    whole = torch.frombuffer(bytearray(constant.data), dtype=getattr(torch, meta.dtype)).reshape(meta.shape)
+    return cut(whole, program.strategy.resting[constant.tensor], program.place).to(device)

@@ -1,0 +1,159 @@
+"""``parallelize``: from a model and a plan to the module of this rank.
+
+Called alike on every rank of a ``torchrun`` job. The model is captured again (cheaply, nothing is computed), checked
+against the plan, lowered for this rank, and its parameters are cut to the shards this rank holds at rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Union
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardwright.cluster import Mesh, mesh_of, parse_cluster
+from shardwright.errors import PlanError, RunError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.lowering.program import Program, lower
+from shardwright.operators.rules import Layout
+from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan
+from shardwright.runtime.inputs import cut, example
+from shardwright.runtime.module import ParallelModule, distributed
+
+
+def parallelize(
+    model: torch.nn.Module,
+    plan: Union[Plan, Strategy],
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    device: torch.device | str | None = None,
+    graph: Graph | None = None,
+    compute_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+) -> ParallelModule:
+    """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
+
+    Parameters
+    ----------
+    model
+        The unmodified model, the same on every rank.
+    plan
+        A :class:`~shardwright.plans.Plan`, or a bare strategy.
+    args, kwargs
+        Example inputs; only needed where the plan does not remember them (bare strategies, nested inputs).
+    mesh
+        A device mesh with the plan's axes; made from the default process group if not given.
+    graph
+        The captured model, where the caller has it already.
+    compute_dtype, reduce_dtype
+        Mixed precision: parameters are kept as the model has them and cast for use; gradients are reduced in
+        ``reduce_dtype`` (default: the dtype they are computed in).
+
+    Examples
+    --------
+    >>> model = shardwright.parallelize(model, plan)                          # doctest: +SKIP
+    >>> optimizer = torch.optim.AdamW(model.parameters())                     # doctest: +SKIP
+    >>> loss = model(tokens, targets); loss.backward(); optimizer.step()      # doctest: +SKIP
+    """
+    strategy = plan.strategy if isinstance(plan, Plan) else plan
+    if graph is None:
+        graph = _captured(model, plan, args, kwargs)
+    if isinstance(plan, Plan):
+        plan.check(graph)
+    mesh = mesh or device_mesh(strategy, device)
+    program = lower(graph, strategy, priced_mesh(plan), coordinate_on(mesh))
+    return ParallelModule(
+        program, mesh, shards_of(model, program, mesh), compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
+    )
+
+
+def _captured(
+    model: torch.nn.Module, plan: Union[Plan, Strategy], args: tuple[Any, ...] | None, kwargs: Mapping[str, Any] | None
+) -> Graph:
+    if args is None and kwargs is None:
+        if not isinstance(plan, Plan):
+            raise RunError("A bare strategy does not know the model's inputs.", "Pass args and kwargs.")
+        args, kwargs = example(plan.signature.inputs)
+        own = next(iter(model.parameters()), None)
+        if own is not None and own.device.type != "meta":
+            args, kwargs = _on(own.device, args), {key: _on(own.device, value) for key, value in kwargs.items()}
+    return capture(model, tuple(args or ()), kwargs)
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    """Values for shapes only; export runs nothing."""
+    if isinstance(value, tuple):
+        return tuple(_on(device, item) for item in value)
+    return torch.zeros(value.shape, dtype=value.dtype, device=device)
+
+
+def priced_mesh(plan: Union[Plan, Strategy]) -> Mesh:
+    """The mesh with which changes of layout are routed: the plan's, or this machine's for a bare strategy."""
+    if isinstance(plan, Plan):
+        return plan.mesh
+    cluster = parse_cluster(f"local:{plan.devices}")
+    found = mesh_of(cluster, plan.sizes)
+    axes = tuple(
+        type(axis)(name, axis.size, axis.latency, axis.bandwidth, axis.fits)
+        for axis, (name, _) in zip(found.axes, plan.axes, strict=True)
+    )
+    return Mesh(axes, found.device)
+
+
+def device_mesh(strategy: Strategy, device: torch.device | str | None = None) -> DeviceMesh:
+    """A mesh over the default process group with the strategy's axes."""
+    if not dist.is_initialized():
+        raise RunError(
+            "torch.distributed is not initialised.",
+            "Start the script with torchrun (or `shardwright run`) and call torch.distributed.init_process_group() first.",
+        )
+    if dist.get_world_size() != strategy.devices:
+        raise PlanError(
+            f"The plan is for {strategy.devices} processes, and {dist.get_world_size()} are running.",
+            f"Start with torchrun --nproc-per-node so that there are {strategy.devices}, or plan for this number.",
+        )
+    kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
+    return init_device_mesh(kind, strategy.sizes, mesh_dim_names=tuple(name for name, _ in strategy.axes))
+
+
+def coordinate_on(mesh: DeviceMesh) -> tuple[int, ...]:
+    """This rank's place on every axis."""
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise RunError("This process is not part of the device mesh.", "Give a mesh that covers every process.")
+    return tuple(coordinate)
+
+
+def shards_of(model: torch.nn.Module, program: Program, mesh: DeviceMesh) -> dict[str, torch.nn.Parameter | Tensor]:
+    """This rank's shards of a materialised model's parameters and buffers, by the graph's names."""
+    device = torch.device(mesh.device_type)
+    resting, place = program.strategy.resting, program.place
+    made: dict[tuple[str, ...], torch.nn.Parameter] = {}
+    tensors: dict[str, torch.nn.Parameter | Tensor] = {}
+
+    def own(whole: Tensor, layout: Layout) -> Tensor:
+        return cut(whole.detach(), layout, place).clone(memory_format=torch.contiguous_format).to(device)
+
+    for entry in program.graph.parameters:
+        if entry.paths not in made:
+            whole = model.get_parameter(entry.paths[0])
+            layout = resting[entry.tensor]
+            local = own(whole, layout)
+            made[entry.paths] = torch.nn.Parameter(
+                distributed(local, mesh, layout, whole.shape), requires_grad=entry.trainable
+            )
+        tensors[entry.tensor] = made[entry.paths]
+    for buffer in program.graph.buffers:
+        whole = model.get_buffer(buffer.path)
+        layout = resting[buffer.tensor]
+        local = own(whole, layout)
+        cut_at_all = any(placement.is_shard() for placement in layout)
+        tensors[buffer.tensor] = distributed(local, mesh, layout, whole.shape) if cut_at_all else local
+    return tensors

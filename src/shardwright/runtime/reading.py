@@ -1,0 +1,196 @@
+"""How a rank reads its parameters: as they rest, or gathered ahead of use and freed after.
+
+Each read of a parameter in a program is a :class:`Reader`. Reading starts the gathers of the next few readers, so that
+their bytes travel while earlier operators compute. Where the plan says so, what was gathered is not kept for backward:
+autograd's saved-tensor hooks replace it by a note, and unpacking the note gathers it again, the reader before it already
+under way. The gradient of a read goes to :class:`~shardwright.runtime.gradients.Gradients`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright._torch_compat import wait
+from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
+from shardwright.runtime.gradients import Gradients, Slot
+
+
+@dataclass(frozen=True)
+class Note:
+    """Stands for a gathered parameter, or a view of it, among the tensors saved for backward."""
+
+    reader: Reader
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Reader(torch.nn.Module):
+    """One read of one parameter: ``forward`` steps lead from its resting layout to the one that is used."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        forward: tuple[BoundStep, ...],
+        backward: tuple[BoundStep, ...],
+        queue: ReadingQueue,
+        gradients: Gradients,
+        *,
+        again: bool,
+        alone: bool,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.slot, self.steps, self.back, self.alone = slot, forward, backward, alone
+        self.gathers = bool(forward) and forward[0].kind == "all_gather"
+        self.again = again and self.gathers
+        self.gradients, self.dtype = gradients, dtype
+        self.queue = queue
+        self.kept_back: Tensor | None = None
+        self.number = queue.enter(self)
+
+    def forward(self, leaf: Tensor) -> Tensor:
+        if leaf.requires_grad and torch.is_grad_enabled():
+            value = _Read.apply(leaf, self)
+        else:
+            value = self.queue.take(self, leaf)
+        if self.again:
+            self.queue.watch(self, value)
+        return value
+
+    def start(self, leaf: Tensor) -> Tensor:
+        """Begin the gather."""
+        step = self.steps[0]
+        return start_gather(self._cast(leaf), step.dim, step.extent, step.line)
+
+    def complete(self, pending: Tensor) -> Tensor:
+        """Wait for the gather and do what follows it."""
+        step = self.steps[0]
+        whole = finish_gather(pending, step.dim, step.extent, step.line)
+        record = ledger()
+        if record is not None:
+            record.record(step, whole, whole)
+        return run_steps(whole, self.steps[1:])
+
+    def local(self, leaf: Tensor) -> Tensor:
+        """The value where nothing has to be gathered first."""
+        value = run_steps(self._cast(leaf), self.steps)
+        return value.view_as(value) if value is leaf else value
+
+    def receive(self, gradient: Tensor) -> None:
+        """A gradient of the value that was read; kept back during accumulation."""
+        self.queue.drop(self)
+        if self.kept_back is not None:
+            gradient, self.kept_back = gradient + self.kept_back, None
+        if self.gradients.hold:
+            self.kept_back = gradient
+            return
+        self.gradients.expect_end()
+        self.gradients.add(self.slot, gradient, self.back, self.alone)
+
+    def _cast(self, leaf: Tensor) -> Tensor:
+        return leaf.to(self.dtype) if self.dtype is not None and leaf.is_floating_point() else leaf
+
+
+class _Read(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, reader: Reader) -> Tensor:
+        ctx.reader = reader
+        return reader.queue.take(reader, leaf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.reader.receive(gradients[0])
+        return None, None
+
+
+class ReadingQueue:
+    """The readers of one program in order, which gathers are under way, and what was gathered again for backward."""
+
+    def __init__(self, ahead_bytes: int = 64 * 2**20) -> None:
+        self.readers: list[Reader] = []
+        self.ahead_bytes = ahead_bytes
+        self.leaves: dict[int, Tensor] = {}
+        self._under_way: dict[int, Tensor] = {}
+        self._again: dict[int, Tensor] = {}
+        self._watched: dict[int, tuple[weakref.ref[Tensor], Reader]] = {}
+        self._noted: set[int] = set()
+
+    def enter(self, reader: Reader) -> int:
+        self.readers.append(reader)
+        return len(self.readers) - 1
+
+    def take(self, reader: Reader, leaf: Tensor) -> Tensor:
+        """The value of a reader for the forward pass; the next gathers are started before this one is awaited."""
+        if not reader.gathers:
+            return reader.local(leaf.detach())
+        self._start(reader)
+        self._ahead(reader.number, 1)
+        return reader.complete(self._under_way.pop(reader.number))
+
+    def _start(self, reader: Reader) -> None:
+        if reader.number not in self._under_way:
+            self._under_way[reader.number] = reader.start(self.leaves[reader.number].detach())
+
+    def _ahead(self, number: int, direction: int) -> None:
+        """Start the gathers that come next in this direction, as far as the bytes under way allow."""
+        travelling = sum(pending.numel() * pending.itemsize for pending in self._under_way.values())
+        number += direction
+        while 0 <= number < len(self.readers) and travelling < self.ahead_bytes:
+            reader = self.readers[number]
+            if reader.gathers and (direction > 0 or number in self._noted):
+                self._start(reader)
+                pending = self._under_way[number]
+                travelling += pending.numel() * pending.itemsize
+            number += direction
+
+    def watch(self, reader: Reader, value: Tensor) -> None:
+        """From now on, saving this value for backward saves a note."""
+        self._watched[value.untyped_storage().data_ptr()] = (weakref.ref(value), reader)
+
+    def hooks(self) -> AbstractContextManager[Any]:
+        """Within this context autograd saves notes in place of what is gathered again."""
+        if not any(reader.again for reader in self.readers):
+            return nullcontext()
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Any:
+        known = self._watched.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
+        if known is None or known[0]() is None:
+            return tensor
+        self._noted.add(known[1].number)
+        return Note(known[1], tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+    def _unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, Note):
+            return saved
+        reader = saved.reader
+        if reader.number not in self._again:
+            self._start(reader)
+            self._noted.discard(reader.number)
+            self._ahead(reader.number, -1)
+            whole = reader.complete(self._under_way.pop(reader.number))
+            if reader.slot.parameter.requires_grad:  # else no gradient will arrive to say that it is done with
+                self._again[reader.number] = whole
+        else:
+            whole = self._again[reader.number]
+        return whole.as_strided(saved.size, saved.stride, saved.offset)
+
+    def drop(self, reader: Reader) -> None:
+        """The gradient of a read is known, so nothing needs what was gathered again."""
+        self._again.pop(reader.number, None)
+
+    def begin(self) -> None:
+        """A forward pass starts: what an earlier pass gathered ahead may be out of date by now."""
+        for pending in self._under_way.values():
+            wait(pending)
+        self._under_way.clear()
+        self._again.clear()
+        self._watched.clear()
+        self._noted.clear()
