@@ -1,0 +1,54 @@
+"""How wrong the cost model is: measured against predicted step time and peak memory, side by side.
+
+python bench/accuracy.py measure -o measured.json     # on the machine with the accelerator; torch alone suffices
+python bench/accuracy.py predict measured.json        # anywhere: prints the error table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+import accuracy_cases
+
+
+def _measure(output: Path, only: str) -> None:
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    properties = torch.cuda.get_device_properties(0)
+    rows = []
+    for case in accuracy_cases.CASES:
+        if only not in case.name:
+            continue
+        row = accuracy_cases.measure(case)
+        rows.append(row)
+        shown = row.get("error") or f"{1e3 * row['seconds']:.2f} ms, peak {row['peak_bytes'] / 2**30:.2f} GiB"
+        print(f"{case.name}: {shown}", flush=True)
+        output.write_text(json.dumps({"device": properties.name, "torch": torch.__version__, "rows": rows}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("-o", "--output", type=Path, required=True)
+    measuring.add_argument("--only", default="")
+    predicting = commands.add_parser("predict")
+    predicting.add_argument("measured", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "measure":
+        _measure(asked.output, asked.only)
+    else:
+        import accuracy_table
+
+        accuracy_table.main(asked.measured)
+
+
+if __name__ == "__main__":
+    main()

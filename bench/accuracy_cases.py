@@ -1,0 +1,139 @@
+"""The single-device cases of the accuracy benchmark and how one is measured; needs torch (and transformers for ``hf:``) only.
+
+A case is a model reference of the zoo, a batch, a sequence length and a dtype. Measured are steady-state training steps in
+eager mode with AdamW: wall seconds per step, the host's share of it, events around the three phases, the allocator's
+peak, and a table of kernels per operator to see where a prediction is wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training step to measure and predict."""
+
+    reference: str
+    batch: int
+    dtype: str
+    seq: int | None = None
+    family: str = ""
+
+    @property
+    def name(self) -> str:
+        length = "" if self.seq is None else f" × {self.seq}"
+        return f"{self.reference}, batch {self.batch}{length}, {self.dtype}"
+
+
+CASES = (
+    Case("alexnet", 256, "float32", family="CNN"),
+    Case("inception", 64, "float32", family="CNN"),
+    Case("wresnet50:width=2", 32, "float32", family="CNN"),
+    Case("wresnet101:width=1", 64, "bfloat16", family="CNN"),
+    Case("rnnlm", 64, "float32", 64, family="RNN"),
+    Case("rnnlm", 128, "bfloat16", 64, family="RNN"),
+    Case("rnn:width=2048", 256, "bfloat16", 20, family="RNN"),
+    Case("transformer", 16, "bfloat16", 512, family="encoder-decoder"),
+    Case("bert", 32, "bfloat16", 512, family="encoder"),
+    Case("bert:layers=24,width=1024,heads=16", 8, "float32", 512, family="encoder"),
+    Case("gpt", 8, "bfloat16", 1024, family="decoder"),
+    Case("gpt:layers=24,width=1024,heads=16", 4, "float32", 1024, family="decoder"),
+    Case("llama:layers=4,vocab=32000", 2, "bfloat16", 2048, family="decoder"),
+    Case("moe:layers=4,width=1024,heads=16,inner=3584", 8, "bfloat16", 1024, family="mixture of experts"),
+    Case("hf:BertForMaskedLM", 16, "bfloat16", 512, family="encoder"),
+    Case("hf:gpt2", 8, "bfloat16", 1024, family="decoder"),
+    Case(
+        "hf:llama:hidden_size=2048,num_hidden_layers=16,intermediate_size=8192,num_attention_heads=32,"
+        "num_key_value_heads=8",
+        2,
+        "bfloat16",
+        2048,
+        family="decoder",
+    ),
+    Case("hf:vit", 64, "float32", family="encoder"),
+)
+
+
+def _training_step(case: Case, device: str) -> Any:
+    from shardwright.zoo.reference import resolve
+
+    resolved = resolve(case.reference, batch=case.batch, seq=case.seq, device=device, dtype=case.dtype)
+    model = resolved.model.train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def step(mark: Any = lambda: None) -> None:
+        mark()
+        out = model(*resolved.args, **resolved.kwargs)
+        loss = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) else out.loss
+        mark()
+        loss.backward()
+        del out, loss
+        mark()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        mark()
+
+    return step
+
+
+def _kernel_table(step: Any) -> list[dict[str, Any]]:
+    """Device seconds per operator of one step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        step()
+        torch.cuda.synchronize()
+    rows = [
+        {
+            "name": r.key,
+            "count": r.count,
+            "device": r.self_device_time_total * 1e-6,
+            "host": r.self_cpu_time_total * 1e-6,
+        }
+        for r in recorded.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row["device"])[:80]
+
+
+def measure(case: Case, steps: int = 8) -> dict[str, Any]:
+    """Measure one case on the CUDA device."""
+    row: dict[str, Any] = asdict(case)
+    try:
+        step = _training_step(case, "cuda")
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        row["resting_bytes"] = torch.cuda.memory_allocated()
+        walls, hosts = [], []
+        for _ in range(3):
+            began = time.perf_counter()
+            for _ in range(steps):
+                step()
+            hosts.append((time.perf_counter() - began) / steps)
+            torch.cuda.synchronize()
+            walls.append((time.perf_counter() - began) / steps)
+        row |= {"seconds": statistics.median(walls), "host_seconds": statistics.median(hosts), "walls": walls}
+        row |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+        marks: list[Any] = []
+
+        def mark() -> None:
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+
+        step(mark)
+        torch.cuda.synchronize()
+        row["phases"] = [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:], strict=False)]
+        row["kernels"] = _kernel_table(step)
+    except Exception as error:  # one model that cannot run here must not cost the others
+        row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
