@@ -16,7 +16,7 @@ from shardwright.search.place.problem import Rules
 from shardwright.search.place.reductions import Blocks
 
 _BISECTIONS = 14
-_VISITS = 30_000_000  # blocks that the dynamic program may walk over
+_VISITS = 30_000_000  # steps the dynamic program may take
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +169,9 @@ def _allowed_cuts(line: Line) -> np.ndarray:
     """All positions where there are few, else the cheapest cut in each of equally heavy buckets."""
     n = line.blocks.count
     devices = max(1, int(line.counts.sum()))
-    most = max(8 * devices, _VISITS * devices // max(1, n))
+    # Stages from every place walk over a device's share of the blocks, and meet as many places times device counts.
+    states = int(np.prod(line.counts + 1))
+    most = max(8 * devices, min(_VISITS * devices // max(1, n), int((_VISITS * devices / states) ** 0.5)))
     if n + 1 <= most:
         return np.arange(n + 1)
     bucket = np.minimum(_weights(line, 0) / max(_weights(line, 0)[-1], 1e-300) * most, most - 1).astype(np.int64)
