@@ -163,6 +163,26 @@ def plan_graph(
     return result
 
 
+def frontier(
+    graph: Graph, cluster: Cluster, options: Options | None = None, *, steps: int = 8, progress: Progress | None = None
+) -> list[Plan]:
+    """Step time against memory per device: plans under ever tighter limits, the fastest first.
+
+    Each limit is four fifths of what the plan before it uses; the list ends where nothing fits any more, or after
+    ``steps`` plans.
+    """
+    options = replace(options or Options(), baselines=(), fewer_devices=False)
+    plans: list[Plan] = []
+    limit = options.memory_limit
+    for _ in range(steps):
+        try:
+            plans.append(plan_graph(graph, cluster, replace(options, memory_limit=limit), progress=progress))
+        except Infeasible:
+            break
+        limit = 0.8 * plans[-1].prediction.memory_bytes
+    return plans
+
+
 def describe_graph(graph: Graph) -> Described:
     """The rules and labels every search on this graph shares."""
     rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}

@@ -30,6 +30,7 @@ def plan(
     ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 60.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
+    frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Find the fastest split of MODEL on CLUSTER.
@@ -63,15 +64,44 @@ def plan(
             progress=say,
             reference=model,
         )
+        curve = _frontier(resolved, target, search, optimiser, max_axes, time_limit, say) if frontier else []
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
     if as_json:
-        print_json(_document(found))
+        print_json({**_document(found), **({"frontier": [_point(p) for p in curve]} if frontier else {})})
         return
     _print(found)
+    if frontier:
+        points = [_point(p) for p in curve]
+        table(
+            "Step time against memory per device",
+            ["memory/device", "step (simulated)", "mesh"],
+            [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in points],
+        )
     if output is not None:
         console.print(f"written to {output}")
+
+
+def _frontier(
+    resolved: Any, target: Any, search: str, optimiser: str, max_axes: int, limit: float, say: Any
+) -> list[Any]:
+    from shardwright.frontend import capture
+    from shardwright.planner import Options
+    from shardwright.planner import frontier as curve
+
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    options = Options(search=search, optimiser=optimiser, max_axes=max_axes, time_limit=limit)
+    return curve(graph, target, options, progress=say)
+
+
+def _point(found: Any) -> dict[str, Any]:
+    return {
+        "memory_bytes": found.prediction.memory_bytes,
+        "step_seconds": found.prediction.step_seconds,
+        "mesh": found.strategy.axes,
+        "gap": found.proof.gap,
+    }
 
 
 def _print(found: Any) -> None:

@@ -1,0 +1,77 @@
+"""Plans as files: nothing is lost, another model is refused in words, damaged files are one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardwright.errors import PlanError
+from shardwright.frontend import capture
+from shardwright.planner import plan
+from shardwright.plans import Plan, from_json, to_json
+from shardwright.plans.serial import placement_from, placement_text
+
+placements = st.one_of(
+    st.just(Replicate()),
+    st.builds(Shard, st.integers(0, 9)),
+    st.builds(Partial, st.sampled_from(["sum", "max", "min"])),
+)
+
+
+@given(placements)
+def test_placements_survive_their_text(placement: Shard | Replicate | Partial) -> None:
+    assert placement_from(placement_text(placement)) == placement
+
+
+def _model(width: int = 64) -> torch.nn.Module:
+    with torch.device("meta"):
+        return torch.nn.Sequential(torch.nn.Linear(32, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    return plan(_model(), (torch.empty(16, 32, device="meta"),), cluster="2x2xH100")
+
+
+def test_a_plan_survives_its_file(made: Plan, tmp_path: Path) -> None:
+    made.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == made
+    assert from_json(to_json(made)) == made
+
+
+def test_a_plan_is_readable_and_free_of_code(made: Plan) -> None:
+    data = json.loads(to_json(made))
+    assert data["format"] == "shardwright-plan-1"
+    assert set(data["splits"]) == set(made.strategy.splits)
+    assert "H100" in data["cluster"]["name"]
+
+
+def test_the_right_model_is_accepted_and_another_refused_in_words(made: Plan) -> None:
+    made.check(capture(_model(), (torch.empty(16, 32, device="meta"),)))
+    with pytest.raises(PlanError, match=r"input .*float32\[16, 32\] in the plan and float32\[24, 32\]"):
+        made.check(capture(_model(), (torch.empty(24, 32, device="meta"),)))
+    with pytest.raises(PlanError, match=r"parameter 0\.weight"):
+        made.check(capture(_model(128), (torch.empty(16, 32, device="meta"),)))
+    with pytest.raises(PlanError, match="evaluation"):
+        made.check(capture(_model().eval(), (torch.empty(16, 32, device="meta"),)))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "shardwright-plan-1"}', '{"format": "other"}'])
+def test_damaged_files_are_one_sentence(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    assert caught.value.remedy
+
+
+def test_the_proof_bounds_the_cost(made: Plan) -> None:
+    assert made.proof.lower_bound <= made.proof.cost
+    assert made.prediction.step_seconds > 0
+    assert made.prediction.fits
