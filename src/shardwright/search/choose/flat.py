@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.search.choose.problem import Problem
-from shardwright.search.choose.timeline import critical_times
+from shardwright.search.choose.timeline import critical_times, ranges_in
 
 
 class Flat(NamedTuple):
@@ -32,6 +32,8 @@ class Flat(NamedTuple):
     up_edge: np.ndarray
     down_start: np.ndarray  # node -> its edges to lower nodes
     down_edge: np.ndarray
+    near_start: np.ndarray  # node -> all its edges
+    near_edge: np.ndarray
     usage_start: np.ndarray  # node -> its usage entries
     usage_first: np.ndarray  # entry -> first critical time
     usage_last: np.ndarray  # entry -> past its last critical time
@@ -41,8 +43,10 @@ class Flat(NamedTuple):
     times: np.ndarray
 
 
-def flatten(problem: Problem) -> Flat:
+def flatten(problem: Problem, times: np.ndarray | None = None) -> Flat:
     """The flat form of a problem without loops or parallel edges (reduced problems have none).
+
+    ``times`` keeps the critical times of a problem that this one is a restriction of.
 
     Example: ``flat = flatten(reduce_problem(problem)[0])``
     """
@@ -68,7 +72,8 @@ def flatten(problem: Problem) -> Flat:
     offsets = np.concatenate([[0], np.cumsum(room)]).astype(np.int64)
     up_start, up_edge = _group(low, len(sizes))
     down_start, down_edge = _group(high, len(sizes))
-    timeline = critical_times(problem)
+    near_start, near_order = _group(np.concatenate([low, high]), len(sizes))
+    timeline = critical_times(problem) if times is None else ranges_in(problem, times)
     usage_start, usage_order = _group(np.array([u.node for u in problem.usages], dtype=np.int64), len(sizes))
     entries = [problem.usages[entry] for entry in usage_order.tolist()]
     lengths = np.array([len(entry.amounts) for entry in entries], dtype=np.int64)
@@ -87,6 +92,8 @@ def flatten(problem: Problem) -> Flat:
         up_edge=up_edge,
         down_start=down_start,
         down_edge=down_edge,
+        near_start=near_start,
+        near_edge=near_order % max(1, len(edges)),
         usage_start=usage_start,
         usage_first=timeline.first[usage_order].astype(np.int64),
         usage_last=timeline.last[usage_order].astype(np.int64),

@@ -141,44 +141,39 @@ def contract_low_degree(work: Workspace) -> int:
 def drop_dominated(work: Workspace) -> int:
     """Drop options for which another one is as cheap beside every neighbour's option and uses no more at any time."""
     changed = 0
-    for node in work.nodes():
+    queue = deque(sorted(work.changed & set(work.nodes())))
+    work.changed.clear()
+    waiting = set(queue)
+    while queue:
+        node = queue.popleft()
+        waiting.discard(node)
         if len(work.costs[node]) > 1:
             mask = _undominated(work, node)
             if not mask.all():
                 work.keep(node, mask)
                 changed += 1
+                for other in work.adjacent[node]:
+                    if other not in waiting:
+                        waiting.add(other)
+                        queue.append(other)
     return changed
 
 
 def _undominated(work: Workspace, node: int) -> np.ndarray:
+    from shardwright.search.choose.dominance import add_worst_difference, forbid_larger_usage, undominated
+
+    costs = work.costs[node]
+    excess = costs[None, :] - costs[:, None]
     profile = usage_profile(work, node)
-    count = len(work.costs[node])
-    keep = np.ones(count, dtype=bool)
-    for option in range(count):
-        rivals = np.flatnonzero(keep)
-        rivals = rivals[rivals != option]
-        rivals = rivals[work.costs[node][rivals] < np.inf]
-        if profile is not None and len(rivals):
-            rivals = rivals[(profile[rivals] <= profile[option]).all(axis=1)]
-        if not len(rivals):
-            continue
-        excess = work.costs[node][rivals] - work.costs[node][option]
-        for matrix in work.adjacent[node].values():
-            own = matrix[option]
-            relevant = np.isfinite(own)
-            excess = excess + (matrix[np.ix_(rivals, relevant)] - own[relevant]).max(axis=1)
-            alive = excess < np.inf
-            if not alive.all():
-                rivals, excess = rivals[alive], excess[alive]
-                if not len(rivals):
-                    break
-        if len(rivals) and excess.min() <= 0:
-            keep[option] = False
-    return keep
+    if profile is not None:
+        forbid_larger_usage(profile, excess)
+    for matrix in work.adjacent[node].values():
+        add_worst_difference(matrix, excess)
+    return undominated(excess)
 
 
 def usage_profile(work: Workspace, node: int) -> np.ndarray | None:
-    """What each option uses at each of the node's own moments of change (options by moments)."""
+    """What each option uses at each of the node's own moments of change (moments by options)."""
     entries = work.usages[node]
     if not entries:
         return None
@@ -187,7 +182,7 @@ def usage_profile(work: Workspace, node: int) -> np.ndarray | None:
     for (start, stop), amounts in entries.items():
         change[np.searchsorted(times, start)] += amounts
         change[np.searchsorted(times, stop)] -= amounts
-    return np.unique(np.cumsum(change, axis=0), axis=0).T
+    return np.cumsum(change, axis=0)
 
 
 def check_peak(problem: Problem) -> None:

@@ -39,5 +39,12 @@ def critical_times(problem: Problem) -> Timeline:
     begins = np.isin(events, starts[real])
     ends = np.isin(events, stops[real])
     times = events[:-1][begins[:-1] & ends[1:]]
+    return ranges_in(problem, times)
+
+
+def ranges_in(problem: Problem, times: np.ndarray) -> Timeline:
+    """The ranges that the problem's usage entries cover among given times."""
+    starts = np.array([usage.start for usage in problem.usages], dtype=np.int64)
+    stops = np.array([usage.stop for usage in problem.usages], dtype=np.int64)
     first, last = np.searchsorted(times, starts), np.searchsorted(times, stops)
-    return Timeline(times, first, np.where(real, last, first))
+    return Timeline(times, first, np.maximum(first, last))

@@ -40,6 +40,7 @@ class Workspace:
         self.adjacent: list[dict[int, np.ndarray]] = [{} for _ in self.costs]
         self.usages: list[dict[tuple[int, int], np.ndarray]] = [{} for _ in self.costs]
         self.records: list[Record] = []
+        self.changed: set[int] = set(range(len(self.costs)))  # nodes that may have newly dominated options
         self._transposes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._finite: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for first, second, matrix in problem.edges:
@@ -92,6 +93,8 @@ class Workspace:
                 f"No option of node {node} of {self.original.name} is left once forbidden pairs are followed through.",
                 "Allow more options or fewer forbidden pairs.",
             )
+        self.changed.add(node)
+        self.changed.update(self.adjacent[node])
         self.costs[node] = self.costs[node][mask]
         self.labels[node] = self.labels[node][mask]
         self.usages[node] = {interval: amounts[mask] for interval, amounts in self.usages[node].items()}
@@ -102,6 +105,8 @@ class Workspace:
 
     def absorb(self, node: int, into: int, follows: np.ndarray) -> None:
         """Remove a node whose option is ``follows[option of into]``, whether or not they are neighbours."""
+        self.changed.add(into)
+        self.changed.update(self.adjacent[node])
         direct = self.adjacent[into].pop(node, None)
         if direct is not None:
             del self.adjacent[node][into]
@@ -127,6 +132,7 @@ class Workspace:
             total = total + matrix.reshape(widths)
         best = total.argmin(axis=0)
         value = np.take_along_axis(total, best[None], axis=0)[0]
+        self.changed.update(self.adjacent[node])
         for other, _ in around:
             del self.adjacent[other][node]
         others = tuple(other for other, _ in around)

@@ -1,0 +1,274 @@
+"""Compiled block moves: re-choose a whole tree of nodes at once, exactly, with everything else fixed.
+
+A block is grown from a random node by adding neighbours that touch it exactly once, so the nodes in it induce a tree and
+the best joint choice for them is a dynamic program, as cheap as the edges it covers. Half the graph can move at once.
+A move minimises cost plus usage at given prices; it is taken unless it would exceed the limit (or, while no choice within
+the limit is known, unless it makes the excess worse); a move that would is tried again with the times it overfills made
+dearer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+INSIDE = 1_000_000  # added to a node's count of edges into the block when it joins
+ATTEMPTS = 4
+
+
+@njit(cache=True, nogil=True)
+def usage_of_choice(flat, choice, usage):
+    """Usage at every critical time."""
+    usage[:] = 0.0
+    for v in range(len(choice)):
+        for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
+            used = flat.amount[flat.amount_start[entry] + choice[v]]
+            usage[flat.usage_first[entry]] += used
+            if flat.usage_last[entry] < len(usage):
+                usage[flat.usage_last[entry]] -= used
+    for t in range(1, len(usage)):
+        usage[t] += usage[t - 1]
+
+
+@njit(cache=True, nogil=True)
+def cost_of_choice(flat, choice):
+    """Node plus edge costs."""
+    total = 0.0
+    for v in range(len(choice)):
+        total += flat.cost[flat.option_start[v] + choice[v]]
+    for e in range(len(flat.edge_low)):
+        columns = flat.option_start[flat.edge_high[e] + 1] - flat.option_start[flat.edge_high[e]]
+        total += flat.matrix[flat.matrix_start[e] + choice[flat.edge_low[e]] * columns + choice[flat.edge_high[e]]]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _other(flat, e, v):
+    return flat.edge_low[e] + flat.edge_high[e] - v
+
+
+@njit(cache=True, nogil=True)
+def _touch(flat, v, touches):
+    touches[v] += INSIDE
+    for index in range(flat.near_start[v], flat.near_start[v + 1]):
+        touches[_other(flat, flat.near_edge[index], v)] += 1
+
+
+@njit(cache=True, nogil=True)
+def _grow(flat, root, most, touches, block, parent_edge):
+    """A random tree-inducing block around ``root``; ``touches`` counts every node's edges into it."""
+    count, seen = 1, 0
+    block[0], parent_edge[0] = root, -1
+    _touch(flat, root, touches)
+    while seen < count and count < most:
+        v = block[seen]
+        degree = flat.near_start[v + 1] - flat.near_start[v]
+        offset = np.random.randint(degree) if degree > 0 else 0
+        for step in range(degree):
+            e = flat.near_edge[flat.near_start[v] + (offset + step) % degree]
+            w = _other(flat, e, v)
+            if touches[w] == 1 and count < most:
+                block[count], parent_edge[count] = w, e
+                _touch(flat, w, touches)
+                count += 1
+        seen += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _forget(flat, count, touches, block):
+    for position in range(count):
+        v = block[position]
+        touches[v] = 0
+        for index in range(flat.near_start[v], flat.near_start[v + 1]):
+            touches[_other(flat, flat.near_edge[index], v)] = 0
+
+
+@njit(cache=True, nogil=True)
+def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, table, follow_start, follow, fresh):
+    """Fill ``fresh`` with the options of the block's nodes that minimise priced cost given the rest of ``choice``."""
+    for position in range(count):
+        v = block[position]
+        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
+        for k in range(size):
+            table[base + k] = priced[base + k]
+        for index in range(flat.near_start[v], flat.near_start[v + 1]):
+            e = flat.near_edge[index]
+            other = _other(flat, e, v)
+            if touches[other] < INSIDE:
+                rows = flat.flipped if flat.edge_low[e] == v else flat.matrix
+                row = flat.matrix_start[e] + choice[other] * size
+                for k in range(size):
+                    table[base + k] += rows[row + k]
+    filled = 0
+    for position in range(count - 1, 0, -1):
+        v, e = block[position], parent_edge[position]
+        parent = _other(flat, e, v)
+        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
+        above, count_above = flat.option_start[parent], flat.option_start[parent + 1] - flat.option_start[parent]
+        rows = flat.flipped if flat.edge_low[e] == v else flat.matrix
+        follow_start[position] = filled
+        for option in range(count_above):
+            row = flat.matrix_start[e] + option * size
+            best, smallest = 0, np.inf
+            for k in range(size):
+                value = table[base + k] + rows[row + k]
+                if value < smallest:
+                    best, smallest = k, value
+            table[above + option] += smallest
+            follow[filled + option] = best
+        filled += count_above
+    root = block[0]
+    fresh[root] = table[flat.option_start[root] : flat.option_start[root + 1]].argmin()
+    for position in range(1, count):
+        v = block[position]
+        fresh[v] = follow[follow_start[position] + fresh[_other(flat, parent_edge[position], v)]]
+
+
+@njit(cache=True, nogil=True)
+def _effort(flat, count, block, parent_edge):
+    """About how many numbers one look at the block reads."""
+    total = 50
+    for position in range(count):
+        v = block[position]
+        size = flat.option_start[v + 1] - flat.option_start[v]
+        total += size * (flat.near_start[v + 1] - flat.near_start[v] + 1)
+        total += 4 * (flat.usage_start[v + 1] - flat.usage_start[v])
+        if position > 0:
+            parent = _other(flat, parent_edge[position], v)
+            total += size * (flat.option_start[parent + 1] - flat.option_start[parent])
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _block_cost(flat, count, block, touches, picks):
+    """Cost of the block's nodes and of all edges that touch it."""
+    total = 0.0
+    for position in range(count):
+        v = block[position]
+        total += flat.cost[flat.option_start[v] + picks[v]]
+        for index in range(flat.near_start[v], flat.near_start[v + 1]):
+            e = flat.near_edge[index]
+            low, high = flat.edge_low[e], flat.edge_high[e]
+            if v == high and touches[low] >= INSIDE:
+                continue  # counted at its lower end
+            columns = flat.option_start[high + 1] - flat.option_start[high]
+            total += flat.matrix[flat.matrix_start[e] + picks[low] * columns + picks[high]]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _usage_change(flat, count, block, choice, fresh, change):
+    """Add the block's change of usage to ``change`` as differences; returns the range of times it spans."""
+    first, last = len(flat.times), 0
+    for position in range(count):
+        v = block[position]
+        if fresh[v] != choice[v]:
+            for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
+                start = flat.amount_start[entry]
+                more = flat.amount[start + fresh[v]] - flat.amount[start + choice[v]]
+                if more != 0.0:
+                    change[flat.usage_first[entry]] += more
+                    change[flat.usage_last[entry]] -= more
+                    first, last = min(first, flat.usage_first[entry]), max(last, flat.usage_last[entry])
+    return first, last
+
+
+@njit(cache=True, nogil=True)
+def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts):
+    """Prices of the block's options with ``rate`` more at every time of the proposal's excess."""
+    running, inside = 0.0, 0
+    for t in range(len(usage)):
+        counts[t] = inside
+        if first <= t < last:
+            running += change[t]
+            if usage[t] + running > allowed:
+                inside += 1
+    counts[len(usage)] = inside
+    for position in range(count):
+        v = block[position]
+        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
+        for k in range(size):
+            local[base + k] = priced[base + k]
+        for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
+            points = counts[flat.usage_last[entry]] - counts[flat.usage_first[entry]]
+            if points > 0:
+                for k in range(size):
+                    local[base + k] += rate / inside * points * flat.amount[flat.amount_start[entry] + k]
+
+
+@njit(cache=True, nogil=True)
+def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, most, strict, seed):
+    """Make block moves on ``choice`` and ``usage``, in place; returns (cost of choice, best cost, moves taken).
+
+    Stops when about ``work`` numbers have been read: a measure of time that does not depend on the machine.
+    ``strict`` moves never exceed the limit (nor an excess that is already there); others follow the prices alone.
+    """
+    np.random.seed(seed)
+    nodes = len(choice)
+    touches = np.zeros(nodes, dtype=np.int64)
+    block = np.zeros(nodes, dtype=np.int64)
+    parent_edge = np.zeros(nodes, dtype=np.int64)
+    follow_start = np.zeros(nodes, dtype=np.int64)
+    room = 1
+    for v in range(nodes):
+        room += (flat.option_start[v + 1] - flat.option_start[v]) * (flat.near_start[v + 1] - flat.near_start[v] + 1)
+    follow = np.zeros(room, dtype=np.int32)
+    table, local = np.zeros(len(flat.cost)), np.zeros(len(flat.cost))
+    fresh = choice.copy()
+    change, counts = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1, dtype=np.int64)
+    peak = usage.max()
+    taken = 0
+    while work > 0:
+        size = int(most ** np.random.random()) + 1
+        count = _grow(flat, np.random.randint(nodes), size, touches, block, parent_edge)
+        before = _block_cost(flat, count, block, touches, choice)
+        effort = _effort(flat, count, block, parent_edge)
+        work -= effort
+        allowed = max(peak, flat.limit)
+        rate = 0.0
+        for attempt in range(ATTEMPTS):
+            prices = priced if attempt == 0 else local
+            work -= effort
+            _best_tree_choice(
+                flat, count, block, parent_edge, touches, prices, choice, table, follow_start, follow, fresh
+            )
+            different = False
+            for position in range(count):
+                different = different or fresh[block[position]] != choice[block[position]]
+            if not different:
+                break
+            after = _block_cost(flat, count, block, touches, fresh)
+            first, last = _usage_change(flat, count, block, choice, fresh, change)
+            work -= effort + 2 * max(0, last - first)
+            running, new_peak = 0.0, 0.0
+            for t in range(first, last):
+                running += change[t]
+                new_peak = max(new_peak, usage[t] + running)
+            accept = not strict or new_peak <= allowed
+            if accept:
+                running = 0.0
+                for t in range(first, last):
+                    running += change[t]
+                    usage[t] += running
+                peak = usage.max()
+                work -= len(usage)
+                for position in range(count):
+                    choice[block[position]] = fresh[block[position]]
+                total += after - before
+                taken += 1
+                if peak <= flat.limit and total < best_cost:
+                    best_cost = total
+                    best_choice[:] = choice
+            elif attempt + 1 < ATTEMPTS:
+                work -= effort + len(usage)
+                rate = max(4.0 * rate, abs(before - after) / (new_peak - allowed))
+                _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts)
+            for t in range(first, last + 1):
+                change[t] = 0.0
+            if accept:
+                break
+        for position in range(count):
+            fresh[block[position]] = choice[block[position]]
+        _forget(flat, count, touches, block)
+    return total, best_cost, taken

@@ -1,0 +1,48 @@
+"""Compiled comparison of options: how much dearer, at worst, one option of a node can be than another."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def forbid_larger_usage(profile, excess):
+    """Set ``excess[i, j]`` to infinity where option ``j`` uses more than ``i`` at some time (``profile[time, option]``)."""
+    for i in range(len(excess)):
+        for j in range(len(excess)):
+            if excess[i, j] < np.inf:
+                for t in range(len(profile)):
+                    if profile[t, j] > profile[t, i]:
+                        excess[i, j] = np.inf
+                        break
+
+
+@njit(cache=True, nogil=True)
+def add_worst_difference(matrix, excess):
+    """Add to ``excess[i, j]`` the most that ``j`` costs beyond ``i`` beside any option of one neighbour."""
+    for i in range(len(excess)):
+        for j in range(len(excess)):
+            if i != j and excess[i, j] < np.inf:
+                worst = -np.inf
+                for other in range(matrix.shape[1]):
+                    own = matrix[i, other]
+                    if own < np.inf:
+                        difference = matrix[j, other] - own
+                        if difference > worst:
+                            worst = difference
+                            if worst == np.inf:
+                                break
+                excess[i, j] += worst
+
+
+@njit(cache=True, nogil=True)
+def undominated(excess):
+    """Options left when each one that another remaining option never exceeds is dropped, in order."""
+    keep = np.ones(len(excess), dtype=np.bool_)
+    for i in range(len(excess)):
+        for j in range(len(excess)):
+            if i != j and keep[j] and excess[i, j] <= 0.0:
+                keep[i] = False
+                break
+    return keep

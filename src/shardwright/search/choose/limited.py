@@ -1,0 +1,198 @@
+"""Choosing under a usage limit: a bound that rises, a choice that falls, until they meet or time is up.
+
+Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), the other improves choices (`walker`), and at
+the end of a round they exchange the prices of memory and the best known cost; so a run depends on the seed and the number
+of rounds, not on the clock. When the two are close, options that no better choice can take are struck out, the reductions
+run again on what is left, and the rounds go on with a smaller problem; when nothing is left, the choice is optimal.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.errors import Infeasible, TooLarge
+from shardwright.search.choose.ascent import Ascent
+from shardwright.search.choose.flat import Flat, flatten
+from shardwright.search.choose.passes import round_messages
+from shardwright.search.choose.problem import Edge, Problem, Usage, evaluate
+from shardwright.search.choose.reductions import check_peak, reduce_problem
+from shardwright.search.choose.walker import Walker, with_penalties
+from shardwright.search.choose.workspace import Back
+from shardwright.search.solution import Solution
+
+ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
+WALK_WORK = 0.7e8  # about the same time for the walker
+ROUNDS_PER_START = 16
+ROUNDS_PER_LOOK = 10
+DEFAULT_ROUNDS = 400
+WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing again
+
+
+@dataclass
+class _Progress:
+    """The best choice of the original problem and the best bound so far."""
+
+    problem: Problem
+    started: float
+    time_limit: float | None
+    choice: np.ndarray | None = None
+    cost: float = np.inf
+    bound: float = -np.inf
+    whole: bool = False
+
+    def offer(self, choice: np.ndarray) -> None:
+        cost, _, feasible = evaluate(self.problem, choice)
+        if feasible and cost < self.cost:
+            self.choice, self.cost = choice, cost
+
+    def raise_bound(self, bound: float) -> None:
+        bound -= 1e-9 * max(1.0, abs(bound))  # what rounding may have added
+        if self.whole:
+            bound = np.ceil(bound - 1e-6)
+        self.bound = max(self.bound, min(bound, self.cost))
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.started
+
+    @property
+    def late(self) -> bool:
+        return self.time_limit is not None and self.seconds > self.time_limit
+
+    @property
+    def closed(self) -> bool:
+        return self.cost < np.inf and self.bound >= self.cost - 1e-9 * max(1.0, abs(self.cost))
+
+    @property
+    def worth(self) -> float:
+        """What a better choice may cost at most."""
+        return self.cost - 1.0 if self.whole else self.cost
+
+    def solution(self) -> Solution[np.ndarray]:
+        if self.choice is None:
+            raise TooLarge(
+                f"No choice of {self.problem.name} within its limit was found in {self.seconds:.1f} s.",
+                "Allow more time, or raise the limit.",
+            )
+        bound = self.cost if self.closed else min(self.bound, self.cost)
+        return Solution(self.choice, self.cost, float(bound), self.closed, self.seconds)
+
+
+def solve_limited(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+    """The best choice found within the limit and the best bound proved, anytime.
+
+    Example: ``solve_limited(problem, time_limit=60).gap``
+    """
+    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem))
+    check_peak(problem)
+    core, back = reduce_problem(problem)
+    check_peak(core)
+    with ThreadPoolExecutor(1) as pool:
+        stage: _Stage | None = _Stage(core, back, progress, seed, None, None)
+        while stage is not None:
+            stage = stage.run(pool)
+    return progress.solution()
+
+
+class _Stage:
+    """Rounds on one reduced problem; `run` returns the next stage or None at the end."""
+
+    def __init__(
+        self, core: Problem, back: Back, progress: _Progress, seed: int, times: np.ndarray | None,
+        prices: np.ndarray | None,
+    ) -> None:  # fmt: skip
+        self.core, self.back, self.progress, self.seed = core, back, progress, seed
+        self.flat: Flat = flatten(core, times)
+        self.ascent = Ascent(self.flat, np.zeros(len(self.flat.times)) if prices is None else prices.copy())
+        penalised, penalty = with_penalties(self.flat)
+        self.walker = Walker(penalised, penalty, np.zeros(len(core.costs), dtype=np.int64), seed)
+        entries = sum(edge.costs.size for edge in core.edges)
+        self.work = 2 * entries + len(self.flat.amount) + 4 * len(self.flat.times) + 1000
+        self.iterations = int(np.clip(ROUND_WORK / self.work, 4, 400))
+
+    def run(self, pool: ThreadPoolExecutor) -> _Stage | None:
+        progress, ascent, walker = self.progress, self.ascent, self.walker
+        ascent.warm_up(10 if ascent.prices.any() else 30)
+        self._round_off()
+        for _ in range(DEFAULT_ROUNDS):
+            progress.raise_bound(ascent.best)
+            if progress.closed or progress.late:
+                return None
+            target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
+            prices = ascent.best_prices.copy()
+            climbing = pool.submit(ascent.run, self.iterations, target)
+            walker.walk(min(WALK_WORK, self.work * self.iterations / 2), prices)
+            climbing.result()
+            if walker.found and walker.best_cost < progress.cost:
+                progress.offer(self.back(walker.best_choice))
+            progress.raise_bound(ascent.best)
+            if walker.rounds % ROUNDS_PER_START == 0:
+                self._round_off()
+            if walker.rounds % ROUNDS_PER_LOOK == 0:
+                following = self._narrow()
+                if following is not self:
+                    return following
+        return None
+
+    def _round_off(self) -> None:
+        """Send the walker to what the messages say at the present prices."""
+        choice = np.zeros(len(self.core.costs), dtype=np.int64)
+        flat = self.walker.flat
+        round_messages(flat, self.ascent.priced, self.ascent.messages, choice)
+        self.walker.jump(choice)
+        if self.walker.found:
+            self.progress.offer(self.back(self.walker.best_choice))
+
+    def _narrow(self) -> _Stage | None:
+        """Strike out hopeless options; the stage on what is left, this one if too few went, None if none is left."""
+        progress = self.progress
+        if progress.cost == np.inf:
+            return self
+        kept = self.ascent.checkpoint()
+        bound = self.ascent.settle(10)
+        hopeless = self.ascent.hopeless(bound - 1e-9 * max(1.0, abs(bound)), progress.worth)
+        if hopeless.mean() < WORTHWHILE:
+            self.ascent.resume(kept)
+            return self
+        try:
+            smaller, back = _restrict(self.core, ~hopeless)
+            check_peak(smaller)
+        except Infeasible:
+            progress.raise_bound(np.inf)
+            return None
+        chain = self.back
+        return _Stage(
+            smaller, lambda choice: chain(back(choice)), progress, self.seed + 1, self.flat.times, self.ascent.best_prices
+        )  # fmt: skip
+
+
+def _restrict(problem: Problem, keep: np.ndarray) -> tuple[Problem, Back]:
+    """The problem with only the options where ``keep`` is true, reduced again."""
+    stops = np.cumsum(problem.sizes)
+    masks = np.split(keep, stops[:-1])
+    if not all(mask.any() for mask in masks):
+        raise Infeasible("No option of some node is left.")
+    picks = [np.flatnonzero(mask) for mask in masks]
+    costs = [cost[pick] for cost, pick in zip(problem.costs, picks, strict=True)]
+    edges = [Edge(e.first, e.second, e.costs[np.ix_(picks[e.first], picks[e.second])]) for e in problem.edges]
+    usages = [Usage(u.node, u.start, u.stop, u.amounts[picks[u.node]]) for u in problem.usages]
+    restricted = Problem(costs, edges, usages, problem.usage_limit, problem.name)
+    smaller, back = reduce_problem(restricted)
+
+    def whole(choice: np.ndarray) -> np.ndarray:
+        return np.array([pick[option] for pick, option in zip(picks, back(choice), strict=True)], dtype=np.int64)
+
+    return smaller, whole
+
+
+def _whole(problem: Problem) -> bool:
+    """Whether all costs are whole numbers, so that costs differ by at least one."""
+    parts = [*problem.costs, *{id(edge.costs): edge.costs for edge in problem.edges}.values()]
+    return all(
+        bool((part[np.isfinite(part)] % 1.0 == 0.0).all()) and np.abs(part[np.isfinite(part)]).max(initial=0) < 2**50
+        for part in parts
+    )
