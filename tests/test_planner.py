@@ -29,10 +29,14 @@ def test_a_model_that_fits_nowhere_says_so() -> None:
 
 def test_memory_can_be_asked_for() -> None:
     with torch.device("meta"):
-        model, x = torch.nn.Linear(8192, 8192), torch.empty(64, 8192)
-    free = plan(model, (x,), cluster="8xH100")
-    tight = plan(model, (x,), cluster="8xH100", memory_limit=0.5 * free.prediction.memory_bytes)
-    assert tight.prediction.memory_bytes <= 0.5 * free.prediction.memory_bytes
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(6)))
+        x = torch.empty(8192, 4096)
+    free = plan(model, (x,), cluster="8xH100", search="fsdp")
+    limit = 0.9 * plan(model, (x,), cluster="8xH100", search="data-parallel").prediction.memory_bytes
+    assert free.prediction.memory_bytes < limit
+    assert plan(model, (x,), cluster="8xH100", memory_limit=limit).prediction.memory_bytes <= limit
+    with pytest.raises(Infeasible):
+        plan(model, (x,), cluster="8xH100", search="data-parallel", memory_limit=limit)
 
 
 def test_an_unknown_search_is_refused_before_any_work() -> None:
