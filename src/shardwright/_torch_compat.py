@@ -92,3 +92,11 @@ def group_named(name: str) -> Any:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     return _resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 wraps the name in a type of its own
+
+
+def fake_mode() -> Any:
+    """A mode in which tensors have shapes and devices but no memory (``torch._subclasses.FakeTensorMode``)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)

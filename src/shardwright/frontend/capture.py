@@ -1,16 +1,18 @@
 """From an unmodified ``nn.Module`` to a :class:`~shardwright.graph.Graph`.
 
 The model is exported with ``torch.export`` (non-strict, training IR), so composite operators such as ``linear`` or
-``scaled_dot_product_attention`` stay whole and nothing is materialised. Then regions are inlined, in-place operators made
-functional, assertions dropped, and the result is rewritten in our own words. What cannot be captured ends in one
+``scaled_dot_product_attention`` stay whole and nothing is materialised. Then regions are inlined, in-place operators
+made functional, assertions dropped, and the result is rewritten in our own words. What cannot be captured ends in one
 :class:`CaptureError` that names the module and the line.
 """
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -19,8 +21,10 @@ from shardwright._torch_compat import map_tree
 from shardwright.errors import CaptureError
 from shardwright.frontend.convert import convert
 from shardwright.frontend.diagnose import explain_failure
+from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
 from shardwright.frontend.guards import export_guards
+from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.graph import Graph
 
@@ -48,10 +52,9 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     """
     args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
     try:
-        with warnings.catch_warnings(), export_guards(model):
-            warnings.simplefilter("ignore")
-            logging.getLogger("torch.export").setLevel(logging.ERROR)
-            program = torch.export.export(model, args, kwargs, strict=False)
+        with _quiet(), export_guards(model), inert_randomness():
+            traced, args, kwargs = stand_in(model, args, kwargs)
+            program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             program = functionalise(program)
     except CaptureError:
@@ -59,6 +62,20 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     except Exception as error:
         raise explain_failure(error, model) from error
     return convert(program, model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch's warnings, logs and printed graphs from the user; what matters of them is in our own error."""
+    log = logging.getLogger("torch")
+    level = log.level
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
 
 
 def _distinct_inputs(tree: Any) -> Any:

@@ -1,7 +1,7 @@
 """From a functional exported program to our own :class:`Graph`: names, arguments, provenance, gradients.
 
-Assertions, operators without effect (``to`` the dtype a tensor already has) and dead code are dropped; a scalar read from
-data is refused, since a plan made for one value would be wrong for the next.
+Assertions, operators without effect (``to`` the dtype a tensor already has) and dead code are dropped; a scalar read
+from data is refused, since a plan made for one value would be wrong for the next.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shardwright._torch_compat import dump_tree, flatten_with_paths
 from shardwright.errors import CaptureError
 from shardwright.frontend.diagnose import _short
 from shardwright.frontend.functionalise import MUTATED
+from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
 
@@ -50,21 +51,21 @@ class _Conversion:
             elif node.op == "get_attr":
                 constants.append(self._attribute(node))
         outputs, mutations = self._results(buffers)
-        ops, tensors = _without_dead_code(self.ops, self.tensors, outputs, mutations)
         spec = self.program.call_spec
-        return Graph(
-            tensors=tensors,
-            ops=tuple(ops),
+        whole = Graph(
+            tensors=self.tensors,
+            ops=tuple(self.ops),
             inputs=tuple(inputs),
             outputs=outputs,
             parameters=tuple(parameters),
             buffers=tuple(buffers),
-            constants=tuple(c for c in constants if c.tensor in tensors),
+            constants=tuple(constants),
             mutations=mutations,
             input_tree=_tree_text(spec.in_spec),
             output_tree=_tree_text(spec.out_spec),
             training=self.model.training,
         )
+        return pruned(whole)
 
     def _sources(self) -> tuple[list[Parameter], list[Buffer], list[Constant], list[Input]]:
         nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
@@ -186,38 +187,27 @@ class _Conversion:
             if spec.kind is OutputKind.BUFFER_MUTATION:
                 mutations.append((by_path[str(spec.target)], self.names[value].name))
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                self._refuse_input_mutation(str(spec.target))
+                self._refuse_mutation(str(spec.target))
             else:
                 outputs.append(self._value(value))
         for node in self.program.graph.nodes:
             if MUTATED in node.meta and node.op == "placeholder":
                 if node.name not in by_path.values():
-                    self._refuse_input_mutation(node.name)
+                    self._refuse_mutation(node.name)
                 mutations.append((node.name, self.names[node.meta[MUTATED]].name))
         return tuple(outputs), tuple(mutations)
 
-    def _refuse_input_mutation(self, name: str) -> None:
+    def _refuse_mutation(self, name: str) -> None:
+        signature = self.program.graph_signature
+        if name in signature.inputs_to_parameters:
+            raise CaptureError(
+                f"The model changes its parameter {signature.inputs_to_parameters[name]!r} in its forward.",
+                "Parameters change in the optimiser's step; make it a buffer, or change a copy.",
+            )
         raise CaptureError(
             f"The model changes its input {name!r} in place, which a split model could not hand back.",
             "Clone the input first inside the model, or return the changed tensor.",
         )
-
-
-def _without_dead_code(
-    ops: list[Op], tensors: dict[str, Tensor], outputs: tuple[Value, ...], mutations: tuple[tuple[str, str], ...]
-) -> tuple[list[Op], dict[str, Tensor]]:
-    from shardwright.graph import refs
-
-    live = {r.name for r in refs(outputs)} | {new for _, new in mutations}
-    kept: list[Op] = []
-    for op in reversed(ops):
-        if any(o in live for o in op.outputs):
-            outs = tuple(o if o in live else None for o in op.outputs)
-            kept.append(Op(op.name, op.target, op.args, op.kwargs, outs, op.module, op.source, op.grad))
-            live |= set(op.inputs)
-    kept.reverse()
-    made = {o for op in ops for o in op.outputs}
-    return kept, {n: t for n, t in tensors.items() if n in live or n not in made}
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:

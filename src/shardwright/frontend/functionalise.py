@@ -1,42 +1,50 @@
 """Makes in-place operators functional, on purpose and visibly.
 
-Most in-place code in real models is of one kind: ``x.add_(y)`` on a tensor nobody else sees through a view. There the
-twin without underscore is substituted and later readers are pointed at its result. Training batch norm becomes its
-functional form that returns the new statistics. Whatever is left (writing into a view) is handed to PyTorch's own
-functionalisation, ``run_decompositions({})``, which is slower but general.
+The nodes are walked once, in order. A tensor and its views form a family around one root; writing into any member
+gives a new value to the member and, backwards through the views, to the root (``slice`` becomes ``slice_scatter``, a
+transposition its own inverse). A later read of another member is taken from the root's new value. This is PyTorch's
+own functionalisation, done on the exported graph so that composite operators stay whole and every node keeps its
+module and source line. What has no inverse here falls back to ``run_decompositions({})``, which is general but takes
+operators apart.
 """
 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from shardwright.frontend.views import aliased_inputs, put_back, reversible
+
 MUTATED = "shardwright_mutated"
 """Key in a placeholder's meta: the node that holds its value after the call."""
 
 _BATCH_NORM_FUNCTIONAL = torch.ops.aten._native_batch_norm_legit_functional.default
+_ZERO, _FILL, _COPY = torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.copy_.default
+_FILL_FROM = torch.ops.aten.fill_.Tensor
+_OVERWRITING = {_ZERO, _FILL, _FILL_FROM, _COPY}
+_CARRIERS = {"view", "reshape", "expand", "to", "_to_copy", "lift_fresh_copy", "lift_fresh", "clone", "detach"}
 
 
 def functionalise(program: ExportedProgram) -> ExportedProgram:
     """A program without in-place operators, equal in every result."""
-    writes = [n for n in program.graph.nodes if n.op == "call_function" and _written(n)]
-    if any(_shared(program, node) or _twin(node) is None for node in writes):
-        return program.run_decompositions({})
-    for node in writes:
-        _substitute(program, node)
+    if any(_written(node) for node in program.graph.nodes):
+        if any(not _manageable(node) for node in program.graph.nodes):
+            return program.run_decompositions({})
+        _Families(program).rewrite()
     for node in list(program.graph.nodes):
-        if node.op == "call_function" and node.target is torch.ops.aten.batch_norm.default and node.args[5]:
+        if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
             _functional_batch_norm(program, node)
     return program
 
 
 def _written(node: Node) -> list[Node]:
     """The arguments this operator writes into."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    if schema is None or not schema.is_mutable:
         return []
     positional = list(node.args) + [node.kwargs.get(a.name) for a in schema.arguments[len(node.args) :]]
     return [
@@ -46,71 +54,146 @@ def _written(node: Node) -> list[Node]:
     ]
 
 
-def _twin(node: Node) -> torch._ops.OpOverload | None:
+def _twin(node: Node) -> Any:
     """``aten.add_.Tensor`` → ``aten.add.Tensor``, where that exists and one argument is written."""
-    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr] # _written has checked for a schema
+    namespace, name = node.target._schema.name.split("::")  # type: ignore[union-attr] # it has written, so it has a schema
     if not name.endswith("_") or len(_written(node)) != 1:
         return None
-    packet = getattr(torch.ops.aten, name[:-1], None)
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
     return getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
 
 
-def _views(node: Node) -> set[Node]:
-    """Every node that may share memory with ``node``: through views of it, or because it is a view itself."""
-    group, frontier = {node}, [node]
-    while frontier:
-        current = frontier.pop()
-        neighbours = [u for u in current.users if current in _aliased(u)] + list(_aliased(current))
-        for other in neighbours:
-            if other not in group:
-                group.add(other)
-                frontier.append(other)
-    return group
+def _name(node: Node) -> str:
+    """``aten.view.default`` → ``view``."""
+    return getattr(node.target, "__name__", "").split(".")[0]
 
 
-def _aliased(node: Node) -> list[Node]:
-    """The inputs whose memory the result of ``node`` may share."""
-    if node.op != "call_function":
-        return []
-    if not hasattr(node.target, "_schema"):  # operator.getitem of a view such as split
-        return [a for a in node.args if isinstance(a, Node)]
-    schema = node.target._schema
-    returned = {tag for r in schema.returns if r.alias_info is not None for tag in r.alias_info.before_set}
-    return [
-        value
-        for argument, value in zip(schema.arguments, node.args, strict=False)
-        if argument.alias_info is not None
-        and returned & set(argument.alias_info.before_set)
-        and isinstance(value, Node)
-    ]
+def _manageable(node: Node) -> bool:
+    """Whether this operator writes nothing, or has a functional twin and a way back to what it writes into."""
+    written = _written(node)
+    if written and node.target not in _OVERWRITING and _twin(node) is None:
+        return False
+    for member in written:
+        while above := aliased_inputs(member) or _written(member):
+            if not _written(member) and not isinstance(member.meta.get("val"), tuple | list) and not reversible(member):
+                return False
+            member = above[0]
+    return True
 
 
-def _shared(program: ExportedProgram, node: Node) -> bool:
-    """Whether a view of what ``node`` writes is read afterwards."""
-    (target,) = _written(node) if len(_written(node)) == 1 else (None,)
-    if target is None:
-        return True
-    order = {n: i for i, n in enumerate(program.graph.nodes)}
-    others = {n for n in _views(target) if n is not target and n is not node and not _written(n)}
-    chain = {n for n in _views(target) if _written(n)}  # earlier in-place versions of the same tensor
-    return any(order[user] > order[node] for n in others for user in n.users if n not in chain)
+class _Families:
+    """For every tensor the root it shares memory with, the views in between, and the node that holds its value now."""
 
+    def __init__(self, program: ExportedProgram) -> None:
+        self.graph = program.graph
+        lifted = program.graph_signature.inputs_to_lifted_tensor_constants
+        self.constants = {name: program.constants[target] for name, target in lifted.items()}
+        self.parent: dict[Node, Node] = {}
+        self.value: dict[Node, Node] = {}
+        self.written_at: dict[Node, int] = {}
+        self.made_at: dict[Node, int] = {}
+        self.time = 0
 
-def _substitute(program: ExportedProgram, node: Node) -> None:
-    twin = _twin(node)
-    (target,) = _written(node)
-    with program.graph.inserting_before(node):
-        fresh = program.graph.call_function(twin, node.args, dict(node.kwargs))
-    fresh.meta = dict(node.meta)
-    fresh.meta.setdefault("val", target.meta.get("val"))
-    order = {n: i for i, n in enumerate(program.graph.nodes)}
-    node.replace_all_uses_with(fresh)
-    target.replace_all_uses_with(fresh, delete_user_cb=lambda user: user is not fresh and order[user] > order[fresh])
-    program.graph.erase_node(node)
-    origin = target.meta.get("shardwright_origin", target)
-    fresh.meta["shardwright_origin"] = origin
-    if origin.op == "placeholder":
-        origin.meta[MUTATED] = fresh
+    def rewrite(self) -> None:
+        for node in list(self.graph.nodes):
+            with self.graph.inserting_before(node):
+                self._visit(node)
+        for node in reversed(list(self.graph.nodes)):
+            if _written(node):
+                self.graph.erase_node(node)
+        for root, value in self.value.items():
+            if root.op == "placeholder" and root in self.written_at:
+                root.meta[MUTATED] = value
+
+    def _visit(self, node: Node) -> None:
+        written = _written(node)
+        if not written:
+            if above := aliased_inputs(node):
+                self.parent[node] = above[0]
+            node.args = torch.fx.map_arg(node.args, self._current)
+            node.kwargs = torch.fx.map_arg(node.kwargs, self._current)
+            self._hold(node, node)
+            return
+        target = written[0]
+        args = torch.fx.map_arg(node.args, self._current)
+        kwargs = torch.fx.map_arg(node.kwargs, self._current)
+        fresh = self._written_value(node, self._current(target), args, kwargs)
+        self.time += 1
+        self._write(target, fresh)
+        # The operator returns what it wrote into: from here on it is another name of its target.
+        self.parent[node] = target
+        self._hold(node, fresh)
+
+    def _written_value(self, node: Node, target: Node, args: Any, kwargs: Any) -> Node:
+        if node.target in _OVERWRITING:
+            number = 0 if node.target is _ZERO else self._number(args[1])
+            if number is not None:
+                return self._call(torch.ops.aten.full_like.default, (target, number), node, target)
+            # aten.copy has no derivative; a cast and a broadcast say the same.
+            source, shape, dtype = args[1], list(target.meta["val"].shape), target.meta["val"].dtype
+            if source.meta["val"].dtype != dtype:
+                source = self._call(torch.ops.aten.to.dtype, (source, dtype), node, target)
+                source.meta["val"] = args[1].meta["val"].to(dtype)
+            if list(source.meta["val"].shape) == shape:
+                return source
+            return self._call(torch.ops.aten.expand.default, (source, shape), node, target)
+        fresh = self._call(_twin(node), args, node, target, kwargs)
+        if fresh.meta["val"].dtype != target.meta["val"].dtype:
+            fresh = self._call(torch.ops.aten.to.dtype, (fresh, target.meta["val"].dtype), node, target)
+        return fresh
+
+    def _number(self, value: Any) -> bool | int | float | None:
+        """The plain number that ``value`` is, however a device chose to wrap it (``x[0] = 1.0`` does so in two ways)."""
+        while isinstance(value, Node) and value.op == "call_function" and _name(value) in _CARRIERS:
+            value = value.args[0]
+        if isinstance(value, Node) and value.name in self.constants:
+            constant = self.constants[value.name]
+            return constant.item() if constant.numel() == 1 and not constant.is_meta else None
+        if isinstance(value, Node) and value.target is torch.ops.aten.scalar_tensor.default:
+            value = value.args[0]
+        return value if isinstance(value, bool | int | float) else None
+
+    def _call(self, function: Any, args: Any, origin: Node, like: Node, kwargs: Any = None) -> Node:
+        fresh = self.graph.call_function(function, tuple(args), dict(kwargs or {}))
+        fresh.meta = {**origin.meta, "val": like.meta["val"]}
+        return fresh
+
+    def _write(self, member: Node, fresh: Node) -> None:
+        """Give ``member`` a new value and hand it up to the root."""
+        while member in self.parent:
+            self._hold(member, fresh)
+            above = self.parent[member]
+            if member.target is operator.getitem:
+                above = self.parent[above]  # a piece of a list goes straight back into what was cut
+            if not _written(member):  # an earlier in-place operator is only another name of its target
+                fresh = put_back(self.graph, member, self._current(above), fresh)
+            member = above
+        self._hold(member, fresh)
+        self.written_at[member] = self.time
+
+    def _hold(self, member: Node, value: Node) -> None:
+        self.value[member] = value
+        self.made_at[member] = self.time
+
+    def _root(self, node: Node) -> Node:
+        while node in self.parent:
+            node = self.parent[node]
+        return node
+
+    def _current(self, node: Node) -> Node:
+        """The node that holds the value of ``node`` now, taken again from its root if that was written since."""
+        root = self._root(node)
+        if self.written_at.get(root, -1) <= self.made_at.get(node, -1):
+            return self.value.get(node, node)
+        if node is root:
+            return self.value[root]
+        above = self.parent[node]
+        if _written(node):
+            again = self._current(above)
+        else:
+            again = self.graph.node_copy(node, lambda n: self._current(n) if n is above else self.value.get(n, n))
+        self._hold(node, again)
+        return again
 
 
 def _functional_batch_norm(program: ExportedProgram, node: Node) -> None:

@@ -1,0 +1,179 @@
+"""In-place operators become functional ones with the same results and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.frontend.faithful import faithful, targets
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.errors import CaptureError
+from shardwright.frontend import capture
+
+
+class Layered(nn.Module):
+    """A linear layer, then whatever the test does in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+
+class ReluInPlace(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.linear(x), inplace=True) * 2
+
+
+class Chain(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        hidden += 1
+        hidden *= 2
+        hidden.sub_(0.5).clamp_(min=0.0)
+        return hidden.sum() + hidden.mean()
+
+
+class ReadsAfterWrite(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        row = hidden[0]
+        hidden.mul_(3.0)
+        return row + hidden[1]
+
+
+class WritesSlice(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x).clone()
+        hidden[:, 1:3] = hidden[:, 3:5] * 2
+        hidden[0] = 1.0
+        return hidden.sum(0)
+
+
+class WritesThroughTwoViews(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x).clone()
+        turned = hidden.t().reshape(3, 2, 4)
+        other = hidden.view(2, 2, 6)
+        other[:, 0].add_(5.0)
+        other.transpose(0, 1)[1, :, ::2].mul_(2.0)
+        return turned.sum() + hidden.sum(1) + other[0, 1, 2]
+
+
+class WritesPermuted(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x).view(2, 2, 6).clone()
+        hidden.permute(2, 0, 1).unsqueeze(1)[0].fill_(2.0)
+        hidden.diagonal(dim1=0, dim2=1).zero_()
+        return hidden.exp()
+
+
+class WritesPieces(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        positions = torch.arange(12).view(3, 4)
+        left, right = positions.split([1, 3], dim=1)
+        right.add_(1)
+        left.copy_(right[:, :1])
+        first, _, last = positions.unbind(0)
+        last.copy_(first)
+        return hidden[positions % 4]
+
+
+class WritesMasked(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x).clone()
+        hidden[hidden > 0] = 0.25
+        hidden.masked_fill_(hidden < -0.5, -0.5)
+        hidden.index_add_(0, torch.tensor([0, 1]), hidden[:2] * 2)
+        return hidden
+
+
+class ShiftsTokens(Layered):
+    """What the encoder-decoders of Hugging Face do with labels."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        shifted = labels.new_zeros(labels.shape)
+        shifted[:, 1:] = labels[:, :-1].clone()
+        shifted[:, 0] = 3
+        shifted.masked_fill_(shifted == -100, 1)
+        return F.embedding(shifted, self.linear.weight).sum() + self.linear(x).sum()
+
+
+class CastsOnWrite(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.zeros(4, 6, dtype=torch.float64)
+        hidden[1:] = self.linear(x)[1:]
+        hidden[0].copy_(self.linear(x)[0, :1])
+        return hidden
+
+
+MODELS = [
+    ReluInPlace, Chain, ReadsAfterWrite, WritesSlice, WritesThroughTwoViews, WritesPermuted, WritesPieces, WritesMasked,
+    CastsOnWrite,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_in_place_operators(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    graph = faithful(kind(), (torch.randn(4, 6),))
+    assert not [target for target in targets(graph) if target.split(".")[1].endswith("_")]
+
+
+def test_shifted_tokens_keep_composite_operators_and_provenance() -> None:
+    torch.manual_seed(0)
+    graph = faithful(ShiftsTokens(), (torch.randn(4, 6), torch.tensor([[1, 2, -100], [3, 4, 5]])))
+    assert "aten.linear.default" in targets(graph)
+    assert all("test_inplace.py" in op.source for op in graph.ops)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("history", torch.zeros(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = self.linear(x)
+        self.history[1:] = self.history[:-1].clone()
+        self.history[0] = hidden.detach().mean(0)
+        return hidden.sum() * self.calls
+
+
+def test_buffers_that_change_are_listed_with_their_new_values() -> None:
+    torch.manual_seed(0)
+    graph = faithful(Counts(), (torch.randn(4, 6),))
+    changed = {held for held, _ in graph.mutations}
+    assert changed == {b.tensor for b in graph.buffers if b.path in ("calls", "history")}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_statistics(training: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.BatchNorm2d(4, affine=False))
+    graph = faithful(model.train(training), (torch.randn(2, 3, 5, 5),))
+    assert len(graph.mutations) == (6 if training else 0)
+    assert graph.training is training
+
+
+class ChangesInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class ChangesParameter(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.linear.weight.mul_(0.5)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(("kind", "word"), [(ChangesInput, "input"), (ChangesParameter, "parameter 'linear.weight'")])
+def test_changing_inputs_or_parameters_is_refused(kind: type[nn.Module], word: str) -> None:
+    with pytest.raises(CaptureError) as refusal:
+        capture(kind(), (torch.randn(4, 6),))
+    assert word in refusal.value.message
+    assert refusal.value.remedy
