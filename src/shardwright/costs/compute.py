@@ -82,30 +82,40 @@ def _assumed_ratio(work: Work, device: Device) -> np.ndarray:
     return 1 / np.maximum(efficiency, 1e-3)
 
 
-def _curve_of(work: Work, device: Device) -> Curve | None:
-    """The measured curve for a kernel: its own, else that of float32, else the one of its kind of kernel."""
-    assert device.profile is not None
-    curves = device.profile.by_name
+def _curve(name: str, dtype: str, which: str, device: Device) -> Curve | None:
+    """The measured curve of a kernel: its own dtype's, else that of a dtype of equal width, else that of float32."""
+    curves = {} if device.profile is None else device.profile.by_name
+    dtypes = [dtype, {"float16": "bfloat16", "bfloat16": "float16"}.get(dtype, "float32"), "float32"]
+    return next((curves[key] for d in dtypes if (key := f"{name}/{d}/{which}") in curves), None)
+
+
+def _ratio(work: Work, device: Device) -> np.ndarray:
+    """Real over ideal seconds: measured, or assumed for a device (or a dense kernel) nobody measured."""
     family, which = work.curve.split("/")
-    dtypes = [work.dtype, {"float16": "bfloat16", "bfloat16": "float16"}.get(work.dtype, "float32"), "float32"]
-    families = [family] if family in KINDS_WITHOUT_CURVE else [family, "elementwise"]
-    for name in families:
-        for dtype in dtypes:
-            if (curve := curves.get(f"{name}/{dtype}/{which}")) is not None:
-                return curve
-    return None
+    curve = _curve(family, work.dtype, which, device)
+    if curve is None and device.profile is not None and family not in KINDS_WITHOUT_CURVE:
+        curve = _curve("elementwise", work.dtype, which, device)
+    if curve is None:
+        return _assumed_ratio(work, device)
+    ratio = curve(work.features[:, : len(curve.features)])
+    if work.odd is not None and work.odd.any():
+        slow = _curve(f"{family}_unaligned", work.dtype, which, device)
+        if slow is not None:
+            ratio = np.where(work.odd, slow(work.features[:, : len(slow.features)]), ratio)
+    return ratio
 
 
 def kernel_seconds(work: Work, device: Device) -> np.ndarray:
-    """Seconds of one kernel, for every split."""
+    """Seconds of one kernel, for every split.
+
+    A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks.
+    """
     dtype = "tf32" if work.curve.startswith("convolution") and work.dtype == "float32" else work.dtype
     ideal = np.maximum(work.flops / device.peak(dtype), work.bytes / device.bandwidth)
-    curve = None if device.profile is None else _curve_of(work, device)
-    ratio = _assumed_ratio(work, device) if curve is None else curve(work.features[:, : len(curve.features)])
     floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead
     if device.profile is not None and device.profile.kernel_floor:
         floor = device.profile.kernel_floor
-    return np.maximum(ideal * ratio, floor)
+    return np.maximum(ideal * _ratio(work, device), floor)
 
 
 def _exchange_seconds(

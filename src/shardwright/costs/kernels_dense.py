@@ -1,0 +1,160 @@
+"""Kernels bound by arithmetic: matrix products, contractions, convolutions, attention, recurrences.
+
+Sizes of a product come from the local element counts of its operands: for C[m,n] = A[m,k] B[k,n], |A||C|/|B| = m², and
+likewise for n and k. A contraction (``einsum``) is taken apart into batched products the way PyTorch does it, including
+the copies that bring operands into order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwright.costs.kernels_memory import LocalOp, Work, memory_work
+from shardwright.graph.core import DTYPE_BYTES
+
+MATMUL = {"linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "dot": (0, 1)}
+MATMUL |= {"addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2)}
+"""Matrix products: which tensor inputs are multiplied."""
+Kernels = tuple[list[Work], list[Work]]
+
+
+def product(
+    dtype: str,
+    m: np.ndarray,
+    n: np.ndarray,
+    k: np.ndarray,
+    batch: np.ndarray,
+    curve: str,
+    odd: np.ndarray | None = None,
+) -> Work:
+    """A (batch of) matrix product(s)."""
+    moved = (m * k + k * n + m * n) * batch * DTYPE_BYTES[dtype]
+    return Work(curve, dtype, 2 * m * n * k * batch, moved, np.stack([m, n, k, batch], axis=1), odd)
+
+
+def _with_backward(
+    dtype: str, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray, left: bool, right: bool
+) -> Kernels:
+    single = bool((batch == 1).all())
+    kind = "matmul" if single else "bmm"
+    size = DTYPE_BYTES[dtype]
+    odd = ((np.round(n) * size) % 16 != 0) | ((np.round(k) * size) % 16 != 0)
+    backward = []
+    if left:
+        backward.append(product(dtype, m, k, n, batch, f"{kind}/{'input' if single else 'forward'}", odd))
+    if right:
+        backward.append(product(dtype, n, k, m, batch, f"{kind}/{'weight' if single else 'forward'}", odd))
+    return [product(dtype, m, n, k, batch, f"{kind}/forward", odd)], backward
+
+
+def matmul(local: LocalOp) -> Kernels:
+    """Products of two operands, with or without a batch and a bias."""
+    left, right = MATMUL[local.name]
+    a, b, c = local.elements(left), local.elements(right), local.elements(0, output=True)
+    batch = np.ones_like(c)
+    if min(local.input_shapes[i].shape[1] for i in (left, right)) >= 3:
+        batch = local.output_shapes[0][:, :-2].prod(axis=1)
+        a, b, c = a / batch, b / batch, c / batch
+    m, n, k = np.sqrt(a * c / b), np.sqrt(b * c / a), np.sqrt(a * b / c)
+    grads = (local.inputs[left].grad, local.inputs[right].grad)
+    forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads)
+    others = [i for i in range(len(local.inputs)) if i not in (left, right)]
+    if any(local.inputs[i].grad for i in others):  # the bias' gradient sums the output's
+        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes))
+    return forward, backward
+
+
+def _ordered(labels: str, groups: list[str]) -> bool:
+    """Whether an operand's labels already stand in these groups, in order, so that it need not be copied."""
+    return labels == "".join(groups) or (len(groups) == 3 and labels == groups[0] + groups[2] + groups[1])
+
+
+def einsum(local: LocalOp) -> Kernels:
+    """A contraction, two operands at a time from the left."""
+    equation = str(local.op.args[0]).replace(" ", "")
+    if "->" not in equation or "." in equation or equation.split("->")[0].count(",") + 1 != len(local.inputs):
+        work = memory_work("elementwise/forward", local.dtype, local.bytes)
+        return [work], [work, work]
+    terms, result = equation.split("->")
+    operands = terms.split(",")
+    extent: dict[str, np.ndarray] = {}
+    for labels, shape in zip(operands, local.input_shapes, strict=True):
+        for position, label in enumerate(labels):
+            extent[label] = np.maximum(shape[:, position], extent.get(label, shape[:, position]))
+    ones = np.ones(len(local.flops))
+
+    def volume(labels: str) -> np.ndarray:
+        return np.prod([extent[x] for x in labels], axis=0) if labels else ones
+
+    size = DTYPE_BYTES[local.dtype]
+    forward, backward = [], []
+    held, held_grad = operands[0], local.inputs[0].grad
+    for index in range(1, len(operands)):
+        other, other_grad = operands[index], local.inputs[index].grad
+        wanted = set(result).union(*operands[index + 1 :])
+        batch = "".join(x for x in held if x in other and x in wanted)
+        summed = "".join(x for x in held if x in other and x not in wanted)
+        rows = "".join(x for x in held if x not in other)
+        columns = "".join(x for x in other if x not in held)
+        sizes = (volume(rows), volume(columns), volume(summed), volume(batch))
+        there, back = _with_backward(local.dtype, *sizes, held_grad, other_grad)
+        for labels, groups in ((held, [batch, rows, summed]), (other, [batch, summed, columns])):
+            if not _ordered(labels, groups):
+                there.append(memory_work("copy/forward", local.dtype, 2 * volume(labels) * size))
+                back.append(memory_work("copy/forward", local.dtype, 2 * volume(labels) * size))
+        forward += there
+        backward += back
+        held, held_grad = batch + rows + columns, held_grad or other_grad
+    return forward, backward
+
+
+def convolution(local: LocalOp) -> Kernels:
+    """Convolutions as products: rows are output positions, columns output channels, summed over the filter."""
+    x, weight, out = local.input_shapes[0], local.input_shapes[1], local.output_shapes[0]
+    here = x if "transpose" in local.name else out
+    m, n, k = here[:, 0] * here[:, 2:].prod(axis=1), weight[:, 0], weight[:, 1:].prod(axis=1)
+    moved, flops = local.bytes, 2 * m * n * k
+    depthwise = local.inputs[1].shape[1] == 1 and local.inputs[0].shape[1] > 1
+    family = "depthwise" if depthwise else "convolution"
+    features = moved[:, None] if depthwise else np.stack([m, n, k, weight[:, 2:].prod(axis=1)], axis=1)
+
+    def work(which: str) -> Work:
+        return Work(f"{family}/{which}", local.dtype, flops, moved, features)
+
+    backward = [work(which) for which, index in (("input", 0), ("weight", 1)) if local.inputs[index].grad]
+    if len(local.inputs) > 2 and local.inputs[2].grad:
+        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes))
+    forward = [work("forward")]
+    if len(local.inputs) > 2:  # the bias is added by a kernel of its own
+        forward.append(memory_work("add/forward", local.dtype, 2 * local.output_bytes))
+    return forward, backward
+
+
+def attention(local: LocalOp) -> Kernels:
+    """Scaled dot-product attention, fused."""
+    q, key = local.input_shapes[0], local.input_shapes[1]
+    heads, rows, columns, width = q[:, :-2].prod(axis=1), q[:, -2], key[:, -2], q[:, -1]
+    masked = len(local.inputs) > 3
+    given = local.op.args[5] if len(local.op.args) > 5 else local.op.kwarg("is_causal", False)
+    causal = given is True and not masked
+    family = "attention_masked" if masked else "attention_causal" if causal else "attention"
+    flops = 4 * heads * rows * columns * width * (0.5 if causal else 1.0)
+    features = np.stack([heads, rows, columns, width], axis=1)
+    forward = [Work(f"{family}/forward", local.dtype, flops, local.bytes, features)]
+    if not any(t.grad for t in local.inputs[:3]):
+        return forward, []
+    return forward, [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features)]
+
+
+def recurrent(local: LocalOp) -> Kernels:
+    """LSTM layers: per layer and time step four gates of (input + hidden) × hidden products."""
+    x, out = local.input_shapes[0], local.output_shapes[0]
+    first = any(a is True for a in local.op.args[-1:])  # batch_first is the last argument
+    batch, steps = (x[:, 0], x[:, 1]) if first else (x[:, 1], x[:, 0])
+    weights = [i for i, t in enumerate(local.inputs) if len(t.shape) == 2]
+    flops = 2 * sum((local.elements(i) for i in weights), np.zeros(len(local.flops))) * steps * batch
+    features = np.stack([steps, batch, out[:, -1]], axis=1)
+    forward = [Work("lstm/forward", local.dtype, flops, local.bytes, features)]
+    if not any(t.grad for t in local.inputs):
+        return forward, []
+    return forward, [Work("lstm/backward", local.dtype, 2 * flops, 2 * local.bytes, features)]

@@ -1,0 +1,182 @@
+"""Which kernels an operator runs as, and the work they do on local shapes: flops, bytes and shape features.
+
+An operator is priced as kernels: a matrix product's backward is two more products, an elementwise operator's reads the
+gradient and what was saved, a slice's fills zeros. A kernel's *ideal* seconds are those of the roofline (Williams,
+Waterman, Patterson 2009): the larger of flops over peak and bytes over bandwidth; calibration measures how far from
+ideal each kind of kernel stays at each size. Features are those calibration measured with: sizes of the product for
+matrix products and convolutions, bytes for memory-bound kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.graph.core import DTYPE_BYTES, Atom, Op, Tensor
+
+SAME_KERNEL = {
+    "_native_batch_norm_legit_functional": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm",
+    "native_batch_norm": "batch_norm",
+    "native_layer_norm": "layer_norm",
+    "native_group_norm": "group_norm",
+    "native_dropout": "dropout",
+    "_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+    "_to_copy": "to",
+    "stack": "cat",
+    "contiguous": "copy",
+    "nll_loss": "cross_entropy_loss",
+    "nll_loss_nd": "cross_entropy_loss",
+}
+"""Operators that run as the kernel calibration measured under another name."""
+
+LINEAR = frozenset(("add", "sub", "rsub"))
+PRODUCTS = frozenset(("mul", "div", "maximum", "minimum", "where", "pow"))
+LOOKUPS = frozenset(("embedding", "index_select", "gather", "index"))
+CUTS = frozenset(("slice", "select", "narrow"))
+PIECES = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split"))
+ALIASES = frozenset(("detach", "alias", "lift_fresh_copy"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kernel for many splits at once: ``curve`` names its calibration, arrays have one entry per split.
+
+    ``odd`` marks splits whose sizes do not suit the fast kernel (rows that are no multiple of 16 bytes).
+    """
+
+    curve: str
+    dtype: str
+    flops: np.ndarray
+    bytes: np.ndarray
+    features: np.ndarray
+    odd: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """An operator seen by one rank: local extents of inputs and outputs, [splits, dims] each, and its share of the work."""
+
+    op: Op
+    kind: str
+    name: str
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    input_shapes: Sequence[np.ndarray]
+    output_shapes: Sequence[np.ndarray]
+    flops: np.ndarray
+
+    def elements(self, index: int, output: bool = False) -> np.ndarray:
+        return (self.output_shapes if output else self.input_shapes)[index].prod(axis=1)
+
+    def input_bytes(self, index: int) -> np.ndarray:
+        return self.elements(index) * DTYPE_BYTES[self.inputs[index].dtype]
+
+    @property
+    def output_bytes(self) -> np.ndarray:
+        """Bytes of all outputs."""
+        parts = [s.prod(axis=1) * DTYPE_BYTES[t.dtype] for t, s in zip(self.outputs, self.output_shapes, strict=True)]
+        return sum(parts, np.zeros(len(self.flops)))
+
+    @property
+    def bytes(self) -> np.ndarray:
+        """Bytes of all inputs and outputs; an input used twice is read once."""
+        first = {tensor.name: index for index, tensor in reversed(list(enumerate(self.inputs)))}
+        return sum((self.input_bytes(index) for index in first.values()), self.output_bytes)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype the arithmetic runs in: that of the first floating-point tensor."""
+        floating = [t.dtype for t in [*self.inputs, *self.outputs] if "float" in t.dtype]
+        return floating[0] if floating else "int64"
+
+
+def base_name(target: str) -> str:
+    """``aten.add.Tensor`` → ``add``."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+def memory_work(curve: str, dtype: str, amount: np.ndarray) -> Work:
+    """A kernel bound by the bytes it moves."""
+    return Work(curve, dtype, np.zeros_like(amount), amount, amount[:, None])
+
+
+def _argument(op: Op, index: int, name: str, default: object) -> object:
+    return op.args[index] if len(op.args) > index else op.kwarg(name, default)  # type: ignore[arg-type]
+
+
+def does_nothing(op: Op, tensors: Sequence[Tensor], output: Tensor | None) -> bool:
+    """Whether the operator hands its input on: a dropout that drops nothing, a cast to the same dtype."""
+    name = base_name(op.target)
+    if name == "dropout":
+        return _argument(op, 1, "p", 0.5) == 0 or _argument(op, 2, "train", True) is False
+    if name in ("to", "type_as"):
+        casts = output is not None and bool(tensors) and tensors[0].dtype == output.dtype
+        return casts and not any(isinstance(a, Atom) and a.kind == "memory_format" for a in op.args)
+    return name in ALIASES
+
+
+def _binary_backward(local: LocalOp) -> list[Work]:
+    """Each input's gradient is one product (none for sums); a broadcast input's is summed over what was broadcast."""
+    out, found = local.output_bytes, []
+    size = DTYPE_BYTES[local.dtype]
+    for index, tensor in enumerate(local.inputs):
+        if not tensor.grad:
+            continue
+        if local.name in PRODUCTS:
+            found.append(memory_work("mul/forward", local.dtype, 3 * out))
+        if tensor.elements < local.outputs[0].elements:
+            found.append(memory_work("sum/forward", local.dtype, out + local.elements(index) * size))
+    return found
+
+
+def _lookup(local: LocalOp) -> tuple[list[Work], list[Work]]:
+    table = 0 if local.inputs[0].grad or "float" in local.inputs[0].dtype else 1
+    indices = sum((local.input_bytes(i) for i in range(len(local.inputs)) if i != table), np.zeros(len(local.flops)))
+    moved = indices + 2 * local.output_bytes
+    forward = [memory_work("embedding/forward", local.dtype, moved)]
+    if not local.inputs[table].grad:
+        return forward, []
+    return forward, [memory_work("embedding/backward", local.dtype, moved + local.input_bytes(table))]
+
+
+def _view_backward(local: LocalOp) -> list[Work]:
+    """A view's gradient is a view, unless elements were left out (zeros are filled in) or repeated (they are summed)."""
+    if not local.inputs or not local.inputs[0].grad:
+        return []
+    whole, part = local.input_bytes(0), local.output_bytes
+    if local.name in CUTS:
+        return [memory_work("clone/forward", local.dtype, whole), memory_work("clone/forward", local.dtype, 2 * part)]
+    if local.name in PIECES:
+        return [memory_work("cat/forward", local.dtype, 2 * whole)]
+    if local.name in ("expand", "repeat", "expand_as") and local.outputs[0].elements > local.inputs[0].elements:
+        return [memory_work("sum/forward", local.dtype, whole + part)]
+    return []
+
+
+def memory_kernels(local: LocalOp, copies: bool) -> tuple[list[Work], list[Work]]:
+    """Kernels of an operator that is bound by memory."""
+    if does_nothing(local.op, local.inputs, local.outputs[0] if local.outputs else None):
+        return [], []
+    if local.kind == "view" or (local.name == "contiguous" and not copies):
+        if not copies:
+            return [], _view_backward(local)
+        copied = [memory_work("copy/forward", local.dtype, local.bytes)]
+        return copied, copied if local.inputs[0].grad else []
+    if local.name in LOOKUPS and len(local.inputs) >= 2:
+        return _lookup(local)
+    name = SAME_KERNEL.get(local.name, local.name)
+    forward = [memory_work(f"{name}/forward", local.dtype, local.bytes)]
+    if not any(t.grad for t in local.inputs) or local.kind == "creation":
+        return forward, []
+    if local.name in LINEAR or (local.name in PRODUCTS and len(local.inputs) > 1):
+        return forward, _binary_backward(local)
+    if local.name in ("mul", "div"):  # by a number
+        return forward, forward
+    if local.name == "clone":
+        return forward, []
+    return forward, [memory_work(f"{name}/backward", local.dtype, local.bytes)]
