@@ -123,7 +123,7 @@ def shapes_of(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | 
 
 def _worth_it(candidate: Candidate, kind: str) -> bool:
     """Whether a piece does less than the whole operator: nothing is sliced out, and free loops really are a size."""
-    return not candidate.sliced and (not candidate.free or kind in ("view", "copy", "creation", "random"))
+    return not candidate.sliced and (not candidate.free or kind in ("view", "creation", "random"))
 
 
 def _gradients_hold(rule: LoopRule, op: Op, inputs: tuple[TensorArgument, ...], results: list[Tensor]) -> bool:

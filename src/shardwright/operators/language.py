@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import DescriptionError
@@ -108,6 +108,8 @@ class Access(Expression):
 
     tensor: TensorArgument
     index: tuple[Affine | None, ...]
+    padded: bool = False
+    """Whether indices may lie outside the tensor, where the operator reads its padding."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,10 @@ class TensorArgument:
             whole = (isinstance(entry, slice) and entry == slice(None)) or isinstance(entry, Expression)
             checked.append(None if whole else affine(entry if extent != 1 else 0))
         return Access(self, tuple(checked))
+
+    def padded(self, index: Sequence[Any]) -> Access:
+        """An element that may lie outside: convolutions and paddings read their own filling there."""
+        return replace(self[tuple(index)], padded=True)
 
     def at(self, index: Sequence[Any]) -> Access:
         """The element that broadcasting pairs with an output element: leading dims dropped, dims of size 1 read at 0."""
@@ -229,17 +235,23 @@ def _extent_of(name: str, body: Expression) -> int:
     )
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that stand for loops; those with a default are Python's way to capture a value."""
+    found = inspect.signature(function).parameters.values()
+    return [p for p in found if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+
+
 def parameter_names(function: Callable[..., Any], rank: int | None) -> list[str]:
     """Names of the loops a lambda binds; ``*i`` stands for as many as ``rank`` leaves: ``i0, i1, ...``."""
     names: list[str] = []
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _parameters(function)
     fixed = sum(p.kind is not p.VAR_POSITIONAL for p in parameters)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             if rank is None:
                 raise DescriptionError(f"A reducer over *{p.name} needs extents=(...).")
             names += [f"{p.name}{d}" for d in range(rank - fixed)]
-        elif p.kind is not p.VAR_KEYWORD:
+        else:
             names.append(p.name)
     if rank is not None and len(names) != rank:
         raise DescriptionError(f"The description has {len(names)} indices {names}, its output has {rank} dims.")
@@ -248,7 +260,7 @@ def parameter_names(function: Callable[..., Any], rank: int | None) -> list[str]
 
 def _apply(function: Callable[..., Any], loops: Sequence[Loop]) -> Any:
     positional, keyword, rest = [], {}, list(loops)
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(function)
     after = sum(p.kind is p.KEYWORD_ONLY for p in parameters)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
@@ -339,7 +351,7 @@ def _check_bound(expression: Expression, bound: dict[str, Loop]) -> None:
         used = [loop for index in expression.index if index is not None for loop in loops_of(index)]
         for dim, (index, extent) in enumerate(zip(expression.index, expression.tensor.shape, strict=True)):
             bare = None if index is None else index.bare
-            if bare is not None and bounds(affine(bare))[1] >= extent:
+            if bare is not None and not expression.padded and bounds(affine(bare))[1] >= extent:
                 raise DescriptionError(
                     f"Loop {bare.name!r} runs over {bare.extent} points but dim {dim} of {expression.tensor.name} "
                     f"has {extent}."

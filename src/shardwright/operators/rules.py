@@ -34,9 +34,14 @@ class Window:
     high: int
 
     def region(self, start: int, stop: int, extent: int) -> tuple[int, int, int, int]:
-        """``(first, last+1, missing before, missing after)`` of a dim of ``extent`` for loop piece [start, stop)."""
+        """``(first, last+1, missing before, missing after)`` of a dim of ``extent`` for loop piece [start, stop).
+
+        A piece that lies in the padding altogether has an empty region, and all it needs is missing on one side.
+        """
         first, end = start * self.scale + self.low, (stop - 1) * self.scale + self.high + 1
-        return max(first, 0), min(end, extent), max(-first, 0), max(end - extent, 0)
+        length = end - first
+        before, after = min(max(-first, 0), length), min(max(end - extent, 0), length)
+        return min(max(first, 0), extent), min(max(end, 0), extent), before, after
 
 
 Need = Union[Placement, Window]

@@ -38,7 +38,7 @@ def convolve(
         def term(c: Any, *r: Any) -> Expression:
             where = [p * s + t * d - b for p, s, t, d, b in zip(position, strides, r, dilations, pads, strict=True)]
             batch = () if n is None else (n,)
-            return x[(*batch, o // per_group * channels + c, *where)] * weight[(o, c, *r)]
+            return x.padded((*batch, o // per_group * channels + c, *where)) * weight[(o, c, *r)]
 
         total = Sum(lambda c, *r: term(c, *r), weight.shape[1:])
         return total if bias is None else total + bias[o]

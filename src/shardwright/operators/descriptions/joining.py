@@ -41,7 +41,7 @@ def pad(x: TensorArgument, pads: Sequence[int], *, mode: Any, value: Any) -> Any
         return lambda *i: x[tuple(slice(None) if d in touched else entry for d, entry in enumerate(i))]
 
     def element(*i: Any) -> Expression:
-        inside = x[tuple(entry - before[d] if d in touched else entry for d, entry in enumerate(i))]
+        inside = x.padded([entry - before[d] if d in touched else entry for d, entry in enumerate(i)])
         return inside * 1 if not value else where(1, inside, value)
 
     return element

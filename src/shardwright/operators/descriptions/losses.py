@@ -96,8 +96,16 @@ def nll_loss(x: TensorArgument, target: TensorArgument, weight: Any, reduction: 
 
 @describes("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", kind="reduction")
 def nll_loss_forward(x: TensorArgument, target: TensorArgument, weight: Any, reduction: int) -> Any:
-    """Its second output, the total weight, is only there for the backward pass: no rule where somebody reads it."""
-    return _class_loss(x, target, weight, reduction, _of_log_probability), lambda: value(0)
+    """Its second output is the total weight, which the backward pass divides by."""
+    dims, classes = _points(x)
+
+    def of_weight(*n: Any) -> Expression:
+        if weight is None:
+            return call("counts", target[n])
+        return Sum(lambda c: hit(target[n], c) * weight[c], [x.shape[classes]])
+
+    total = Sum(lambda *n: of_weight(*n), [x.shape[d] for d in dims]) if dims else of_weight()
+    return _class_loss(x, target, weight, reduction, _of_log_probability), lambda: total if reduction else value(0)
 
 
 @describes(

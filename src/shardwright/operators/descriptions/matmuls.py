@@ -27,7 +27,7 @@ def bmm(a: TensorArgument, b: TensorArgument) -> Any:
     return lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j])
 
 
-@describes("aten.matmul.default", "aten.__matmul__.default", kind="matmul")
+@describes("aten.matmul.default", kind="matmul")
 def matmul(a: TensorArgument, b: TensorArgument) -> Any:
     if a.rank == 1 and b.rank == 1:
         return lambda: Sum(lambda k: a[k] * b[k])

@@ -34,7 +34,7 @@ def layer_norm(
         mean, variance = statistics(i)
         return _affine((x[i] - mean) * call("rsqrt", variance), weight, bias, i[lead:])
 
-    return normal, lambda *i: statistics(i)[0], lambda *i: call("rsqrt", statistics(i)[1])
+    return normal, lambda *i: call("saved", statistics(i)[0]), lambda *i: call("rsqrt", statistics(i)[1])
 
 
 @describes("aten.rms_norm.default", "aten._fused_rms_norm.default", kind="normalisation")
@@ -79,7 +79,11 @@ def _batch_norm(
         m, v = moments(i[1])
         return _affine((x[i] - m) * call("rsqrt", v), weight, bias, (i[1],))
 
-    saved = (lambda i1: moments(i1)[0], lambda i1: call("rsqrt", moments(i1)[1])) if training else (None, None)
+    saved = (
+        (lambda i1: call("saved", moments(i1)[0]), lambda i1: call("rsqrt", moments(i1)[1]))
+        if training
+        else (None, None)
+    )
     if mean is None:
         return normal, *saved
     if not training:

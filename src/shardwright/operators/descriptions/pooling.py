@@ -20,7 +20,7 @@ def _windows(reducer: Any, x: TensorArgument, kernel: Any, stride: Any, padding:
 
         def read(*r: Any) -> Expression:
             where = [p * s + t * d - b for p, s, t, d, b in zip(position, strides, r, dilations, pads, strict=True)]
-            return x[(*lead, *where)]
+            return x.padded((*lead, *where))
 
         return reducer(lambda *r: read(*r), sizes)
 
@@ -60,8 +60,7 @@ def _max_with_indices(count: int) -> Any:
 
 
 for _n in (1, 2, 3):
-    _overload = "aten.max_pool1d_with_indices.default" if _n == 1 else f"aten.max_pool{_n}d_with_indices.default"
-    describes(_overload, kind="reduction")(_max_with_indices(_n))
+    describes(f"aten.max_pool{_n}d_with_indices.default", kind="reduction")(_max_with_indices(_n))
 
 
 def _adaptive(count: int, reducer: Any) -> Any:
@@ -92,9 +91,9 @@ def _mean(body: Any, extents: Sequence[int]) -> Expression:
 
 
 for _n in (1, 2, 3):
-    describes(f"aten.adaptive_avg_pool{_n}d.default", f"aten._adaptive_avg_pool{_n}d.default", kind="reduction")(
-        _adaptive(_n, _mean)
-    )
+    describes(f"aten.adaptive_avg_pool{_n}d.default", kind="reduction")(_adaptive(_n, _mean))
+for _n in (2, 3):
+    describes(f"aten._adaptive_avg_pool{_n}d.default", kind="reduction")(_adaptive(_n, _mean))
 
 
 def _adaptive_max(count: int) -> Any:

@@ -37,12 +37,12 @@ def total(read: Any, extents: Sequence[int]) -> Expression:
     return Sum(lambda *k: read(*k), extents) if extents else read() * 1
 
 
-@describes("aten.sum.default", "aten.nansum.default", kind="reduction")
+@describes("aten.sum.default", kind="reduction")
 def sum_all(x: TensorArgument) -> Any:
     return reduced(x, None, False, total)
 
 
-@describes("aten.sum.dim_IntList", "aten.nansum.dim_IntList", kind="reduction")
+@describes("aten.sum.dim_IntList", "aten.nansum.default", kind="reduction")
 def sum_dims(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
     return reduced(x, dims, keepdim, total)
 
@@ -180,6 +180,8 @@ def var_mean(x: TensorArgument, dims: Any, *, keepdim: bool) -> Any:
 
 @describes("aten.linalg_vector_norm.default", kind="reduction")
 def vector_norm(x: TensorArgument, order: float, dims: Any, keepdim: bool) -> Any:
+    if order in (0, float("inf"), float("-inf")):  # not sums of powers
+        return _opaque(x, dims, keepdim)
     return reduced(x, dims, keepdim, lambda read, n: call("root", Sum(lambda *k: call("power", read(*k)), n)))
 
 

@@ -34,7 +34,6 @@ def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     "aten.reshape.default",
     "aten._unsafe_view.default",
     "aten.view_copy.default",
-    "aten._reshape_alias.default",
     "aten.flatten.using_ints",
     "aten.unflatten.int",
     "aten.ravel.default",
@@ -111,7 +110,7 @@ def expand(x: TensorArgument) -> Any:
     return lambda *i: x.at(i)
 
 
-@describes("aten.repeat.default", "aten.tile.default", kind="copy")
+@describes("aten.repeat.default", "aten.tile.default", kind="view")
 def repeat(x: TensorArgument, *, out: Any) -> Any:
     lead = len(out[0]) - x.rank
     return lambda *i: x[tuple(i[lead + d] % extent for d, extent in enumerate(x.shape))]

@@ -47,10 +47,10 @@ def convolution(call: Call) -> Piece | None:
 
     def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
         x = padded(arguments["input"], borders, 0.0) if borders else arguments["input"]
-        zeros = [0] * count
-        return torch.ops.aten.convolution(
-            x, arguments["weight"], arguments["bias"], stride, inner, dilation, False, zeros, groups
-        )
+        batched = x if x.dim() == count + 2 else x.unsqueeze(0)
+        weight, bias = arguments["weight"], arguments["bias"]
+        made = torch.ops.aten.convolution(batched, weight, bias, stride, inner, dilation, False, [0] * count, groups)
+        return made if x.dim() == count + 2 else made.squeeze(0)
 
     return call.kernel(kernel)
 

@@ -74,14 +74,14 @@ def class_loss(call: Call) -> Piece | None:
             smooth = torch.where(kept, -weighted.sum(classes), zero)
             losses = losses * (1 - smoothing) + smooth * (smoothing / count)
         if reduction == NONE:
-            return losses
+            return (losses, torch.zeros_like(zero)) if several else losses
         total = losses.sum()
         if reduction == MEAN:
             divisor = everywhere(exchange, weights.detach().sum(), "sum", points)
             if weight is not None:
                 divisor = everywhere(exchange, divisor, "sum", class_loops)
             total = total / divisor
-        return (total, torch.zeros_like(total)) if several else total
+        return (total, weights.detach().sum()) if several else total
 
     return call.kernel(kernel)
 

@@ -79,8 +79,6 @@ def extreme(call: Call) -> Piece | None:
     "aten.var_mean.dim",
 )
 def deviation(call: Call) -> Piece | None:
-    import torch
-
     dims = reduced_dims(call)
     loops = cut_loops(call, dims)
     if not loops:
@@ -99,5 +97,21 @@ def deviation(call: Call) -> Piece | None:
             return everywhere(exchange, squares, "sum", loops).sqrt()
         return (squares, x.sum(dims, keepdim=keepdim) / count) if both else squares
 
-    torch.ops  # noqa: B018 - torch must be imported before the kernel is traced
+    return call.kernel(kernel)
+
+
+@computes("aten.linalg_vector_norm.default", "aten.norm.ScalarOpt_dim", "aten.norm.Scalar")
+def vector_norm(call: Call) -> Piece | None:
+    """Powers are summed between the pieces, then the root is taken."""
+    dims = reduced_dims(call)
+    loops = cut_loops(call, dims)
+    if not loops:
+        return None
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        order = arguments.get("ord", arguments.get("p"))
+        order = 2.0 if order is None else float(order)
+        powers = arguments["self"].abs().pow(order).sum(dims, keepdim=bool(arguments.get("keepdim")))
+        return everywhere(exchange, powers, "sum", loops).pow(1.0 / order)
+
     return call.kernel(kernel)

@@ -67,5 +67,15 @@ def log_softmax(call: Call) -> Piece | None:
 
 @computes("aten.logsumexp.default")
 def logsumexp(call: Call) -> Piece | None:
-    """Described with an exchanged sum inside a logarithm, which is the same on all pieces: no cut of that dim is offered."""
-    return None
+    dim, loop = _dim_and_loop(call)
+    if loop is None:
+        return None
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        x = arguments["self"]
+        largest = exchange(x.detach().amax(dim, keepdim=True), "max", loop)
+        largest = largest.masked_fill(largest.isinf(), 0.0)
+        total = exchange((x - largest).exp().sum(dim, keepdim=True), "sum", loop).log() + largest
+        return total if arguments["keepdim"] else total.squeeze(dim)
+
+    return call.kernel(kernel)

@@ -14,7 +14,6 @@ from shardwright.operators.rules import Window
     "aten.reshape.default",
     "aten._unsafe_view.default",
     "aten.view_copy.default",
-    "aten._reshape_alias.default",
     "aten.unflatten.int",
     "aten.squeeze.default",
     "aten.squeeze.dim",

@@ -1,0 +1,18 @@
+"""Small calls of every described operator, on which its rules are checked; one file per family."""
+
+from shardwright.operators.samples import layers, matmuls, reductions, views
+from shardwright.operators.samples.core import EVEN, SAMPLES, UNEVEN, Sample, Spec, calls, concrete
+
+__all__ = [
+    "EVEN",
+    "SAMPLES",
+    "UNEVEN",
+    "Sample",
+    "Spec",
+    "calls",
+    "concrete",
+    "layers",
+    "matmuls",
+    "reductions",
+    "views",
+]
