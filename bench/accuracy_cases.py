@@ -1,4 +1,4 @@
-"""The single-device cases of the accuracy benchmark and how one is measured; needs torch (and transformers for ``hf:``) only.
+"""The single-device cases of the accuracy benchmark and how one is measured; needs torch (and transformers for ``hf:``).
 
 A case is a model reference of the zoo, a batch, a sequence length and a dtype. Measured are steady-state training steps in
 eager mode with AdamW: wall seconds per step, the host's share of it, events around the three phases, the allocator's
@@ -8,6 +8,7 @@ peak, and a table of kernels per operator to see where a prediction is wrong.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -130,7 +131,7 @@ def measure(case: Case, steps: int = 8) -> dict[str, Any]:
 
         step(mark)
         torch.cuda.synchronize()
-        row["phases"] = [a.elapsed_time(b) * 1e-3 for a, b in zip(marks, marks[1:], strict=False)]
+        row["phases"] = [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)]
         row["kernels"] = _kernel_table(step)
     except Exception as error:  # one model that cannot run here must not cost the others
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"

@@ -7,6 +7,7 @@ was never calibrated says so wherever its prices are shown.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -46,7 +47,8 @@ def _preset(path: Path) -> tuple[Node, Link]:
     device = device_from(table, f"{path.name}: device")
     if measured.exists():
         profile = profile_from(read_toml(measured), measured.name)
-        device = device.__class__(**{**device.__dict__, "profile": profile})
+        overhead = profile.dispatch_of.get("add", (device.launch_overhead,))[0]
+        device = replace(device, profile=profile, launch_overhead=overhead)
     link = link_from(data["link"], f"{path.name}: link")
     network = link_from(data["network"], f"{path.name}: network")
     return Node(device, int(data["node"]["devices"]), link), network
