@@ -8,12 +8,17 @@ the functions below call, on meta tensors, the operator the device would call. P
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-MiB = 1 << 20
+from shardwright.cluster import Device
+from shardwright.costs.memory_recurrent import lstm_on
+
+KiB, MiB = 1 << 10, 1 << 20
+_LARGE_WORKSPACES = ("H100", "H200", "H800", "H20", "B100", "B200", "B300")
 aten = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -23,14 +28,35 @@ def kernel_for(target: str, device: str) -> Callable[..., Any] | None:
     return _KERNELS.get(device, {}).get(target)
 
 
-def workspace(device: str, capability: tuple[int, int] = (9, 0)) -> int:
-    """Bytes the matrix-product library holds for good once a training step has run.
+def workspace(device: Device, training: bool = True) -> int:
+    """Bytes the matrix-product library holds for good once a step has run.
 
     Every thread that multiplies owns a handle with its workspace, and the backward pass runs in a thread of its own.
     """
-    if device != "cuda":
+    if device.kind != "cuda":
         return 0
-    return 2 * (32 * MiB if capability >= (9, 0) else 4096 * 1024 * 2 + 16 * 1024 * 8)
+    one = 32 * MiB if any(name in device.name for name in _LARGE_WORKSPACES) else 8 * MiB + 128 * KiB
+    return 2 * one if training else one
+
+
+def hidden(target: str, device: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    """Bytes a kernel allocates for itself, forward and backward; ``inputs`` and ``outputs`` have ``bytes``.
+
+    Convolutions are computed on copies in the library's own order of dims (on CUDA input, weight and output, in the CPU's
+    backward pass output and weight); fused attention adds up the query's gradient (and, where heads are shared, those
+    of key and value per head) in float32. These are assumptions about libraries, not facts about PyTorch.
+    """
+    name = target.split(".")[1]
+    if name.startswith("conv") and len(inputs) > 1 and outputs and outputs[0] is not None:
+        copies = inputs[1].bytes + outputs[0].bytes
+        return (copies + inputs[0].bytes, copies + inputs[0].bytes) if device == "cuda" else (0, copies)
+    if name == "scaled_dot_product_attention" and device == "cuda":
+        query, key = inputs[0], inputs[1]
+        elements = math.prod(query.shape)
+        shared = query.shape[1] != key.shape[1] if len(query.shape) == 4 else False
+        per_head = 2 * query.bytes * math.prod(key.shape) // max(elements, 1) * query.shape[1] // key.shape[1]
+        return 0, (4 * elements if query.dtype in ("float16", "bfloat16") else 0) + (per_head if shared else 0)
+    return 0, 0
 
 
 def _attention_cuda(
@@ -44,7 +70,10 @@ def _attention_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Flash attention for halves without a mask, the memory-efficient kernel otherwise, plain products where neither can."""
+    """A flash kernel for halves without a mask, a memory-efficient one otherwise, plain products where neither can.
+
+    Hopper prefers cuDNN's kernel, which keeps the same tensors.
+    """
     width = query.shape[-1]
     fits = query.dim() == 4 and width == value.shape[-1] and width % 8 == 0 and width <= 256
     flash = fits and attn_mask is None and query.dtype in _HALVES
@@ -102,6 +131,10 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cuda": {
         "aten.scaled_dot_product_attention.default": _attention_cuda,
         "aten.dropout.default": _dropout_cuda,
+        "aten.lstm.input": lstm_on("cuda"),
     },
-    "cpu": {"aten.scaled_dot_product_attention.default": _attention_cpu},
+    "cpu": {
+        "aten.scaled_dot_product_attention.default": _attention_cpu,
+        "aten.lstm.input": lstm_on("cpu"),
+    },
 }

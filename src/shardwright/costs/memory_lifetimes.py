@@ -49,6 +49,8 @@ class _Replay:
         self.owner: dict[int, Storage] = {}
         self.saved: dict[int, list[Storage]] = {}
         self.gradient: dict[int, tuple[Storage, Strided]] = {}
+        self.passed_on: set[int] = set()
+        """Values whose gradient is the very tensor that arrived at their reader, not a new one."""
         self.again: dict[int, Storage] = {}
 
     def run(self) -> list[Storage]:
@@ -80,7 +82,7 @@ class _Replay:
             if kind == PARAMETERS and graph.parameter_of[tensor].trainable:
                 for _ in range(states):
                     ledger.hold(ledger.make(size, OPTIMISER, f"{self.walk.optimiser} state", path))
-        if extra := workspace(self.device):
+        if extra := workspace(self.nodes.mesh.device, self.nodes.training):
             ledger.hold(ledger.make(extra, WORKSPACE, "workspace of matrix products", ""))
 
     def _last_readers(self) -> dict[int, list[int]]:
@@ -197,6 +199,8 @@ class _Replay:
                 continue
             view = arrived[-1 - gradient.owner] if gradient.owner < 0 else None
             storage = view[0] if view is not None else fresh[gradient.owner]
+            if view is not None and value not in self.gradient:
+                self.passed_on.add(value)
             self._deposit(value, storage, gradient.tensor)
         ledger.drop(*(a[0] for a in arrived if a is not None), *self.saved.pop(number, ()))
 
@@ -239,10 +243,11 @@ class _Replay:
             size = self.nodes.values[value].local.bytes
             added = self.ledger.make(size, FLOWING, "sum of gradients", storage.module)
             self.ledger.drop(known[0])
+            self.passed_on.discard(value)
             self.gradient[value] = (self.ledger.hold(added), known[1])
 
     def _complete(self, value: int) -> None:
-        """A parameter's gradient stays for the optimiser; if something else shares its memory, a copy does."""
+        """A parameter's gradient stays for the optimiser; if it is somebody else's tensor too, a copy of it does."""
         tensor = self.nodes.values[value].tensor
         if self.nodes.rest.get(tensor) != value:
             return
@@ -250,7 +255,7 @@ class _Replay:
         if parameter is None:  # an input that asks for a gradient
             return
         storage, local = self.gradient[value]
-        if storage.holders > 1:
+        if storage.holders > 1 and value in self.passed_on:
             size = self.nodes.values[value].local.bytes
             copy = self.ledger.hold(self.ledger.make(size, GRADIENTS, "gradient", parameter.paths[0]))
             self.ledger.drop(storage)
@@ -279,8 +284,10 @@ class _Replay:
             if self.nodes.rest[p.tensor] in self.gradient
         ]
         if optimizer(self.walk.optimiser).states == 2 and sizes:
-            # AdamW's denominator: for all parameters at once where PyTorch updates them together, else one by one, twice.
-            size = sum(sizes) if self.device == "cuda" else 2 * max(sizes)
+            # AdamW's denominator: of all parameters at once where PyTorch updates them together (CUDA), else one by one:
+            # its square root, the quotient, and the one of the parameter before, which the loop still holds.
+            one_by_one = max(before + 2 * here for before, here in zip([0, *sizes], sizes, strict=False))
+            size = sum(sizes) if self.device == "cuda" else one_by_one
             self.ledger.passing(size, TEMPORARIES, f"inside {self.walk.optimiser}", "")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.costs.memory_kernels import kernel_for
+from shardwright.costs.memory_kernels import hidden, kernel_for
 from shardwright.graph import Op, Value
 from shardwright.graph.core import DTYPE_BYTES, Atom, Ref
 
@@ -174,7 +174,7 @@ class _Session:
     """One operator on meta tensors, with its storages watched."""
 
     def __init__(self, call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None) -> None:
-        self.call, self.device, self.kernel = call, device, kernel
+        self.call, self.inputs, self.device, self.kernel = call, inputs, device, kernel
         distinct: dict[int, torch.Tensor] = {}
         for slot, tensor in zip(call.slots, inputs, strict=True):
             if slot not in distinct:
@@ -207,13 +207,9 @@ class _Session:
         kept_inputs = sorted({-1 - held[key] for key in saved if key in held})
         kept_fresh = sorted({numbers[key] for key in saved if key in numbers})
         del values, made
-        return Forward(
-            results,
-            fresh,
-            tuple(kept_inputs),
-            tuple(kept_fresh),
-            max(0, self.watch.peak - sum(self.watch.alive.values())),
-        )
+        own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
+        temporary = own + max(0, self.watch.peak - sum(self.watch.alive.values()))
+        return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary)
 
     def backward(self, gradients: tuple[Strided | None, ...]) -> Backward:
         pairs = [
@@ -244,7 +240,8 @@ class _Session:
                 self.watch.alive[key] = 0
             results.append(Result(_described(gradient), {**held, **numbers}[key]))
         fresh = tuple(self.watch.alive[key] for key in numbers)
-        return Backward(tuple(results), fresh, max(0, self.watch.peak - sum(fresh)))
+        own = hidden(self.call.target, self.device, self.inputs, gradients)[1]
+        return Backward(tuple(results), fresh, own + max(0, self.watch.peak - sum(fresh)))
 
     def _run(self) -> Any:
         if self.kernel is not None:

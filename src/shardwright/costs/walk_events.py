@@ -8,14 +8,11 @@ written as dependencies, so that the list alone says what may overlap.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from shardwright.costs import collectives
-from shardwright.costs.compute import dispatch_seconds, kernel_seconds, localise
-from shardwright.costs.kernels import kernels
+from shardwright.costs.compute import dispatch_seconds, op_times
 from shardwright.costs.redistribute import COMMUNICATION, Step
 from shardwright.costs.walk_nodes import Compute, Nodes
 from shardwright.graph.core import DTYPE_BYTES
@@ -150,28 +147,32 @@ class Recorder:
 
     def _exchanges(self, number: int, node: Compute, phase: str, first: int) -> tuple[int, ...]:
         made = [first]
+        for axis, size, seconds, times in self._statistics(node):
+            for _ in range(1 if phase == "forward" else times):
+                made.append(
+                    self.communicate(
+                        "exchange",
+                        phase,
+                        node.op.name,
+                        "all_reduce",
+                        axis,
+                        size,
+                        seconds,
+                        made[-1:],
+                        module=node.op.module,
+                        node=number,
+                    )
+                )
+                self.wait(made[-1])
+        return tuple(made[1:])
+
+    def _statistics(self, node: Compute) -> Iterator[tuple[int, int, float, int]]:
+        """What the pieces of an operator exchange: mesh axis, bytes, seconds, and how often in the backward pass."""
         for axis, loop in enumerate(node.split):
             for exchange in () if loop is None else node.rules.by_name[loop].exchanges:
                 points = math.prod(self._local_extent(node, name) for name in exchange.loops)
                 size = points * DTYPE_BYTES[exchange.dtype]
-                seconds = float(collectives.all_reduce(size, self.mesh.axes[axis]))
-                for _ in range(1 if phase == "forward" else exchange.backward):
-                    made.append(
-                        self.communicate(
-                            "exchange",
-                            phase,
-                            node.op.name,
-                            "all_reduce",
-                            axis,
-                            size,
-                            seconds,
-                            made[-1:],
-                            module=node.op.module,
-                            node=number,
-                        )
-                    )
-                    self.wait(made[-1])
-        return tuple(made[1:])
+                yield axis, size, float(collectives.all_reduce(size, self.mesh.axes[axis])), exchange.backward
 
     def _local_extent(self, node: Compute, name: str) -> int:
         extent = node.rules.by_name[name].extent
@@ -185,10 +186,17 @@ class Recorder:
         shapes = tuple(self.nodes.values[i].local for i in node.inputs)
         key = (node.call, shapes, node.split, copies, node.op.grad)
         if key not in self._prices:
-            local = localise(node.op, node.rules, self.nodes.graph.tensors, [node.split], self.mesh.sizes)
-            passes = kernels(local, copies)
-            forward, backward = (
-                float(sum(np.sum(kernel_seconds(work, self.device)) for work in one)) for one in passes
+            times = op_times(
+                node.op,
+                node.rules,
+                self.nodes.graph.tensors,
+                [node.split],
+                self.mesh,
+                self.nodes.training,
+                copies=copies,
             )
-            self._prices[key] = (forward, backward)
+            exchanged = list(self._statistics(node))  # these are events of their own
+            forward = float(times[0, 0]) - sum(seconds for _, _, seconds, _ in exchanged)
+            backward = float(times[0, 1]) - sum(seconds * often for _, _, seconds, often in exchanged)
+            self._prices[key] = (max(forward, 0.0), max(backward, 0.0))
         return self._prices[key]
