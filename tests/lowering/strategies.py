@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from torch.distributed.tensor import Partial, Replicate, Shard
-
 from shardwright.cluster import Axis, Mesh, mesh_of, parse_cluster
 from shardwright.costs.redistribute import conversion
 from shardwright.graph import Graph

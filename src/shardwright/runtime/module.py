@@ -43,9 +43,7 @@ class ParallelModule(torch.nn.Module):
         super().__init__()
         self.program, self.mesh = program, mesh
         self.graph: Graph = program.graph
-        self.device = torch.device(
-            mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None
-        )
+        self.device = device_of(mesh)
         self.gradients = Gradients(reduce_dtype=reduce_dtype)
         self.queue = ReadingQueue()
         self._own(tensors)
@@ -61,13 +59,16 @@ class ParallelModule(torch.nn.Module):
         )
         self.train(self.graph.training)
 
+    _eager: torch.fx.GraphModule
+    _whole: torch.fx.GraphModule
+
     def _own(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> None:
         """Register everything under its original path, tied weights under all of theirs."""
         self._paths: dict[str, str] = {}
         for parameter in self.graph.parameters:
             for path in parameter.paths:
                 owner, leaf = self._owner(path)
-                owner.register_parameter(leaf, tensors[parameter.tensor])
+                owner.register_parameter(leaf, tensors[parameter.tensor])  # type: ignore[arg-type]  # by its key
             self._paths[parameter.tensor] = parameter.paths[0]
         for buffer in self.graph.buffers:
             owner, leaf = self._owner(buffer.path)
@@ -174,9 +175,9 @@ class ParallelModule(torch.nn.Module):
             sources.append(parameter.to_local(grad_placements=parameter.placements))
         sources += [self._held(b.tensor) for b in self.graph.buffers]
         sources += self._constants
-        for entry, leaf in zip(self.graph.inputs, leaves, strict=True):
-            if entry.tensor is not None:
-                sources.append(cut(leaf, resting[entry.tensor], place))
+        for given, leaf in zip(self.graph.inputs, leaves, strict=True):
+            if given.tensor is not None:
+                sources.append(cut(leaf, resting[given.tensor], place))
         return sources
 
     def _store(self, tensor: str, value: Tensor) -> None:
@@ -209,6 +210,13 @@ class ParallelModule(torch.nn.Module):
             yield
         finally:
             self.gradients.hold = before
+
+
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """The device this rank computes on."""
+    if mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int]) -> DTensor:

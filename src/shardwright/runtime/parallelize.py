@@ -23,7 +23,7 @@ from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.runtime.inputs import cut, example
-from shardwright.runtime.module import ParallelModule, distributed
+from shardwright.runtime.module import ParallelModule, device_of, distributed
 
 
 def parallelize(
@@ -133,7 +133,7 @@ def coordinate_on(mesh: DeviceMesh) -> tuple[int, ...]:
 
 def shards_of(model: torch.nn.Module, program: Program, mesh: DeviceMesh) -> dict[str, torch.nn.Parameter | Tensor]:
     """This rank's shards of a materialised model's parameters and buffers, by the graph's names."""
-    device = torch.device(mesh.device_type)
+    device = device_of(mesh)
     resting, place = program.strategy.resting, program.place
     made: dict[tuple[str, ...], torch.nn.Parameter] = {}
     tensors: dict[str, torch.nn.Parameter | Tensor] = {}
@@ -151,9 +151,9 @@ def shards_of(model: torch.nn.Module, program: Program, mesh: DeviceMesh) -> dic
             )
         tensors[entry.tensor] = made[entry.paths]
     for buffer in program.graph.buffers:
-        whole = model.get_buffer(buffer.path)
+        held = model.get_buffer(buffer.path)
         layout = resting[buffer.tensor]
-        local = own(whole, layout)
+        local = own(held, layout)
         cut_at_all = any(placement.is_shard() for placement in layout)
-        tensors[buffer.tensor] = distributed(local, mesh, layout, whole.shape) if cut_at_all else local
+        tensors[buffer.tensor] = distributed(local, mesh, layout, held.shape) if cut_at_all else local
     return tensors

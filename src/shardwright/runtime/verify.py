@@ -2,195 +2,32 @@
 
 Rank 0 trains the unmodified module (not the exported one, not our graph) with AdamW; then all ranks train the program
 from the same weights on the same batch. Compared are the loss of every step, every gradient of every step, and every
-parameter and buffer at the end. Sums are taken in another order, so numbers may differ by rounding: a tensor agrees when
-its largest difference is within :class:`Tolerance` of its largest value. A parameter may also differ by what its
-gradient's tolerance explains, because AdamW divides by the gradient's size and so turns rounding noise on a gradient that
-is zero in theory (the bias of an attention's keys) into steps of the learning rate.
+parameter and buffer at the end (:mod:`shardwright.runtime.compare` says how far they may differ).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import flatten_tree, map_tree
+from shardwright._torch_compat import map_tree
+from shardwright.cluster import Cluster, parse_cluster
+from shardwright.frontend import capture
 from shardwright.graph import Graph
+from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
+from shardwright.runtime.compare import Tolerance, Verification, compare, train
+from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
-
-LEARNING_RATE = 1e-3
-EPSILON = 1e-8
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """``relative`` to a tensor's largest value; ``noise`` relative to the largest gradient of the model."""
-
-    relative: float
-    noise: float
-
-    @staticmethod
-    def of(dtype: torch.dtype) -> Tolerance:
-        return Tolerance(1e-9, 1e-12) if dtype == torch.float64 else Tolerance(2e-4, 2e-6)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One compared tensor: largest difference, largest value, what was allowed."""
-
-    what: str
-    name: str
-    difference: float
-    size: float
-    allowed: float
-
-    @property
-    def agrees(self) -> bool:
-        return self.difference <= self.allowed
-
-    @property
-    def relative(self) -> float:
-        return self.difference / self.size if self.size else self.difference
-
-
-@dataclass(frozen=True)
-class Verification:
-    """Everything compared. ``communication`` counts what was sent: per kind, steps and bytes of one training step."""
-
-    comparisons: tuple[Comparison, ...]
-    losses: tuple[float, ...]
-    dtype: str
-    communication: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def agrees(self) -> bool:
-        return bool(self.comparisons) and all(item.agrees for item in self.comparisons)
-
-    def worst(self, what: str) -> Comparison | None:
-        """The comparison of a kind (``loss``, ``gradient``, ``parameter``, ``buffer``) that comes closest to its limit."""
-        of_kind = [item for item in self.comparisons if item.what == what]
-        return max(of_kind, key=lambda item: item.difference / (item.allowed or 1e-300), default=None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "agrees": self.agrees,
-            "dtype": self.dtype,
-            "losses": list(self.losses),
-            "compared": len(self.comparisons),
-            "worst": {
-                what: asdict(worst)
-                for what in ("loss", "gradient", "parameter", "buffer")
-                if (worst := self.worst(what)) is not None
-            },
-            "disagreeing": [asdict(item) for item in self.comparisons if not item.agrees],
-            "communication": {kind: list(amount) for kind, amount in self.communication.items()},
-        }
-
-
-@dataclass
-class Run:
-    """What a training run leaves behind, whole tensors by their names in the model."""
-
-    losses: list[float] = field(default_factory=list)
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    parameters: dict[str, Tensor] = field(default_factory=dict)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-
-
-def train(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int, keep: bool) -> Run:
-    """Train with AdamW and keep what is to be compared (``keep`` is false on ranks that only take part)."""
-    run = Run()
-    optimiser = torch.optim.AdamW(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01
-    )
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss = loss_of(model(*args, **kwargs))
-        loss.backward()
-        run.losses.append(float(_whole(loss.detach())))
-        gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
-        run.gradients.append(gradients if keep else {})
-        optimiser.step()
-    parameters = {name: _whole(p.detach()) for name, p in model.named_parameters()}
-    buffers = {name: _whole(b) for name, b in model.named_buffers()}
-    if keep:
-        run.parameters, run.buffers = parameters, buffers
-    return run
-
-
-def loss_of(output: Any) -> Tensor:
-    """The scalar to train on: the output itself, its ``loss``, or else the mean square of everything it holds."""
-    if isinstance(output, Tensor) and output.numel() == 1:
-        return output
-    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(named, Tensor):
-        return named
-    leaves = [leaf for leaf in flatten_tree(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    wholes = [leaf.full_tensor() if isinstance(leaf, DTensor) else leaf for leaf in leaves]
-    return torch.stack([whole.pow(2).mean() for whole in wholes if whole.requires_grad]).sum()
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return tensor.detach().clone()
-
-
-def compare(reference: Run, other: Run, tolerance: Tolerance) -> list[Comparison]:
-    """Every loss, gradient, parameter and buffer of two runs; what only one of them has disagrees."""
-    found = []
-    for step, (mine, theirs) in enumerate(zip(reference.losses, other.losses, strict=True), 1):
-        allowed = tolerance.relative * max(abs(mine), 1e-3)
-        found.append(Comparison("loss", f"step {step}", abs(mine - theirs), abs(mine), allowed))
-    slack: dict[str, Tensor] = {}
-    for step, (mine, theirs) in enumerate(zip(reference.gradients, other.gradients, strict=True), 1):
-        largest = max((_size(gradient) for gradient in mine.values()), default=0.0)
-        for name in sorted(mine.keys() | theirs.keys()):
-            if name not in mine or name not in theirs:
-                found.append(Comparison("gradient", f"{name} at step {step}", float("inf"), 0.0, 0.0))
-                continue
-            allowed = tolerance.relative * _size(mine[name]) + tolerance.noise * largest
-            found.append(_tensors("gradient", f"{name} at step {step}", mine[name], theirs[name], allowed))
-            explained = (3 * allowed / (mine[name].abs() + EPSILON)).clamp(max=2.0) * LEARNING_RATE
-            slack[name] = slack.get(name, torch.zeros_like(explained)) + explained
-    for name in sorted(reference.parameters.keys() | other.parameters.keys()):
-        mine, theirs = reference.parameters.get(name), other.parameters.get(name)
-        allowed = tolerance.relative * (_size(mine) if mine is not None else 0.0)
-        found.append(_tensors("parameter", name, mine, theirs, allowed, slack.get(name)))
-    for name in sorted(reference.buffers.keys() | other.buffers.keys()):
-        mine, theirs = reference.buffers.get(name), other.buffers.get(name)
-        allowed = tolerance.relative * max(_size(mine) if mine is not None else 0.0, 1e-3)
-        found.append(_tensors("buffer", name, mine, theirs, allowed))
-    return found
-
-
-def _size(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _tensors(
-    what: str, name: str, mine: Tensor | None, theirs: Tensor | None, allowed: float, slack: Tensor | None = None
-) -> Comparison:
-    if mine is None or theirs is None or mine.shape != theirs.shape:
-        return Comparison(what, name, float("inf"), 0.0, 0.0)
-    if not mine.numel():
-        return Comparison(what, name, 0.0, 0.0, allowed)
-    exact = mine.to(torch.complex128 if mine.is_complex() else torch.float64)
-    difference = (exact - theirs.to(exact.dtype)).abs()
-    if not bool(torch.isfinite(difference).all()):
-        same = torch.equal(torch.nan_to_num(mine), torch.nan_to_num(theirs)) if mine.is_floating_point() else False
-        return Comparison(what, name, 0.0 if same else float("inf"), _size(mine), allowed)
-    limits = torch.full_like(difference, allowed) if slack is None else allowed + slack.to(difference.dtype)
-    worst = int((difference - limits).argmax())
-    return Comparison(what, name, float(difference.flatten()[worst]), _size(mine), float(limits.flatten()[worst]))
+from shardwright.runtime.precision import all_double
+from shardwright.runtime.prepare import widened, without_dropout
 
 
 def check(
@@ -204,29 +41,106 @@ def check(
     graph: Graph | None = None,
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``."""
-    from shardwright.lowering.collectives import counting
-
     first = dist.get_rank() == 0
-    parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph)
-    reference = None
-    if first:
-        own = map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (tuple(args), dict(kwargs)))
-        reference = train(copy.deepcopy(model), *own, steps, keep=True)
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    with all_double(dtype == torch.float64):
+        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph)
+        reference = None
+        if first:
+            own_args, own_kwargs = map_tree(_cloned, (tuple(args), dict(kwargs)))
+            reference = train(copy.deepcopy(model), own_args, own_kwargs, steps, keep=True)
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first)
     if reference is None:
         return None
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    communication: dict[str, tuple[int, int]] = {}
-    for (kind, _), count in performed.steps.items():
-        known = communication.get(kind, (0, 0))
-        communication[kind] = (known[0] + count // steps, known[1])
-    for (kind, _), amount in performed.bytes.items():
-        known = communication[kind]
-        communication[kind] = (known[0], known[1] + amount // steps)
     return Verification(
         tuple(compare(reference, run, Tolerance.of(dtype))),
         tuple(reference.losses),
         str(dtype).removeprefix("torch."),
-        communication,
+        per_step(performed, steps),
     )
+
+
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def per_step(performed: Ledger, steps: int) -> dict[str, tuple[int, int]]:
+    """What one step communicated: per kind, how often and how many bytes."""
+    amounts: dict[str, tuple[int, int]] = {}
+    for (kind, group), count in performed.steps.items():
+        known = amounts.get(kind, (0, 0))
+        amounts[kind] = (known[0] + count // steps, known[1] + performed.bytes[kind, group] // steps)
+    return amounts
+
+
+Build = Callable[[], tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]]
+
+
+def verify(
+    build: Build,
+    *,
+    cluster: Union[Cluster, str] = "local:2",
+    search: str = "auto",
+    steps: int = 3,
+    dtype: str = "float32",
+    seconds: float = 1800.0,
+    plan: Plan | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Plan, Verification]:
+    """Plan a model, train it on local processes and compare with one process.
+
+    Parameters
+    ----------
+    build
+        A picklable function that gives ``(model, args, kwargs)``, alike in every process (it is called with a fixed seed).
+    cluster
+        As many local processes are started as it has devices.
+    search
+        ``"auto"`` or the name of a baseline, as for :func:`shardwright.plan`.
+    dtype
+        ``"float32"`` or ``"float64"``; in double precision everything must agree within 1e-9.
+    plan
+        A plan to verify in place of a new one.
+
+    Examples
+    --------
+    >>> plan, answer = verify(functools.partial(build_my_model, 12), cluster="local:4")       # doctest: +SKIP
+    >>> answer.agrees                                                                         # doctest: +SKIP
+    True
+    """
+    say = progress or (lambda text: None)
+    double = dtype == "float64"
+    if plan is None:
+        model, args, kwargs = prepared(build, double)
+        say("capturing the model")
+        with all_double(double):
+            graph = capture(model, args, kwargs)
+        plan = _planned(graph, parse_cluster(cluster) if isinstance(cluster, str) else cluster, search, say)
+        del model
+    processes = plan.strategy.devices
+    say(f"training {steps} steps on {processes} processes and on one")
+    answers = run_locally(_verify_rank, processes, build, plan, steps, double, seconds=seconds)
+    assert isinstance(answers[0], Verification)
+    return plan, answers[0]
+
+
+def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], None]) -> Plan:
+    from shardwright.planner import Options, plan_graph  # only here: running a plan needs no solver
+
+    options = Options(search=search, baselines=(), fewer_devices=False)
+    return plan_graph(graph, cluster, options, progress=say)
+
+
+def prepared(build: Build, double: bool) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
+    """The model to compare, built from a fixed seed, without dropout."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, args, kwargs = build()
+    without_dropout(model)
+    return widened(model, args, kwargs) if double else (model, args, kwargs)
+
+
+def _verify_rank(build: Build, plan: Plan, steps: int, double: bool) -> Verification | None:
+    model, args, kwargs = prepared(build, double)
+    return check(model, tuple(args), kwargs, plan, steps=steps)

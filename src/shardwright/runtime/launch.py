@@ -1,0 +1,110 @@
+"""Local processes in one gloo group, for verification: started, watched and always ended.
+
+A process that fails ends the others at once and its error is reported with its rank; when nothing has come back in time,
+all are ended. Nothing outlives the call.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from shardwright.errors import RunError, ShardwrightError
+
+COLLECTIVE_SECONDS = 120.0
+
+
+def run_locally(function: Callable[..., Any], processes: int, *args: Any, seconds: float = 1800.0) -> list[Any]:
+    """``function(*args)`` on every rank of a new group of local processes; their results in rank order.
+
+    ``function`` and its arguments must be picklable (module-level functions).
+
+    Raises
+    ------
+    RunError
+        When a rank fails, dies or does not answer within ``seconds``.
+    """
+    import torch.multiprocessing as multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    port, before = _free_port(), os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = before or str(max(1, (os.cpu_count() or 1) // processes))
+    ranks: list[Any] = []
+    pipes: list[Connection] = []
+    try:
+        for rank in range(processes):
+            mine, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_serve, args=(rank, processes, port, theirs, function, args), daemon=True)
+            process.start()
+            theirs.close()
+            ranks.append(process)
+            pipes.append(mine)
+        return _collect(pipes, seconds)
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        for process in ranks:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(pipes: list[Connection], seconds: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + seconds
+    while len(results) < len(pipes):
+        waiting: list[Any] = [pipe for rank, pipe in enumerate(pipes) if rank not in results]
+        ready: list[Any] = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            missing = [rank for rank in range(len(pipes)) if rank not in results]
+            raise RunError(
+                f"Ranks {missing} have not finished after {seconds:.0f} s.", "Allow more time, or a smaller model."
+            )
+        for pipe in ready:
+            rank = pipes.index(pipe)
+            try:
+                kind, value = pipe.recv()
+            except EOFError:
+                raise RunError(
+                    f"Rank {rank} died without a word (out of memory?).", "Try fewer ranks or sizes."
+                ) from None
+            if kind == "refused":
+                raise RunError(f"Rank {rank}: {value[0]}", value[1])
+            if kind == "failed":
+                raise RunError(f"Rank {rank} failed: {value}", "This is a defect; please report it with the model.")
+            results[rank] = value
+    return [results[rank] for rank in range(len(pipes))]
+
+
+def _serve(
+    rank: int, size: int, port: int, pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    import torch
+    import torch.distributed as dist
+
+    try:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+        pipe.send(("result", function(*args)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except ShardwrightError as error:
+        pipe.send(("refused", (error.message, error.remedy)))
+    except Exception as error:  # whatever it is, the parent reports it with the rank's number
+        last = traceback.format_exc().strip().splitlines()
+        pipe.send(("failed", f"{type(error).__name__}: {error}\n" + "\n".join(last[-12:])))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

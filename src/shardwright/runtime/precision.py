@@ -1,0 +1,49 @@
+"""Double precision throughout, for verification without rounding.
+
+Models lower precision on purpose (``router(x).float()``, RMS norms in float32), so a model moved to float64 still rounds
+to float32 here and there, and a comparison within 1e-9 would show the rounding of the model instead of a mistake of the
+program. Inside :func:`all_double` every request for a smaller floating dtype asks for float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_SMALLER = {torch.float32, torch.float16, torch.bfloat16}
+
+
+class _Double(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+            function = torch.Tensor.double
+        args = tuple(_widened(value) for value in args)
+        return function(*args, **{key: _widened(value) for key, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in _SMALLER else value
+
+
+@contextmanager
+def all_double(active: bool = True) -> Iterator[None]:
+    """Compute in float64 whatever the model's code asks for.
+
+    >>> with all_double():
+    ...     torch.ones(2).float().dtype
+    torch.float64
+    """
+    if not active:
+        yield
+        return
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Double():
+            yield
+    finally:
+        torch.set_default_dtype(before)
