@@ -32,6 +32,7 @@ def _ascend(
     flat, target, iterations, step, stalled, best, prices, direction, best_prices, priced, messages, beliefs, weights
 ):
     usage = np.zeros(len(prices))
+    scale = flat.limit if flat.limit > 0.0 else 1.0
     bound = -np.inf
     for _ in range(iterations):
         forward_pass(flat, priced, messages, beliefs)
@@ -50,7 +51,7 @@ def _ascend(
         usage_of_weights(flat, weights, usage)
         length = 0.0
         for t in range(len(prices)):
-            excess = usage[t] / flat.limit - 1.0
+            excess = (usage[t] - flat.limit) / scale
             if prices[t] <= 0.0 and excess < 0.0:
                 excess = 0.0
             direction[t] = SMOOTHING * direction[t] + (1.0 - SMOOTHING) * excess
@@ -58,7 +59,7 @@ def _ascend(
                 direction[t] = 0.0
             length += direction[t] ** 2
         if length > 1e-18:
-            factor = step * max(target - bound, 1e-9 * abs(target)) / length / flat.limit
+            factor = step * max(target - bound, 1e-9 * abs(target)) / length / scale
             for t in range(len(prices)):
                 prices[t] = max(0.0, prices[t] + factor * direction[t])
             price_options(flat, prices, priced)
@@ -148,4 +149,4 @@ class Ascent:
         return bound + (self.beliefs - least) > worth + slack
 
     def _paid(self, prices: np.ndarray) -> float:
-        return float(prices.sum()) * self.flat.limit if np.isfinite(self.flat.limit) else 0.0
+        return float(prices.sum()) * self.flat.limit

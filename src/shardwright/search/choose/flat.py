@@ -15,6 +15,9 @@ from shardwright.search.choose.problem import Problem
 from shardwright.search.choose.timeline import critical_times, ranges_in
 
 
+UNLIMITED = 1e300  # finite, so that no price times it is no number
+
+
 class Flat(NamedTuple):
     """Flat arrays of one problem; ``*_start`` arrays have one element more than there are items."""
 
@@ -99,8 +102,8 @@ def flatten(problem: Problem, times: np.ndarray | None = None) -> Flat:
         usage_last=timeline.last[usage_order].astype(np.int64),
         amount_start=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         amount=_joined([entry.amounts for entry in entries]),
-        limit=float(problem.usage_limit if problem.usage_limit is not None else np.inf),
-        times=timeline.times,
+        limit=float(problem.usage_limit) if problem.usage_limit is not None else UNLIMITED,
+        times=timeline.times if len(timeline.times) else np.zeros(1, dtype=np.int64),
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.choose.ascent import Ascent
 from shardwright.search.choose.flat import Flat, flatten
+from shardwright.search.choose.integer import solve_by_integer_program
 from shardwright.search.choose.passes import round_messages
 from shardwright.search.choose.problem import Edge, Problem, Usage, evaluate
 from shardwright.search.choose.reductions import check_peak, reduce_problem
@@ -28,7 +29,9 @@ ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
 WALK_WORK = 0.7e8  # about the same time for the walker
 ROUNDS_PER_START = 16
 ROUNDS_PER_LOOK = 10
-DEFAULT_ROUNDS = 400
+PATIENT_ROUNDS = 20
+INTEGER_NODES = 2000  # of its search tree, where no time limit is given
+INTEGER_ENTRIES = 30_000  # edge entries up to which an integer program closes the gap that is left
 WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing again
 
 
@@ -54,6 +57,18 @@ class _Progress:
         if self.whole:
             bound = np.ceil(bound - 1e-6)
         self.bound = max(self.bound, min(bound, self.cost))
+
+    def exhausted(self) -> None:
+        """No choice cheaper than the best known one is left."""
+        if self.choice is None:
+            raise Infeasible(
+                f"No choice of {self.problem.name} keeps its limit of {self.problem.usage_limit}.", "Raise the limit."
+            )
+        self.bound = self.cost
+
+    @property
+    def gap(self) -> float:
+        return self.cost - self.bound
 
     @property
     def seconds(self) -> float:
@@ -110,15 +125,18 @@ class _Stage:
         self.ascent = Ascent(self.flat, np.zeros(len(self.flat.times)) if prices is None else prices.copy())
         penalised, penalty = with_penalties(self.flat)
         self.walker = Walker(penalised, penalty, np.zeros(len(core.costs), dtype=np.int64), seed)
-        entries = sum(edge.costs.size for edge in core.edges)
-        self.work = 2 * entries + len(self.flat.amount) + 4 * len(self.flat.times) + 1000
+        self.entries = sum(edge.costs.size for edge in core.edges)
+        self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
+        self.tried = False
+        self.work = 2 * self.entries + len(self.flat.amount) + 4 * len(self.flat.times) + 1000
         self.iterations = int(np.clip(ROUND_WORK / self.work, 4, 400))
 
     def run(self, pool: ThreadPoolExecutor) -> _Stage | None:
         progress, ascent, walker = self.progress, self.ascent, self.walker
         ascent.warm_up(10 if ascent.prices.any() else 30)
         self._round_off()
-        for _ in range(DEFAULT_ROUNDS):
+        gap, idle = np.inf, 0
+        while True:
             progress.raise_bound(ascent.best)
             if progress.closed or progress.late:
                 return None
@@ -130,13 +148,38 @@ class _Stage:
             if walker.found and walker.best_cost < progress.cost:
                 progress.offer(self.back(walker.best_choice))
             progress.raise_bound(ascent.best)
+            if progress.gap < 0.98 * gap:
+                gap, idle = progress.gap, 0
+            else:
+                idle += 1
+            if idle >= self.patience and not self._go_on():
+                return None
             if walker.rounds % ROUNDS_PER_START == 0:
                 self._round_off()
             if walker.rounds % ROUNDS_PER_LOOK == 0:
                 following = self._narrow()
                 if following is not self:
                     return following
-        return None
+
+    def _go_on(self) -> bool:
+        """Nothing moves any more: let the integer program finish what is small; go on only where time is left."""
+        progress = self.progress
+        if self.entries <= INTEGER_ENTRIES and not self.tried:
+            self.tried = True
+            left = None if progress.time_limit is None else progress.time_limit - progress.seconds
+            nodes = INTEGER_NODES if left is None else None
+            start = self.walker.best_choice if self.walker.found else None
+            try:
+                solution = solve_by_integer_program(self.core, time_limit=left, seed=self.seed, incumbent=start, max_nodes=nodes)
+            except Infeasible:
+                progress.exhausted()
+                return False
+            except TooLarge:
+                return progress.time_limit is not None
+            progress.offer(self.back(solution.answer))
+            progress.raise_bound(solution.lower_bound)
+            return False
+        return progress.time_limit is not None
 
     def _round_off(self) -> None:
         """Send the walker to what the messages say at the present prices."""
@@ -162,7 +205,7 @@ class _Stage:
             smaller, back = _restrict(self.core, ~hopeless)
             check_peak(smaller)
         except Infeasible:
-            progress.raise_bound(np.inf)
+            progress.exhausted()
             return None
         chain = self.back
         return _Stage(

@@ -160,6 +160,17 @@ def drop_dominated(work: Workspace) -> int:
 
 
 def _undominated(work: Workspace, node: int) -> np.ndarray:
+    # Equal nodes of equal layers have the same arrays and the same order of events in time: compared once.
+    matrices = list(work.adjacent[node].values())
+    entries = work.usages[node]
+    moments = {moment: rank for rank, moment in enumerate(sorted({moment for span in entries for moment in span}))}
+    usages = sorted((moments[start], moments[stop], id(amounts)) for (start, stop), amounts in entries.items())
+    key = ("undominated", id(work.costs[node]), tuple(sorted(map(id, matrices))), tuple(usages))
+    inputs = (work.costs[node], matrices, list(entries.values()))
+    return work.once(key, inputs, lambda: _compare_options(work, node))
+
+
+def _compare_options(work: Workspace, node: int) -> np.ndarray:
     from shardwright.search.choose.dominance import add_worst_difference, forbid_larger_usage, undominated
 
     costs = work.costs[node]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -9,23 +10,41 @@ import numpy as np
 
 from shardwright.errors import ProblemError, TooLarge
 from shardwright.search.choose.brute import solve_by_brute_force
-from shardwright.search.choose.eliminate import solve_by_elimination
+from shardwright.search.choose.eliminate import eliminate, solve_by_elimination
 from shardwright.search.choose.integer import solve_by_integer_program
-from shardwright.search.choose.problem import Problem
+from shardwright.search.choose.problem import Problem, evaluate
 from shardwright.search.solution import Solution
 
 Solver = Callable[..., Solution[np.ndarray]]
 
 
+EASY_WORK = 2_000_000_000  # additions of an elimination that is tried before anything else
+
+
 def _automatic(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+    """Elimination where it is easy and memory does not bind, else the bounded search."""
+    started = time.perf_counter()
     try:
-        return solve_by_elimination(problem)
+        choice, bound = eliminate(problem, max_work=EASY_WORK)
+        cost, _, feasible = evaluate(problem, choice)
+        if feasible:
+            return Solution(choice, cost, min(bound, cost), True, time.perf_counter() - started)
     except TooLarge:
-        return solve_by_integer_program(problem, time_limit=time_limit, seed=seed)
+        pass
+    from shardwright.search.choose.limited import solve_limited
+
+    return solve_limited(problem, time_limit=time_limit, seed=seed)
+
+
+def _limited(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+    from shardwright.search.choose.limited import solve_limited  # numba is imported only when it is needed
+
+    return solve_limited(problem, time_limit=time_limit, seed=seed)
 
 
 METHODS: dict[str, Solver] = {
     "auto": _automatic,
+    "limited": _limited,
     "eliminate": solve_by_elimination,
     "integer": solve_by_integer_program,
     "brute": solve_by_brute_force,

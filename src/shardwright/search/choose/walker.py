@@ -94,7 +94,7 @@ class Walker:
         push = 0.1
         for _ in range(REPAIR_STEPS):
             if self.total < self.penalty:
-                excess = self.usage / max(self.flat.limit, 1e-300) - 1.0
+                excess = (self.usage - self.flat.limit) / (self.flat.limit or 1.0)
                 self.pressure += push * unit * np.where(excess > 0, np.maximum(excess, 0.01), 0.0)
                 push *= 1.5
             self._move(work / REPAIR_STEPS, prices + self.pressure, BLOCKS[1], False)
@@ -104,7 +104,7 @@ class Walker:
     def _typical_price(self) -> float:
         points = max(1, len(self.flat.times))
         return (
-            float(np.abs(self.flat.cost).mean()) / max(self.flat.limit, 1e-300) * len(self.flat.option_start) / points
+            float(np.abs(self.flat.cost).mean()) / (self.flat.limit or 1.0) * len(self.flat.option_start) / points
         )
 
     def _move(self, work: float, prices: np.ndarray, most: int, strict: bool) -> None:

@@ -34,15 +34,15 @@ class Workspace:
 
     def __init__(self, problem: Problem) -> None:
         self.original = problem
-        self.costs: list[np.ndarray] = [np.array(cost, dtype=np.float64) for cost in problem.costs]
+        self.costs: list[np.ndarray] = list(problem.costs)
         self.labels: list[np.ndarray] = [np.arange(len(cost)) for cost in problem.costs]
         self.alive = np.ones(len(self.costs), dtype=bool)
         self.adjacent: list[dict[int, np.ndarray]] = [{} for _ in self.costs]
         self.usages: list[dict[tuple[int, int], np.ndarray]] = [{} for _ in self.costs]
         self.records: list[Record] = []
         self.changed: set[int] = set(range(len(self.costs)))  # nodes that may have newly dominated options
-        self._transposes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._finite: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # Results for shared arrays are shared too; the arrays are kept because their ids are the keys.
+        self._shared: dict[object, tuple[object, np.ndarray]] = {}
         for first, second, matrix in problem.edges:
             self.add_edge(first, second, matrix)
         if problem.usage_limit is not None:
@@ -56,16 +56,17 @@ class Workspace:
 
     def finite(self, matrix: np.ndarray) -> np.ndarray:
         """Which entries are allowed; computed once for a shared matrix."""
-        found = self._finite.get(id(matrix))
-        if found is None or found[0] is not matrix:
-            found = self._finite[id(matrix)] = (matrix, np.isfinite(matrix))
-        return found[1]
+        return self.once(("finite", id(matrix)), matrix, lambda: np.isfinite(matrix))
 
     def transposed(self, matrix: np.ndarray) -> np.ndarray:
         """The transpose; one object for a shared matrix."""
-        found = self._transposes.get(id(matrix))
-        if found is None or found[0] is not matrix:
-            found = self._transposes[id(matrix)] = (matrix, np.ascontiguousarray(matrix.T))
+        return self.once(("flipped", id(matrix)), matrix, lambda: np.ascontiguousarray(matrix.T))
+
+    def once(self, key: object, inputs: object, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What ``make`` returns, made once for equal keys; ``inputs`` are the arrays whose ids are in the key."""
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = (inputs, make())
         return found[1]
 
     def add_edge(self, first: int, second: int, matrix: np.ndarray) -> None:
@@ -95,11 +96,16 @@ class Workspace:
             )
         self.changed.add(node)
         self.changed.update(self.adjacent[node])
-        self.costs[node] = self.costs[node][mask]
+        pattern = mask.tobytes()
+
+        def rows(array: np.ndarray) -> np.ndarray:
+            return self.once(("rows", id(array), pattern), array, lambda: np.ascontiguousarray(array[mask]))
+
+        self.costs[node] = rows(self.costs[node])
         self.labels[node] = self.labels[node][mask]
-        self.usages[node] = {interval: amounts[mask] for interval, amounts in self.usages[node].items()}
+        self.usages[node] = {interval: rows(amounts) for interval, amounts in self.usages[node].items()}
         for other, matrix in self.adjacent[node].items():
-            smaller = np.ascontiguousarray(matrix[mask])
+            smaller = rows(matrix)
             self.adjacent[node][other] = smaller
             self.adjacent[other][node] = self.transposed(smaller)
 

@@ -1,0 +1,59 @@
+"""The bounded search against brute force and HiGHS, and what it promises about its bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardwright.errors import Infeasible
+from shardwright.search.choose import Edge, Problem, Usage, evaluate, solve
+
+from .random_problems import random_problem
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_equals_brute_force(seed):
+    problem = random_problem(seed, nodes=3 + seed % 4, options=4)
+    found, expected = solve(problem), solve(problem, method="brute")
+    assert found.cost == expected.cost
+    assert evaluate(problem, found.answer).feasible
+    assert found.lower_bound <= expected.cost
+    assert found.optimal
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_equals_integer_program(seed):
+    problem = random_problem(1000 + seed, nodes=16, options=6, density=1.6)
+    found, expected = solve(problem), solve(problem, method="integer")
+    assert found.cost == pytest.approx(expected.cost)
+    assert found.lower_bound <= expected.cost * (1 + 1e-9)
+
+
+def test_same_seed_same_choice():
+    problem = random_problem(7, nodes=40, options=8)
+    first, second = (solve(problem, method="limited", seed=3) for _ in range(2))
+    assert (first.answer == second.answer).all() and first.lower_bound == second.lower_bound
+
+
+def test_infeasible_names_the_time():
+    usage = [Usage(0, 2, 9, np.array([5.0, 6.0])), Usage(1, 4, 6, np.array([3.0]))]
+    with pytest.raises(Infeasible, match="time 4 .* at least 8, above the limit of 7"):
+        solve(Problem([np.zeros(2), np.zeros(1)], [], usage, 7.0))
+
+
+def test_infeasible_only_because_of_forbidden_pairs():
+    """Each node alone could be small, but not both: the pair is forbidden."""
+    pair = np.array([[np.inf, 1.0], [1.0, 1.0]])
+    usage = [Usage(node, 0, 1, np.array([1.0, 2.0])) for node in range(2)]
+    with pytest.raises(Infeasible):
+        solve(Problem([np.zeros(2)] * 2, [Edge(0, 1, pair)], usage, 2.0))
+
+
+def test_unlimited_but_too_wide_for_elimination():
+    generator = np.random.default_rng(0)
+    count, options = 40, 12
+    edges = [Edge(i, j, generator.random((options, options))) for i in range(count) for j in range(i) if (i + j) % 3]
+    problem = Problem([generator.random(options) for _ in range(count)], edges)
+    solution = solve(problem, time_limit=3.0)
+    assert evaluate(problem, solution.answer).cost == pytest.approx(solution.cost)
+    assert 0 < solution.lower_bound <= solution.cost
