@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from accuracy_cases import Case
-
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
