@@ -200,7 +200,9 @@ class _Reading:
         self.recorder, self.nodes = recorder, recorder.nodes
         self.order = [n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.gathers]
         self.places = {number: place for place, number in enumerate(self.order)}
-        self.of_value = {self._node(number).result: number for number in self.order if self._node(number).again}
+        saved = {self.nodes.roots_of[value] for node in self.nodes.nodes for value in _saved(node)}
+        freed = [number for number in self.order if self._node(number).again and self._node(number).result in saved]
+        self.of_value = {self._node(number).result: number for number in freed}
         self.used: dict[int, int] = {}
         self.again: dict[int, tuple[tuple[int, ...], int]] = {}
         self._under_way: dict[int, int] = {}
@@ -254,10 +256,14 @@ class _Reading:
         place = self.places[number] + direction
         while 0 <= place < len(self.order) and travelling < AHEAD_BYTES:
             following = self.order[place]
-            if direction > 0 or (self._node(following).again and following not in self._held):
+            if direction > 0 or (self._node(following).result in self.of_value and following not in self._held):
                 self._start(following, phase)
                 travelling += self._node(following).steps.forward[0].bytes_out
             place += direction
+
+
+def _saved(node: Compute | Change) -> tuple[int, ...]:
+    return () if isinstance(node, Change) else tuple(node.inputs[i] for i in node.footprint.saved_inputs)
 
 
 def _direct(node: Compute | Change) -> tuple[int, ...]:
