@@ -286,6 +286,8 @@ def follow(expression: Expression, cut: Cut) -> str:
     if isinstance(expression, Function):
         return _settle(cut, *((a, follow(a, cut)) for a in expression.arguments))
     if isinstance(expression, Reduction):
+        if expression.kind == "each":
+            return _settle(cut, (expression.body, follow(expression.body, cut)))
         state = follow(expression.body, cut)
         if state not in (SAME, OWN, expression.kind):
             _reduce_now(expression.body, cut, state)

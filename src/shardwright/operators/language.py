@@ -207,6 +207,9 @@ Sum = _reducer("sum")
 Max = _reducer("max")
 Min = _reducer("min")
 Prod = _reducer("product")
+Each = _reducer("each")
+"""All points of an inner loop together, as a function that is not reduced piece by piece: the loop is never cut, it only
+says how many values there are (the gates of a recurrent cell)."""
 
 _UNKNOWN = 1 << 40
 """The extent of a reduction loop before the tensors it indexes have told it: larger than any dim."""
@@ -339,7 +342,8 @@ def nest(lambdas: Any, shapes: Sequence[tuple[int, ...] | None]) -> Nest:
 
 
 def reduction_loops(expression: Expression) -> Iterator[Loop]:
-    if isinstance(expression, Reduction):
+    """The loops of all reducers inside an expression, those of ``Each`` left out: they are not cut."""
+    if isinstance(expression, Reduction) and expression.kind != "each":
         yield from expression.loops
     for part in parts(expression):
         yield from reduction_loops(part)

@@ -26,6 +26,12 @@ def sized(call: Call) -> Piece:
     return call.rewritten(size=call.local_shape())
 
 
+@computes("aten.affine_grid_generator.default")
+def affine_grid(call: Call) -> Piece:
+    """Told the size of the image it is for, batch first."""
+    return call.rewritten(size=(call.local_shape()[0], *call.argument("size")[1:]))
+
+
 @computes("aten.arange.default", "aten.arange.start", "aten.arange.start_step", "aten.linspace.default")
 def ranged(call: Call) -> Piece:
     """The whole range is cheap and exact in every dtype; the piece is cut out of it."""
