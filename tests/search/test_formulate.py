@@ -7,6 +7,7 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 
 from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.costs.walk import walk
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -120,3 +121,15 @@ def test_labels_follow_the_batch_through_the_model(gpt: Graph) -> None:
     labels = label_loops(gpt, rules)
     linears = [op for op in gpt.ops if op.target == "aten.linear.default"]
     assert linears and all("batch" in labels[op.name].values() for op in linears)
+
+
+@pytest.mark.parametrize("reference", ["llama:layers=2", "alexnet"])
+@pytest.mark.parametrize("name", ["auto", "fsdp", "megatron"])
+def test_the_search_and_the_walk_of_a_step_agree_on_the_sum(reference: str, name: str) -> None:
+    """What the search minimises is what one rank does: every event of the step is priced, nothing twice."""
+    resolved = resolve(reference, batch=8)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    mesh = mesh_of(parse_cluster("8xH100"))
+    stated = formulate(graph, mesh, within=EVERYTHING if name == "auto" else restriction(name, 1))
+    solution = solve(stated.problem)
+    assert walk(graph, stated.strategy(solution.answer), mesh).seconds == pytest.approx(solution.cost, rel=0.05)

@@ -28,7 +28,7 @@ def _whole(tensor: Tensor, layout: Layout) -> bool:
 
 
 def _sharded(tensor: Tensor, layout: Layout) -> bool:
-    return all(isinstance(p, Shard) for p in layout) and len(set(layout)) == 1
+    return all(isinstance(p, Shard) for p in layout)
 
 
 def data_parallel(axes: int) -> Restriction:

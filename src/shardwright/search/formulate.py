@@ -164,6 +164,7 @@ class _Builder:
         for tensor in self.graph.tensors:
             if tensor in self.graph.producer and len(self.graph.consumers[tensor]) > 1:
                 self._kept(tensor)
+                self._settle(tensor)
         for op in self.graph.ops:
             for position, name in enumerate(op.inputs):
                 if name not in op.inputs[:position]:
@@ -262,7 +263,8 @@ class _Builder:
         seconds = np.zeros(len(sizes))
         held = np.array(sizes, dtype=float)
         if trainable:  # the gradient rests as the parameter does
-            seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] for size in sizes])
+            launch = step_seconds(self.optimiser, [0], self.mesh.device)[0]  # one launch serves all parameters
+            seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] - launch for size in sizes])
             if not self.within.regather:  # the gathered copy lives until backward
                 held = held + meta.bytes
             held = held + np.array(sizes) + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
@@ -288,6 +290,12 @@ class _Builder:
             offered += [tuple(_resting(p) for p in need) for need in self._needs(reader, tensor)]
         options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
         self._add("kept", tensor, options, np.zeros(len(options)))
+
+    def _settle(self, tensor: str) -> None:
+        """What bringing a shared tensor into its kept layout costs its producer, once."""
+        maker, node = self.graph.producer[tensor], self.number["kept", tensor]
+        made = self._made(maker, maker.outputs.index(tensor))
+        self._pay(self.number["op", maker.name], node, tensor, made, self.nodes[node].options)
 
     def _made(self, op: Op, position: int) -> list[Layout]:
         """The layout of one output under every split; computed once for all repeats of the operator."""
@@ -318,39 +326,39 @@ class _Builder:
             self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs)
         elif ("parameter", tensor) in self.number:
             node = self.number["parameter", tensor]
-            self._pay(node, reader, tensor, self.nodes[node].options, needs, parameter=True)
+            reads = 2 if self.within.regather and _needed_in_backward(self.graph, op, tensor) else 1
+            self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
         else:
             replicated = [(Replicate(),) * len(self.mesh.sizes)]
             self.costs[reader] = self.costs[reader] + self._price(tensor, replicated, needs)[0]
 
-    def _pay(
-        self, first: int, second: int, tensor: str, sources: Sequence, needs: Sequence, parameter: bool = False
-    ) -> None:
-        costs = self._price(tensor, sources, needs, parameter)
+    def _pay(self, first: int, second: int, tensor: str, sources: Sequence, needs: Sequence, reads: int = 0) -> None:
+        """``reads`` counts how often a parameter is brought into place; 0 for what is no parameter."""
+        costs = self._price(tensor, sources, needs, reads)
         if first == second:
             self.costs[first] = self.costs[first] + np.diag(costs)
             return
         key, matrix = ((first, second), costs) if first < second else ((second, first), costs.T)
         self.pairs[key] = self.pairs[key] + matrix if key in self.pairs else matrix
 
-    def _price(self, tensor: str, sources: Sequence, needs: Sequence, parameter: bool = False) -> np.ndarray:
+    def _price(self, tensor: str, sources: Sequence, needs: Sequence, reads: int = 0) -> np.ndarray:
         meta = self.graph.tensors[tensor]
         grad = meta.grad and self.graph.training
         # Lists of layouts are shared between repeats, so their identity is enough for most look-ups.
-        quick = (meta.shape, meta.dtype, grad, parameter, id(sources), id(needs))
+        quick = (meta.shape, meta.dtype, grad, reads, id(sources), id(needs))
         if quick in self.matrices:
             return self.matrices[quick]
-        key = (meta.shape, meta.dtype, grad, parameter, tuple(sources), tuple(needs))
+        key = (meta.shape, meta.dtype, grad, reads, tuple(sources), tuple(needs))
         if key not in self.matrices:
             from_set, to_set = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
             there, back = conversion_matrix(meta.shape, meta.dtype, from_set, to_set, self.mesh, grad=grad)
-            if parameter and grad:
-                there = there * (2 if self.within.regather else 1)  # gathered again for backward
+            if reads and grad:
+                there = there * reads
                 # A parameter's gradient rests as the parameter does: a sum over ranks must be reduced, not left open.
                 duals = [dual(need) for need in to_set]
                 back = conversion_matrix(meta.shape, meta.dtype, duals, from_set, self.mesh, grad=False)[0].T
-            total = (there + back) * (1.0 - self.overlap if parameter else 1.0)
-            if parameter:
+            total = (there + back) * (1.0 - self.overlap if reads else 1.0)
+            if reads:
                 total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)
             rows = [from_set.index(s) for s in sources]
             columns = [to_set.index(t) for t in needs]
@@ -391,6 +399,19 @@ class _Builder:
 
 def _resting(need: Need) -> Replicate | Shard | Partial:
     return Shard(need.dim) if isinstance(need, Window) else need
+
+
+_BIASED = {"linear": 2, "conv1d": 2, "conv2d": 2, "conv3d": 2, "convolution": 2, "addmm": 0, "layer_norm": 3}
+"""Where an operator's bias stands among its tensor inputs: its value is not needed in the backward pass."""
+
+
+def _needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
+    """Whether a parameter's value is used again in the backward pass of a reader."""
+    name = op.target.split(".")[1]
+    position = op.inputs.index(tensor)
+    if name in _KEEPS_NOTHING or name == "embedding" or _BIASED.get(name) == position:
+        return False
+    return graph.training and any(graph.tensors[other].grad for other in op.inputs if other != tensor)
 
 
 _KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
