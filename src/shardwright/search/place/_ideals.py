@@ -175,9 +175,10 @@ def best_chains(
     overlap: bool,
     widest: int,  # largest first weight of one stage
     limits: np.ndarray,  # [passes] no stage's load may exceed these
+    summed: bool,  # the objective is the sum of the loads, not their maximum
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """``best[K, s]``: the smallest maximum load of the last pass over chains of ideals that end in K with the devices
-    of state s used; the predecessor and the move of each; and the number of pairs priced."""
+    """``best[K, s]``: the smallest maximum (or sum) of the last pass's loads over chains of ideals that end in K with the
+    devices of state s used; the predecessor and the move of each; and the number of pairs priced."""
     count, words = bits.shape
     states = low.shape[0]
     references = low.shape[1]
@@ -218,7 +219,8 @@ def best_chains(
                     continue
                 for s in range(states):
                     t = after[s, m]
-                    if t >= 0 and open_state[t] and best[I, s] < best[K, t] and work < best[K, t]:
+                    floor = best[I, s] + work if summed else max(best[I, s], work)
+                    if t >= 0 and open_state[t] and floor < best[K, t]:
                         helpful = True
                         break
                 if helpful:
@@ -264,7 +266,7 @@ def best_chains(
                     t = after[s, m]
                     if t < 0 or not open_state[t]:
                         continue
-                    value = max(best[I, s], load)
+                    value = best[I, s] + load if summed else max(best[I, s], load)
                     if value < best[K, t]:
                         best[K, t] = value
                         origin[K, t] = I

@@ -64,12 +64,21 @@ def place_contiguous(
 
 
 class ChainSearch:
-    """Chains of ideals of one set of blocks: ``smallest`` finds the best, ``under`` those within given limits."""
+    """Chains of ideals of one set of blocks: ``smallest`` finds the best, ``under`` the best within given limits.
+
+    With ``summed`` the sum of the loads counts, which is the latency of stages that run one after the other.
+    """
 
     def __init__(
-        self, blocks: Blocks, rules: Rules, *, order: np.ndarray | None = None, most_ideals: int = MOST_IDEALS
+        self,
+        blocks: Blocks,
+        rules: Rules,
+        *,
+        order: np.ndarray | None = None,
+        most_ideals: int = MOST_IDEALS,
+        summed: bool = False,
     ) -> None:
-        self.blocks, self.rules, self.most_ideals = blocks, rules, most_ideals
+        self.blocks, self.rules, self.most_ideals, self.summed = blocks, rules, most_ideals, summed
         passes = 2 if rules.separate_passes else 1
         self.passes = passes
         finite = np.where(np.isfinite(blocks.times), blocks.times, 0.0)
@@ -148,7 +157,7 @@ class ChainSearch:
         best, origin, by, pairs = _ideals.best_chains(
             bits, sums, compute, refused, memory, parameters, *cut, self.blocks.home, self.cost, low, high, self.moves,
             self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest,
-            np.asarray(limits, dtype=np.float64),
+            np.asarray(limits, dtype=np.float64), self.summed,
         )  # fmt: skip
         self.pairs = pairs
         if not np.isfinite(best[-1, -1]):
@@ -167,9 +176,12 @@ class ChainSearch:
     def _windows(self, limits: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         timed = self.references.timed
         factor = np.where(timed < 0, 1.0, np.asarray(limits)[np.maximum(timed, 0)])
-        # An infinite capacity stays one whatever the limit; 2**50 is beyond the sum of all weights.
-        capacity = np.where(np.isinf(self.references.capacity), 2.0**50, self.references.capacity)
-        capacity = np.where(np.isinf(self.references.capacity), capacity, capacity * factor)
+        # 2**50 is beyond the sum of all weights: it stands for "no limit", also where 0 meets infinity.
+        known = np.isfinite(self.references.capacity)
+        capacity = np.where(
+            known, np.where(known, self.references.capacity, 0.0) * np.minimum(factor, 2.0**100), 2.0**50
+        )
+        capacity = np.minimum(capacity, 2.0**50)
         counts = np.array([kind.count for kind in self.blocks.kinds])
         left = counts - self.states
         used = (self.states[:, :, None] * capacity).sum(axis=1)
