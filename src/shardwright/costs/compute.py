@@ -125,7 +125,7 @@ def _exchange_seconds(
     extents = {loop.name: loop.extent for loop in rules.loops}
     for number, loop in enumerate(rules.loops):
         for exchange in loop.exchanges:
-            points = np.ones(len(splits))
+            points = np.full(len(splits), float(exchange.points))
             for name in exchange.loops:
                 pieces = np.where(cuts == [r.name for r in rules.loops].index(name), mesh.sizes, 1).prod(axis=1)
                 points *= np.ceil(extents[name] / pieces)

@@ -170,7 +170,7 @@ class Recorder:
         """What the pieces of an operator exchange: mesh axis, bytes, seconds, and how often in the backward pass."""
         for axis, loop in enumerate(node.split):
             for exchange in () if loop is None else node.rules.by_name[loop].exchanges:
-                points = math.prod(self._local_extent(node, name) for name in exchange.loops)
+                points = exchange.points * math.prod(self._local_extent(node, name) for name in exchange.loops)
                 size = points * DTYPE_BYTES[exchange.dtype]
                 yield axis, size, float(collectives.all_reduce(size, self.mesh.axes[axis])), exchange.backward
 

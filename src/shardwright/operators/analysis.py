@@ -102,6 +102,21 @@ def _all_loops(nest: Nest) -> Iterable[Loop]:
     return loops.values()
 
 
+def every_loop(nest: Nest) -> Iterable[Loop]:
+    """All loops of a nest, those that are never cut too."""
+
+    def inside(expression: Expression) -> Iterable[Loop]:
+        if isinstance(expression, Reduction):
+            yield from expression.loops
+        for part in parts(expression):
+            yield from inside(part)
+
+    for output in nest.outputs:
+        if output is not None:
+            yield from output.loops
+            yield from inside(output.body)
+
+
 def _every_access(nest: Nest) -> Iterable[Access]:
     for output in nest.outputs:
         if output is not None:

@@ -6,17 +6,19 @@ at all, which is always correct: every rank computes the whole operator, and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.tensor import Partial
 
 from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
-from shardwright.operators.analysis import Candidate, candidates, linear_rules, points
+from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
 from shardwright.operators.language import Nest, TensorArgument
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
-from shardwright.operators.rules import LoopRule, OpRules
+from shardwright.operators.rules import Exchange, LoopRule, OpRules
 
 CHEAP = frozenset({"elementwise", "view", "copy", "reduction"})
 """Kinds that unreduced sums may pass: every rank does the whole operator, which must cost next to nothing."""
@@ -109,12 +111,28 @@ def _rules(
         and all(t.dtype.startswith(("float", "bfloat", "complex")) for t in results)
     ):
         loops += linear_rules(nest, inputs)
+    loops = _with_points(loops, nest)
     flops = 0.0
     if description.flops is not None:
         flops = float(description.flops(arguments, shapes_of(op, tensors)))
     elif description.kind in ("matmul", "convolution"):
         flops = 2.0 * points(nest)
     return OpRules(tuple(loops), origin, description.kind, flops)
+
+
+def _with_points(loops: list[LoopRule], nest: Nest) -> list[LoopRule]:
+    """Exchanges name the loops that can be cut; what the other loops and the units of uneven ones add is in ``points``."""
+    units = {loop.name: loop.extent for loop in loops if loop.divides}
+    extents = {loop.name: loop.extent for loop in every_loop(nest)}
+
+    def finished(exchange: Exchange) -> Exchange:
+        points = math.prod(extents[name] // units.get(name, 1) for name in exchange.loops)
+        return replace(exchange, loops=tuple(name for name in exchange.loops if name in units), points=points)
+
+    return [
+        replace(loop, exchanges=tuple(finished(e) for e in loop.exchanges)) if loop.exchanges else loop
+        for loop in loops
+    ]
 
 
 def shapes_of(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | None, ...]:

@@ -51,14 +51,16 @@ Need = Union[Placement, Window]
 class Exchange:
     """A reduction between the pieces while the operator runs, such as the maximum and the sum of a softmax.
 
-    The statistic has one element per point of ``loops`` (those of them that are cut have fewer points on each rank).
-    ``backward`` counts how often a statistic of that size is reduced in the backward pass.
+    The statistic has ``points`` elements per point of ``loops`` (those of them that are cut have fewer points on each
+    rank); ``loops`` names rules of the same operator. ``backward`` counts how often a statistic of that size is reduced in
+    the backward pass.
     """
 
     reduce: str
     loops: tuple[str, ...]
     dtype: str
     backward: int = 1
+    points: int = 1
 
 
 @dataclass(frozen=True)
