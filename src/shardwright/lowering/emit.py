@@ -20,6 +20,7 @@ from shardwright._torch_compat import operator, returns_list
 from shardwright.graph import Atom, Op, Ref
 from shardwright.lowering.collectives import BoundStep, Line, convert, exchange, scale_gradient
 from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
+from shardwright.lowering.randomness import Drawn, Dropout, draws
 
 # A local shard may be laid out in memory otherwise than the whole tensor was, where only a reshape is sure to work.
 _AS_RESHAPE = {"aten.view.default", "aten._unsafe_view.default"}
@@ -130,16 +131,23 @@ class Emitter:
     def _compute(self, compute: Compute) -> None:
         op = compute.op
         inputs = [self.values[name] for name in compute.inputs]
-        if compute.kernel is not None:
+        place = self._random_place(compute)
+        if place is not None and op.target in ("aten.dropout.default", "aten.native_dropout.default"):
+            several = op.target == "aten.native_dropout.default"
+            assert isinstance(op.args[1], float)
+            drop = Dropout(op.args[1], place, mask=several)
+            node = self.graph.call_module(self._submodule(f"drop_{op.name}", drop), (inputs[0],))
+        elif compute.kernel is not None:
             lines = {
                 loop: tuple(self._line(self.program.place.line(axis)) for axis in axes)
                 for loop, axes in compute.lines.items()
             }
-            name = self._submodule(f"kernel_{op.name}", Kernel(compute.kernel, lines))
-            node = self.graph.call_module(name, tuple(inputs))
+            kernel: torch.nn.Module = Kernel(compute.kernel, lines)
+            kernel = kernel if place is None else Drawn(kernel, place, self.device)
+            node = self.graph.call_module(self._submodule(f"kernel_{op.name}", kernel), tuple(inputs))
             several = len(op.outputs) > 1
         else:
-            node = self._call(op, inputs)
+            node = self._call(op, inputs, place)
             several = len(op.outputs) > 1 or returns_list(op.target)
         for index, name_or_none in enumerate(op.outputs):
             if name_or_none is None:
@@ -149,12 +157,26 @@ class Emitter:
                 part = self.graph.call_function(torch.ops.aten.detach.default, (part,))
             self.values[name_or_none] = part
 
-    def _call(self, op: Op, inputs: list[fx.Node]) -> fx.Node:
+    def _random_place(self, compute: Compute) -> int | None:
+        """For a random operator that is cut, which of its pieces this rank computes."""
+        if not draws(compute.op, compute.kind):
+            return None
+        here = self.program.place
+        axes = [axis for axis, loop in enumerate(compute.split) if loop not in (None, "+")]
+        place = 0
+        for axis in axes:
+            place = place * here.sizes[axis] + here.coordinate[axis]
+        return place if axes else None
+
+    def _call(self, op: Op, inputs: list[fx.Node], place: int | None = None) -> fx.Node:
         """Inputs replace the references one by one, because one tensor may be read in two layouts."""
         target = operator("aten.reshape.default" if op.target in _AS_RESHAPE else op.target)
         nodes = iter(inputs)
         args = tuple(self._argument(value, nodes) for value in op.args)
         kwargs = {key: self._argument(value, nodes) for key, value in op.kwargs}
+        if place is not None:
+            drawn = Drawn(target, place, self.device)
+            return self.graph.call_module(self._submodule(f"drawn_{op.name}", drawn), args, kwargs)
         return self.graph.call_function(target, args, kwargs)
 
     def _argument(self, value: Any, nodes: Iterator[fx.Node]) -> Any:

@@ -22,6 +22,7 @@ from shardwright.graph import Constant, Graph
 from shardwright.lowering.collectives import BoundStep
 from shardwright.lowering.emit import emit
 from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
+from shardwright.lowering.randomness import draws
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.inputs import cut, local_part, matched
 from shardwright.runtime.reading import Reader, ReadingQueue
@@ -47,16 +48,15 @@ class ParallelModule(torch.nn.Module):
         self.gradients = Gradients(reduce_dtype=reduce_dtype)
         self.queue = ReadingQueue()
         self._own(tensors)
-        self._groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
+        self.groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
         readers = self._readers(compute_dtype)
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        object.__setattr__(self, "_eager", emit(program, self._groups, self.device, readers))
-        object.__setattr__(self, "_whole", emit(program, self._groups, self.device))
+        object.__setattr__(self, "_eager", emit(program, self.groups, self.device, readers))
+        object.__setattr__(self, "_whole", emit(program, self.groups, self.device))
         object.__setattr__(self, "_output_tree", load_tree(self.graph.output_tree))
         self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
-        self._mode_free = not self.graph.mutations and not any(
-            isinstance(i, Compute) and i.kind == "random" for i in program.instructions
-        )
+        self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
+        self._mode_free = not self.graph.mutations and not self.draws
         self.train(self.graph.training)
 
     _eager: torch.fx.GraphModule
@@ -122,7 +122,7 @@ class ParallelModule(torch.nn.Module):
         }
 
     def _bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
-        return tuple(step._replace(line=step.line._replace(group=self._groups[step.line.group])) for step in steps)
+        return tuple(step._replace(line=step.line._replace(group=self.groups[step.line.group])) for step in steps)
 
     def _parameter(self, tensor: str) -> torch.nn.Parameter:
         parameter = self._held(tensor)

@@ -1,0 +1,94 @@
+"""Random operators in pieces: the same pattern where a tensor is whole, independent patterns where it is cut.
+
+An operator that every rank runs whole draws from the default generator, as on one device; the ranks' generators are in the
+same state, so they draw alike. An operator that is cut draws *one* number from the default generator, which keeps the
+ranks in step, and seeds the pattern of its piece with that number and the piece's place. A fixed seed therefore
+reproduces a run, and ranks along axes that do not cut the operator still draw alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.graph import Op
+
+_SEEDS = 2**62
+_STRIDE = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring pieces get unrelated seeds
+
+
+def draws(op: Op, kind: str) -> bool:
+    """Whether an operator draws random numbers as it stands."""
+    name = op.target.split(".")[1]
+    if name == "dropout":
+        return bool(op.args[1]) and bool(op.args[2])
+    if name == "native_dropout":
+        return bool(op.args[1]) and op.args[2] is not False
+    if name == "scaled_dot_product_attention":
+        return bool(op.args[4] if len(op.args) > 4 else op.kwarg("dropout_p", 0.0))
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        numbers = [value for value in op.args if isinstance(value, float)]
+        return bool(numbers and numbers[0] and op.kwarg("train", True))
+    return kind == "random"
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw from a fresh pattern, then go on where the default generator was."""
+    generator = torch.default_generator
+    if device.type == "cuda":
+        generator = torch.cuda.default_generators[device.index or 0]
+    state = generator.get_state()
+    generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        generator.set_state(state)
+
+
+def piece_seed(place: int) -> int:
+    """A seed that every rank derives from the same draw, different for every place."""
+    drawn = int(torch.randint(_SEEDS, (), generator=torch.default_generator))
+    return (drawn + place * _STRIDE) % _SEEDS
+
+
+@torch.library.custom_op("shardwright::keep_mask", mutates_args=())
+def keep_mask(like: Tensor, probability: float, place: int) -> Tensor:
+    """Which elements a piece of a dropout keeps."""
+    with seeded(piece_seed(place), like.device):
+        return torch.rand(like.shape, device=like.device) < probability
+
+
+@keep_mask.register_fake
+def _(like: Tensor, probability: float, place: int) -> Tensor:
+    return torch.empty(like.shape, dtype=torch.bool, device=like.device)
+
+
+class Dropout(torch.nn.Module):
+    """A piece of ``aten.dropout`` (or, with ``mask``, of ``aten.native_dropout``)."""
+
+    def __init__(self, rate: float, place: int, mask: bool) -> None:
+        super().__init__()
+        self.rate, self.place, self.mask = rate, place, mask
+
+    def forward(self, x: Tensor) -> Any:
+        keep = keep_mask(x.detach(), 1.0 - self.rate, self.place)
+        scale = 0.0 if self.rate == 1.0 else 1.0 / (1.0 - self.rate)
+        value = x * keep * scale
+        return (value, keep) if self.mask else value
+
+
+class Drawn(torch.nn.Module):
+    """A piece of any other random operator, run with the generator seeded for its place."""
+
+    def __init__(self, function: Callable[..., Any], place: int, device: torch.device) -> None:
+        super().__init__()
+        self.function, self.place, self.device = function, place, device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with seeded(piece_seed(self.place), self.device):
+            return self.function(*args, **kwargs)

@@ -1,0 +1,71 @@
+"""Dropout: one pattern where the tensor is whole, independent patterns where it is cut, reproducible either way."""
+
+from __future__ import annotations
+
+import torch
+from lowering.strategies import mesh_with
+from runtime.workers import device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+from shardwright.frontend import capture
+from shardwright.operators.strategy import Strategy
+from shardwright.runtime import parallelize
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x * self.scale, 0.5, True)
+
+
+def patterns(rank: int, cut: tuple[bool, bool], seed: int) -> torch.Tensor:
+    x = torch.ones(8, 64)
+    model = Dropping()
+    graph = capture(model, (x,))
+    mesh = mesh_with((2, 2))
+    loops = tuple("i0" if wanted else None for wanted in cut)
+    layout = tuple(Shard(0) if wanted else Replicate() for wanted in cut)
+    resting = {name: layout if graph.tensors[name].shape else (Replicate(), Replicate()) for name in graph.sources}
+    strategy = Strategy(mesh.names, {op.name: loops for op in graph.ops}, resting)
+    parallel = parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph)
+    torch.manual_seed(seed)
+    result = parallel(x)
+    after = torch.rand(3)
+    local = result.to_local() if hasattr(result, "to_local") else result
+    return local.detach(), after
+
+
+def one_device(seed: int) -> torch.Tensor:
+    torch.manual_seed(seed)
+    return torch.nn.functional.dropout(torch.ones(8, 64), 0.5, True)
+
+
+def test_whole_tensor_draws_as_one_device(pool):
+    found = pool.run(patterns, (False, False), 3)
+    assert all(torch.equal(pattern, one_device(3)) for pattern, _ in found)
+
+
+def test_cut_tensor_draws_independently(pool):
+    found = pool.run(patterns, (True, True), 3)
+    shards = [pattern for pattern, _ in found]
+    assert all(shard.shape == (2, 64) for shard in shards)
+    assert all(not torch.equal(shards[0], other) for other in shards[1:])
+    kept = torch.cat(shards)
+    assert set(kept.unique().tolist()) == {0.0, 2.0} and 0.35 < (kept > 0).float().mean() < 0.65
+    assert all(torch.equal(found[0][1], after) for _, after in found), "the ranks' generators fell out of step"
+
+
+def test_cut_along_one_axis_only(pool):
+    found = pool.run(patterns, (True, False), 3)
+    shards = [pattern for pattern, _ in found]
+    assert torch.equal(shards[0], shards[1]) and torch.equal(shards[2], shards[3])
+    assert not torch.equal(shards[0], shards[2])
+
+
+def test_seed_reproduces(pool):
+    first, again, other = (pool.run(patterns, (True, True), seed) for seed in (3, 3, 4))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0][0], other[0][0])
