@@ -23,6 +23,7 @@ from shardwright.lowering.collectives import BoundStep
 from shardwright.lowering.emit import emit
 from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
 from shardwright.lowering.randomness import draws
+from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.inputs import cut, local_part, matched
 from shardwright.runtime.reading import Reader, ReadingQueue
@@ -57,6 +58,7 @@ class ParallelModule(torch.nn.Module):
         self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
         self._mode_free = not self.graph.mutations and not self.draws
+        self._met = False
         self.train(self.graph.training)
 
     _eager: torch.fx.GraphModule
@@ -135,6 +137,8 @@ class ParallelModule(torch.nn.Module):
         else:
             self._check_mode()
             inputs = matched(self.graph, args, kwargs)
+            if not self._met:
+                self._meet(inputs)
             sources = self._sources(inputs)
             self.queue.begin()
             for number, tensor in enumerate(self._read_tensors):
@@ -148,6 +152,15 @@ class ParallelModule(torch.nn.Module):
             for value, result in zip(results, self.program.results, strict=True)
         ]
         return unflatten_tree(leaves, self._output_tree)
+
+    def _meet(self, inputs: Mapping[str, Tensor]) -> None:
+        """Before the first step: do all ranks bring the same batch and, where random numbers are drawn, the same state?"""
+        whole = (name.encode() + contents(x) for name, x in inputs.items() if not isinstance(x, DTensor))
+        about = {"batch": digest(whole)}
+        if self.draws:
+            about["random state"] = digest([contents(torch.get_rng_state())])
+        agree(about)
+        self._met = True
 
     def _sources(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """This rank's part of every source, in the order of the program's placeholders."""

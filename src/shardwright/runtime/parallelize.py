@@ -17,11 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
-from shardwright.graph import Graph
+from shardwright.graph import Graph, fingerprint
 from shardwright.lowering.program import Program, lower
 from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
+from shardwright.runtime.agreement import agree, digest, sample
 from shardwright.runtime.inputs import cut, example
 from shardwright.runtime.module import ParallelModule, device_of, distributed
 
@@ -68,9 +69,22 @@ def parallelize(
     if isinstance(plan, Plan):
         plan.check(graph)
     mesh = mesh or device_mesh(strategy, device)
+    _agree(model, graph, strategy)
     program = lower(graph, strategy, priced_mesh(plan), coordinate_on(mesh))
     return ParallelModule(
         program, mesh, shards_of(model, program, mesh), compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
+    )
+
+
+def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
+    held = (f"{name}{tuple(p.shape)}".encode() + sample(p) for name, p in model.named_parameters())
+    chosen = (str((part, sorted(getattr(strategy, part).items()))) for part in ("splits", "resting", "kept"))
+    agree(
+        {
+            "model": fingerprint(graph),
+            "plan": digest((str(strategy.axes), *chosen, str(sorted(strategy.regathered)))),
+            "weights": digest(held),
+        }
     )
 
 

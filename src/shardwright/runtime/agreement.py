@@ -1,0 +1,119 @@
+"""Do all ranks agree on what they are about to do? Asked at start-up, answered with the names of those that differ.
+
+Ranks that run different models, plans or batches would hang in their first collective, or worse, train on nonsense. Each
+rank therefore writes a digest of what it has into the job's key-value store and reads the others' within a bounded time;
+a rank that does not answer is named, and so is one whose answer differs from the majority's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright._torch_compat import default_store
+from shardwright.errors import RunError
+
+SECONDS = 120.0
+_SAMPLE = 256
+_rounds = itertools.count()
+
+
+def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
+    """Every rank calls this with its digests; an error on every rank names what differs and where.
+
+    Raises
+    ------
+    RunError
+        When a rank does not answer in time or differs from the majority.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return
+    rank, size, number = dist.get_rank(), dist.get_world_size(), next(_rounds)
+    store = default_store()
+    mine = "\n".join(f"{what}\t{digest}" for what, digest in about.items())
+    store.set(f"shardwright/{number}/{rank}", mine)
+    answers: list[dict[str, str]] = []
+    for other in range(size):
+        key = f"shardwright/{number}/{other}"
+        try:
+            store.wait([key], timedelta(seconds=seconds))
+        except Exception:  # the store's timeout differs in type between versions
+            raise RunError(
+                f"Rank {other} has not arrived after {seconds:.0f} s; rank {rank} gives up waiting for it.",
+                f"Look at the output of rank {other}: it failed, or it is still loading its model.",
+            ) from None
+        answers.append(dict(line.split("\t", 1) for line in store.get(key).decode().splitlines()))
+    for what in about:
+        digests = [answer.get(what, "") for answer in answers]
+        if len(set(digests)) > 1:
+            common = Counter(digests).most_common(1)[0][0]
+            odd = [str(r) for r, digest in enumerate(digests) if digest != common]
+            ranks = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
+            raise RunError(f"The ranks do not agree on the {what}: {ranks} from the others.", _REMEDIES.get(what, ""))
+
+
+_REMEDIES = {
+    "plan": "Give every rank the same plan file.",
+    "model": "Build the model alike on every rank (same code, same sizes, same inputs).",
+    "weights": "Call torch.manual_seed() with the same number on every rank before the model is built.",
+    "batch": "Give the whole batch to every rank, in the same order; each takes its own part of it.",
+    "random state": "Call torch.manual_seed() with the same number on every rank: dropout of whole tensors must agree.",
+}
+
+
+def digest(parts: Iterable[str | bytes]) -> str:
+    """A short fingerprint of some texts."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(part.encode() if isinstance(part, str) else part)
+        total.update(b"\0")
+    return total.hexdigest()[:16]
+
+
+def sample(tensor: Tensor) -> bytes:
+    """Some elements of a tensor, evenly spread, as bytes: enough to tell other seeds apart, cheap for any size."""
+    tensor = tensor.detach()
+    if tensor.device.type == "meta":
+        return b"meta"
+    flat = tensor.reshape(-1)
+    chosen = flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE].contiguous().cpu()
+    return bytes(chosen.view(torch.uint8).tolist()) if chosen.numel() else b""
+
+
+def contents(tensor: Tensor) -> bytes:
+    """Shape, dtype and every byte of a batch."""
+    if tensor.device.type == "meta":
+        return b"meta"
+    whole = tensor.detach().contiguous().cpu()
+    hashed = hashlib.sha256(whole.view(torch.uint8).numpy().tobytes() if whole.ndim else str(whole.item()).encode())
+    return f"{tuple(whole.shape)}{whole.dtype}".encode() + hashed.digest()
+
+
+def check_finite(named: Iterable[tuple[str, Tensor]], what: str = "gradient") -> None:
+    """An error on every rank, naming rank and tensor, when any rank holds a NaN or an infinity.
+
+    >>> check_finite((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)    # doctest: +SKIP
+    """
+    from shardwright._torch_compat import local_of
+
+    names, bad = [], []
+    for name, tensor in named:
+        names.append(name)
+        bad.append(~torch.isfinite(local_of(tensor)).all())
+    if not names:
+        return
+    flags = torch.stack(bad).to(torch.int64) * (dist.get_rank() + 1)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    if bool(flags.any()):
+        first = int(flags.nonzero()[0])
+        raise RunError(
+            f"The {what} of {names[first]} is not finite on rank {int(flags[first]) - 1}.",
+            "Lower the learning rate, clip gradients, or compute in a wider dtype.",
+        )
