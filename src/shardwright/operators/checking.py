@@ -107,8 +107,8 @@ class Meeting:
             self.barrier.wait(timeout=60)
             stacked = torch.stack(group)
             if reduce == "sum":
-                return stacked.sum(0)
-            return {"max": stacked.amax, "min": stacked.amin, "prod": stacked.prod}[reduce](0).detach()
+                return stacked.sum(0)  # autograd adds up the gradients of all ranks
+            return _reduced(stacked, reduce).detach()
 
         return exchange
 
@@ -152,14 +152,21 @@ def join(
                 merged[c] = torch.cat(group, placement.dim)
             elif isinstance(placement, Partial):
                 stacked = torch.stack(group)
-                reduce = {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin, "product": stacked.prod}
-                merged[c] = reduce[placement.reduce_op](0)
+                merged[c] = _reduced(stacked, str(placement.reduce_op))
             else:
                 if any(not torch.allclose(group[0], other, equal_nan=True) for other in group[1:]):
                     raise _Different("a replicated output that differs between the pieces")
                 merged[c] = _share(group)
         held = merged
     return held[()]
+
+
+def _reduced(stacked: torch.Tensor, reduce: str) -> torch.Tensor:
+    if reduce == "sum":
+        return stacked.sum(0)
+    if reduce in ("prod", "product"):
+        return stacked.prod(0)
+    return stacked.amax(0) if reduce == "max" else stacked.amin(0)
 
 
 def _share(group: Sequence[torch.Tensor]) -> torch.Tensor:

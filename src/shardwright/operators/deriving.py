@@ -17,6 +17,7 @@ from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
 from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
 from shardwright.operators.language import Nest, TensorArgument
+from shardwright.operators.reasons import REASONS
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
 from shardwright.operators.rules import Exchange, LoopRule, OpRules
 
@@ -83,7 +84,11 @@ def derived(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
         nest = described_nest(simple, arguments, shapes)
         assert nest is not None
         return _rules(op, tensors, nest, inputs, simple, "elementwise", arguments)
-    return OpRules((), "replicated", "other", reason=f"nobody described {op.target}")
+    if op.target in REASONS or not any(shapes):
+        return OpRules((), "replicated", "other", reason=REASONS.get(op.target, "it has no tensor result"))
+    from shardwright.operators.probing import probe
+
+    return probe(op, tensors)
 
 
 def _rules(

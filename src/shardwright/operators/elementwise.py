@@ -15,139 +15,28 @@ from shardwright.operators.registry import Description
 
 WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 
-RANDOM = frozenset(
-    {
-        "dropout",
-        "alpha_dropout",
-        "bernoulli",
-        "native_dropout",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "normal_functional",
-        "uniform",
-        "rrelu",
-        "rrelu_with_noise_functional",
-        "normal",
-        "exponential",
-        "poisson",
-        "multinomial_like",
-        "feature_dropout",
-    }
-) - {"feature_dropout", "multinomial_like"}
-LIKE = frozenset({"zeros_like", "ones_like", "empty_like", "full_like"})
-COPY = frozenset(
-    {
-        "clone",
-        "contiguous",
-        "to",
-        "_to_copy",
-        "alias",
-        "detach",
-        "lift_fresh_copy",
-        "lift",
-        "view_as",
-        "type_as",
-        "positive",
-        "copy",
-        "_conj_physical",
-        "detach_copy",
-        "alias_copy",
-        "_conj",
-        "conj",
-        "resolve_conj",
-        "resolve_neg",
-        "cpu",
-        "cuda",
-        "float",
-        "half",
-        "double",
-        "_neg_view",
-        "view_dtype",
-        "_autocast_to_reduced_precision",
-        "_autocast_to_full_precision",
-    }
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+RANDOM = _names(
+    "alpha_dropout bernoulli dropout exponential native_dropout normal normal_functional poisson rand_like randint_like "
+    "randn_like rrelu rrelu_with_noise_functional uniform"
 )
-BY_NAME = frozenset(
-    {
-        "gelu",
-        "silu",
-        "relu",
-        "relu6",
-        "hardtanh",
-        "hardswish",
-        "leaky_relu",
-        "elu",
-        "celu",
-        "selu",
-        "mish",
-        "prelu_scalar",
-        "masked_fill",
-        "where",
-        "logical_not",
-        "clamp",
-        "nan_to_num",
-        "floor_divide",
-        "_assert_async",
-        "__and__",
-        "__or__",
-        "__xor__",
-        "bitwise_not",
-        "threshold",
-        "square",
-        "true_divide",
-        "rsub",
-        "softplus",
-        "log_sigmoid",
-        "sigmoid",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "isposinf",
-        "isneginf",
-        "fill",
-        "float_power",
-        "arctan2",
-        "absolute",
-        "isreal",
-        "ldexp",
-        "xlogy",
-        "multiply",
-        "subtract",
-        "divide",
-        "negative",
-        "greater",
-        "less",
-        "greater_equal",
-        "less_equal",
-        "not_equal",
-        "logaddexp",
-        "dist_elementwise",
-        "special_expit",
-        "special_erf",
-        "isclose",
-        "fake_quantize_per_tensor_affine",
-        "hardsigmoid",
-        "logsigmoid",
-        "softshrink",
-        "hardshrink",
-        "tanhshrink",
-        "softsign",
-        "__lshift__",
-        "__rshift__",
-        "_weight_norm_elementwise",
-        "swish",
-        "real",
-        "imag",
-        "angle",
-        "sgn",
-        "complex",
-        "polar",
-        "view_as_real_elementwise",
-        "log_sigmoid_forward",
-        "glu_elementwise",
-    }
+LIKE = _names("empty_like full_like ones_like zeros_like")
+COPY = _names(
+    "_autocast_to_full_precision _autocast_to_reduced_precision _conj _conj_physical _neg_view _to_copy alias alias_copy "
+    "clone conj contiguous copy cpu cuda detach detach_copy lift lift_fresh_copy positive resolve_conj resolve_neg to type_as"
 )
+UNTAGGED = _names(
+    "__and__ __lshift__ __or__ __rshift__ __xor__ absolute angle arctan2 celu complex divide elu "
+    "fake_quantize_per_tensor_affine fill floor_divide gelu greater greater_equal hardshrink hardsigmoid hardswish hardtanh "
+    "imag isclose isfinite isinf isnan isreal ldexp leaky_relu less less_equal log_sigmoid log_sigmoid_forward masked_fill "
+    "mish multiply negative not_equal polar real relu rsub softplus softshrink special_erf special_expit subtract threshold "
+    "true_divide where"
+)
+"""Element-wise operators whose overloads PyTorch does not all tag."""
 
 Form = Callable[[list[Expression], dict[str, Any]], Expression]
 
@@ -177,7 +66,7 @@ def is_elementwise(target: str) -> bool:
     from shardwright._torch_compat import operator
 
     name = base_name(target)
-    if target.startswith("aten.") and name in COPY | BY_NAME | RANDOM | LIKE:
+    if target.startswith("aten.") and name in COPY | UNTAGGED | RANDOM | LIKE:
         return True
     try:
         return torch.Tag.pointwise in operator(target).tags
@@ -221,7 +110,7 @@ def description(
 def _keeps_values(op: Op, inputs: Sequence[TensorArgument]) -> bool:
     """A copy that rounds to a narrower type is not linear."""
     wanted = [v.value for v in (*op.args, *(v for _, v in op.kwargs)) if isinstance(v, Atom) and v.kind == "dtype"]
-    if base_name(op.target) in ("type_as", "copy", "float", "half", "double", "cuda", "cpu"):
+    if base_name(op.target) in ("type_as", "copy"):
         return False
     return all(WIDTH.get(d, 0) >= WIDTH.get(inputs[0].dtype, 9) for d in wanted)
 

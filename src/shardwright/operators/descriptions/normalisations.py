@@ -50,6 +50,17 @@ def rms_norm(x: TensorArgument, normalized_shape: Sequence[int], weight: TensorA
     return normal, lambda *i: scale(i)
 
 
+@describes("aten.native_group_norm.default", kind="normalisation")
+def native_group_norm(x: TensorArgument, weight: Any, bias: Any, n: int, c: int, area: int, groups: int) -> Any:
+    """It is told its sizes a second time; free along the batch."""
+    wholes = [w[slice(None),] for w in (weight, bias) if w is not None]
+
+    def sample(i: Any) -> Expression:
+        return call("moments", x[(i, *(slice(None),) * (x.rank - 1))])
+
+    return lambda i, *p: call("normal", sample(i), *wholes), lambda i, g: sample(i), lambda i, g: sample(i)
+
+
 @describes("aten.group_norm.default", kind="normalisation")
 def group_norm(x: TensorArgument, groups: int, weight: TensorArgument | None, bias: TensorArgument | None) -> Any:
     size = x.shape[1] // groups

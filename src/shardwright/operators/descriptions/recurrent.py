@@ -81,7 +81,7 @@ def lstm(
         if b is None:
             return Opaque(*map(whole, (x, *hx, *params)))
         index = [ALL] * x.rank
-        index[batch] = b  # type: ignore[index,call-overload]  # there is a batch where b is one
+        index[batch] = b  # type: ignore[index]  # there is a batch where b is one
         return Opaque(x[tuple(index)], *(h[ALL, b, ALL] for h in hx), *map(whole, params))
 
     if batch is None:
@@ -114,7 +114,7 @@ def recurrent(
 
     def element(b: Any) -> Expression:
         index = [ALL] * x.rank
-        index[batch] = b  # type: ignore[call-overload]  # an index may stand for a slice here
+        index[batch] = b
         return Opaque(x[tuple(index)], hx[ALL, b, ALL], *(p[(ALL,) * p.rank] for p in params))
 
     if batch_first:

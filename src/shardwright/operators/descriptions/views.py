@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.operators.indices import affine
-from shardwright.operators.language import TensorArgument, put
+from shardwright.operators.language import TensorArgument, call, put
 from shardwright.operators.registry import describes
 
 
@@ -45,6 +45,7 @@ def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     "aten.unsqueeze.default",
     "aten.unsqueeze_copy.default",
     "aten.reshape_as.default",
+    "aten.view_as.default",
     "aten.atleast_1d.default",
     "aten.atleast_2d.default",
     "aten.atleast_3d.default",
@@ -52,6 +53,14 @@ def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
 )
 def reshape(x: TensorArgument, *, out: Any) -> Any:
     return lambda *i: x[unflat(flat(i, out[0]), x.shape)]
+
+
+@describes("aten.view.dtype", "aten.view_copy.dtype", kind="view")
+def view_dtype(x: TensorArgument, *, out: Any) -> Any:
+    """The same bytes read as another type: element by element where both are equally wide, else the last dim is whole."""
+    if out[0] == x.shape:
+        return lambda *i: call("bits", x[i])
+    return lambda *i: call("bits", x[(*i[:-1], slice(None))])
 
 
 def permuted(x: TensorArgument, order: Sequence[int]) -> Any:
@@ -202,9 +211,3 @@ def view_as_real(x: TensorArgument) -> Any:
 @describes("aten.view_as_complex.default", "aten.view_as_complex_copy.default", kind="view")
 def view_as_complex(x: TensorArgument) -> Any:
     return lambda *i: x[(*i, slice(None))] * 1
-
-
-@describes("aten.as_strided.default", "aten.as_strided_copy.default", kind="view")
-def as_strided(x: TensorArgument) -> Any:
-    """Its meaning depends on how the input lies in memory, which a shard changes: it is run whole."""
-    return None

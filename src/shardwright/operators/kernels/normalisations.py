@@ -71,6 +71,11 @@ def rms_norm(call: Call) -> Piece | None:
     return call.kernel(kernel)
 
 
+@computes("aten.native_group_norm.default")
+def native_group_norm(call: Call) -> Piece:
+    return call.rewritten(N=call.local_shape()[0])
+
+
 @computes("aten.group_norm.default")
 def group_norm(call: Call) -> Piece | None:
     import torch

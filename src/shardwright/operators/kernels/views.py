@@ -19,6 +19,7 @@ from shardwright.operators.rules import Window
     "aten.squeeze.dim",
     "aten.squeeze.dims",
     "aten.reshape_as.default",
+    "aten.view_as.default",
 )
 def reshape(call: Call) -> Piece:
     """A reshape to the local shape; ``squeeze`` too, so that a dim that is one long only here stays."""

@@ -35,6 +35,12 @@ def group_norm(pick: Pick) -> Iterator[Any]:
     yield t(n, 2 * c, h), c
 
 
+@sample("aten.native_group_norm.default")
+def native_group_norm(pick: Pick) -> Iterator[Any]:
+    n, c, h = pick(3)
+    yield t(n, 2 * c, h), t(2 * c), t(2 * c), n, 2 * c, h, c, 1e-5
+
+
 @sample("aten._native_batch_norm_legit_functional.default")
 def batch_norm_functional(pick: Pick) -> Iterator[Any]:
     n, c, h = pick(3)

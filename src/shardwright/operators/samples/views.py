@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from shardwright.operators.samples.core import Pick, complexes, sample, t
 
 
@@ -58,7 +60,14 @@ def squeeze_dims(pick: Pick) -> Iterator[Any]:
     yield t(a, 1, b, 1), (1, 3)
 
 
-@sample("aten.reshape_as.default")
+@sample("aten.view.dtype", "aten.view_copy.dtype")
+def view_dtype(pick: Pick) -> Iterator[Any]:
+    a, b = pick(2)
+    yield t(a, b, grad=False), torch.int64
+    yield t(a, b, grad=False), torch.int32
+
+
+@sample("aten.reshape_as.default", "aten.view_as.default")
 def reshape_as(pick: Pick) -> Iterator[Any]:
     a, b = pick(2)
     yield t(a, b), t(a * b)
