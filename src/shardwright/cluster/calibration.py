@@ -63,13 +63,13 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     else:
         sizes = tuple(2**e for e in (10, 13, 16, 19, 22, 24))
         plan = [
+            ("memory float32", 0.22, cases_memory.memory_kernels(make, "float32", sizes)),
             ("matmul float32", 0.22, cases.matmuls(make, "float32", 2e9)),
             ("matmul bfloat16", 0.08, cases.matmuls(make, "bfloat16", 1e9)),
             ("batched matmul float32", 0.05, cases.batched(make, "float32", 1e9)),
             ("convolution float32", 0.2, cases.convolutions(make, "float32", 1e9, (1, 4))),
             ("attention float32", 0.12, cases.attentions(make, "float32", 1e9)),
             ("lstm float32", 0.06, cases.recurrences(make, "float32", 1e9)),
-            ("memory float32", 0.22, cases_memory.memory_kernels(make, "float32", sizes)),
             ("memory bfloat16", 0.05, cases_memory.memory_kernels(make, "bfloat16", sizes)),
         ]
     return [Clock(name, cases.shuffled(iter(items)), share * total) for name, share, items in plan]
@@ -184,7 +184,11 @@ def measure(
     data["dispatch"] = _dispatch(watch, make)
     report(0.02, "optimiser")
     data["optimizers"] = _optimizers(watch, make, 2**28 if device.type == "cuda" else 2**22)
-    groups = [clock for clock in _groups(make, seconds) if any(word in clock.group for word in only)]
+    groups = [
+        clock
+        for clock in _groups(make, began + seconds - time.perf_counter())
+        if any(word in clock.group for word in only)
+    ]
     for number, clock in enumerate(groups):
 
         def inside(share: float, what: str, number: int = number) -> None:

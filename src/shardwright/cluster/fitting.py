@@ -46,6 +46,8 @@ def _measured_peaks(data: Mapping[str, Any]) -> Device:
             rates[dtype] = max(rates[dtype], point["flops"] / point["seconds"])
         elif not point["flops"] and point["step"] == "forward":
             bandwidth = max(bandwidth, point["bytes"] / point["seconds"])
+    if not bandwidth or "float32" not in rates:
+        raise ClusterError("too few kernels could be measured in the time given.", "Calibrate with more --seconds.")
     return Device(
         name=machine["name"],
         kind=machine["kind"],
@@ -91,8 +93,6 @@ def _optimizers(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, flo
 
 def calibrated(data: Mapping[str, Any]) -> Device:
     """The measured device with its profile."""
-    if not data["points"]:
-        raise ClusterError("no kernel could be measured in the time given.", "Calibrate with more seconds.")
     device = _datasheet(data["machine"]) or _measured_peaks(data)
     machine = data["machine"]
     dispatch = {name: (row[0], row[1]) for name, row in data["dispatch"].items()}

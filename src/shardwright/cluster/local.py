@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardwright.cluster import toml_text
 from shardwright.cluster.hardware import Cluster, Device, Link, Node
+from shardwright.cluster.serial import device_from, device_to, link_from, link_to, read_toml
 from shardwright.errors import ClusterError
 
 FLOPS_PER_CORE = 40e9
@@ -52,8 +54,25 @@ def quick_figures(processes: int) -> tuple[Device, Link]:
 
 
 def local_cluster(processes: int) -> Cluster:
-    """One node with this machine's CPU as ``processes`` devices."""
+    """One node with this machine's CPU as ``processes`` devices, calibrated if it ever was."""
     if processes < 1:
         raise ClusterError(f"'local:{processes}' has no processes.", "Write 'local:1' or more.")
     device, link = quick_figures(processes)
+    path = cache_file(processes)
+    if path.exists():
+        data = read_toml(path)
+        device = device_from(data["device"], f"{path.name}: device")
+        link = link_from(data["link"], f"{path.name}: link")
     return Cluster(f"local:{processes}", (Node(device, processes, link),), link)
+
+
+def remember(processes: int, device: Device, link: Link) -> Path:
+    """Keep a calibration of ``local:N`` for all later runs on this machine."""
+    path = cache_file(processes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = toml_text.dumps({"device": device_to(device), "link": link_to(link)})
+    # Another process may read or write the same file: replace it in one move.
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    scratch.write_text(text)
+    scratch.replace(path)
+    return path
