@@ -1,0 +1,143 @@
+"""Prices of operators: shares of the work, backward by what carries a gradient, calibration used where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from shardwright.cluster import Axis, Curve, Device, Mesh, Profile, mesh_of, parse_cluster
+from shardwright.costs import collectives, dispatch_seconds, op_times, state_bytes, step_seconds
+from shardwright.errors import ShardwrightError
+from shardwright.frontend import capture
+from shardwright.graph import Graph, Op
+from shardwright.operators import analyse
+
+DEVICE = Device("d", "cuda", 10**11, 1e12, 5e-6, (("float32", 1e13), ("bfloat16", 1e14)))
+LINE = Axis("gpu", 4, 1e-6, 1e11)
+MESH = Mesh((LINE,), DEVICE)
+
+
+def graph_of(function, *args: torch.Tensor) -> Graph:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.empty(4096, 4096, device="meta"))
+
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return function(self.weight, *inputs)
+
+    return capture(Model(), args, {})
+
+
+def price(graph: Graph, name: str, split: tuple, mesh: Mesh = MESH, **options) -> np.ndarray:
+    op = next(op for op in graph.ops if name in op.target)
+    return op_times(op, analyse(op, graph.tensors), graph.tensors, [split], mesh, **options)[0]
+
+
+def loops(graph: Graph, op: Op) -> list[str]:
+    return [loop.name for loop in analyse(op, graph.tensors).loops if loop.divides]
+
+
+def test_a_linear_layer_divides_its_work_and_pays_twice_backward() -> None:
+    x = torch.empty(8192, 4096, device="meta")
+    graph = graph_of(lambda w, x: torch.nn.functional.linear(torch.nn.functional.linear(x, w), w).sum(), x)
+    op = [op for op in graph.ops if "linear" in op.target][1]  # its input carries a gradient too
+    rules = analyse(op, graph.tensors)
+    names = [loop.name for loop in rules.loops if loop.divides]
+    times = op_times(op, rules, graph.tensors, [(None,), *((name,) for name in names)], MESH)
+    ideal = 2 * 8192 * 4096 * 4096 / 1e13
+    assert ideal < times[0, 0] < 2 * ideal
+    assert times[0, 1] == pytest.approx(2 * times[0, 0], rel=0.15)
+    for row in times[1:]:  # every loop of a product may be cut, each to about a quarter
+        assert row[0] == pytest.approx(times[0, 0] / 4, rel=0.2)
+    assert not op_times(op, rules, graph.tensors, [(None,)], MESH, training=False)[0, 1]
+
+
+def test_an_input_without_gradient_costs_one_product_less() -> None:
+    x = torch.empty(8192, 4096, device="meta")
+    graph = graph_of(lambda w, x: torch.nn.functional.linear(x, w).sum(), x)
+    times = price(graph, "linear", (None,))
+    assert times[1] == pytest.approx(times[0], rel=0.15)
+
+
+def test_views_are_free_unless_they_copy() -> None:
+    x = torch.empty(256, 4096, device="meta")
+    graph = graph_of(lambda w, x: (x @ w).transpose(0, 1).relu().sum(), x)
+    assert not price(graph, "transpose", (None,)).any()
+    assert price(graph, "transpose", (None,), copies=True)[0] > 0
+
+
+def test_elementwise_is_bound_by_memory() -> None:
+    x = torch.empty(8192, 4096, device="meta")
+    graph = graph_of(lambda w, x: (x @ w).relu().sum(), x)
+    forward = price(graph, "relu", (None,))[0]
+    assert forward == pytest.approx(2 * 4 * 8192 * 4096 / 1e12, rel=0.5)
+
+
+def test_exchanges_of_a_cut_softmax_are_priced() -> None:
+    x = torch.empty(8192, 4096, device="meta")
+    graph = graph_of(lambda w, x: torch.softmax(x @ w, -1).sum(), x)
+    op = next(op for op in graph.ops if "softmax" in op.target)
+    rules = analyse(op, graph.tensors)
+    cut = next(loop.name for loop in rules.loops if loop.exchanges)
+    free = next(loop.name for loop in rules.loops if loop.divides and not loop.exchanges)
+    times = op_times(op, rules, graph.tensors, [(free,), (cut,)], MESH)
+    statistic = float(collectives.all_reduce(8192 * 4, LINE))
+    assert times[1, 0] - times[0, 0] == pytest.approx(len(rules.by_name[cut].exchanges) * statistic, rel=0.05)
+
+
+def test_calibration_replaces_assumptions_and_says_so() -> None:
+    x = torch.empty(8192, 4096, device="meta")
+    graph = graph_of(lambda w, x: torch.nn.functional.linear(x, w).sum(), x)
+    curve = Curve(("m", "n", "k"), ((8192.0, 4096.0, 4096.0),), (10.0,))
+    profile = Profile("measured by hand", (("matmul/float32/forward", curve),), (("linear", 1e-5, 3e-5),))
+    device = replace(DEVICE, profile=profile)
+    mesh = Mesh((LINE,), device)
+    assert price(graph, "linear", (None,), mesh)[0] == pytest.approx(10 * 2 * 8192 * 4096 * 4096 / 1e13)
+    assert mesh.calibration == "measured by hand" != MESH.calibration
+    op = next(op for op in graph.ops if "linear" in op.target)
+    assert dispatch_seconds(op, device) == (1e-5, 3e-5)
+
+
+def test_curves_interpolate_between_and_hold_outside() -> None:
+    curve = Curve(("m", "n"), ((1.0, 1.0), (1.0, 4.0), (4.0, 1.0), (4.0, 4.0)), (1.0, 4.0, 4.0, 16.0))
+    at = curve(np.array([[1.0, 1.0], [4.0, 4.0], [2.0, 2.0], [100.0, 100.0]]))
+    assert at == pytest.approx([1.0, 16.0, 4.0, 16.0], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", sorted(collectives.SECONDS))
+def test_collectives_grow_with_bytes_and_vanish_on_one_device(kind: str) -> None:
+    amounts = np.array([1e3, 1e6, 1e9])
+    seconds = collectives.SECONDS[kind](amounts, LINE)
+    assert (np.diff(seconds) > 0).all() and seconds[2] < 3 * 1e9 / LINE.bandwidth
+    assert not np.any(collectives.SECONDS[kind](amounts, Axis("one", 1, 1e-6, 1e9)))
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    both = collectives.reduce_scatter(1e9, LINE) + collectives.all_gather(1e9, LINE)
+    assert collectives.all_reduce(1e9, LINE) == pytest.approx(both)
+
+
+def test_measured_collectives_are_used() -> None:
+    fitted = replace(LINE, fits=(("all_gather", 1e-3, 1e8),))
+    assert collectives.all_gather(1e6, fitted) == pytest.approx(2e-3 + 0.75 * 1e6 / 1e8)
+
+
+def test_optimisers() -> None:
+    device = parse_cluster("H200").device
+    adamw, host = step_seconds("adamw", [10**9], device)
+    momentum, _ = step_seconds("momentum", [10**9], device)
+    assert adamw > momentum > step_seconds("sgd", [10**9], device)[0] > 0 and host > 0
+    assert state_bytes("adamw", [100]) == 204 and state_bytes("momentum", [100]) == 100 and state_bytes("sgd", [9]) == 0
+    with pytest.raises(ShardwrightError, match="lion"):
+        state_bytes("lion", [1])
+
+
+def test_the_measured_h200_prices_a_large_product_near_its_known_rate() -> None:
+    x = torch.empty(8192, 4096, device="meta", dtype=torch.bfloat16)
+    graph = graph_of(lambda w, x: torch.nn.functional.linear(x, w.to(torch.bfloat16)).float().sum(), x)
+    seconds = price(graph, "linear", (None,), mesh_of(parse_cluster("H200")))[0]
+    assert 550e12 < 2 * 8192 * 4096 * 4096 / seconds < 900e12
