@@ -47,6 +47,8 @@ class Options:
     max_axes: int = 2
     time_limit: float = 60.0
     memory_limit: float | None = None
+    ignore_device_memory: bool = False
+    """Plan as if devices had all the memory in the world (the papers' comparisons do)."""
     pins: Sequence[str] = ()
     forbidden: Sequence[str] = ()
     fewer_devices: bool = True
@@ -232,7 +234,9 @@ def _within_memory(described: Described, mesh: Mesh, name: str, options: Options
     The search's memory row is an estimate; where the exact curve of its answer exceeds the device, the limit is
     tightened by the excess and the search repeated.
     """
-    limit = min(float(mesh.device.usable_memory), options.memory_limit or float("inf"))
+    limit = options.memory_limit or float("inf")
+    if not options.ignore_device_memory:
+        limit = min(limit, float(mesh.device.usable_memory))
     budget = limit
     within = constraints(described.graph, mesh.names, options.pins, options.forbidden)
     best: Found | None = None

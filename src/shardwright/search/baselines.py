@@ -107,6 +107,13 @@ def equal_chop(axes: int) -> Restriction:
     )
 
 
+def no_reductions(axes: int) -> Restriction:
+    """Only loops whose pieces are concatenated, none whose pieces are summed (Jia et al., ICML 2018)."""
+    return Restriction(
+        "no-reductions", loop=lambda op, rule, label, axis: not any(isinstance(out, Partial) for out in rule.outputs)
+    )
+
+
 BASELINES: dict[str, Callable[[int], Restriction]] = {
     "data-parallel": data_parallel,
     "fsdp": fsdp,
@@ -117,6 +124,7 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
     "zero-2": zero_2,
     "all-row-greedy": all_row,
     "equal-chop": equal_chop,
+    "no-reductions": no_reductions,
 }
 
 

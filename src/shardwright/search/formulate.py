@@ -103,6 +103,13 @@ class Formulation:
         return False
 
     @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of what every node decides about: its result, its parameter, its tensor."""
+        tensors, producers = self.graph.tensors, {op.name: op for op in self.graph.ops}
+        made = {n.name: [o for o in producers[n.name].outputs if o] for n in self.nodes if n.kind == "op"}
+        return np.array([sum(tensors[t].bytes for t in made.get(n.name, [n.name])) for n in self.nodes], dtype=float)
+
+    @cached_property
     def largest_options(self) -> int:
         return max(len(node.options) for node in self.nodes)
 

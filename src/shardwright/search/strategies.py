@@ -1,7 +1,8 @@
 """One search by name on one mesh: the whole space, a baseline's part of it, or another search over the same options.
 
-``auto`` is the exact search; ``recursive`` is Tofu's, ``markov`` FlexFlow's random walk, ``integer`` the integer program;
-every other name is a baseline. Whatever the method, the answer is priced by the same problem and carries its bound.
+``auto`` is the exact search; ``recursive`` is Tofu's, ``spartan`` greedy by size, ``markov`` FlexFlow's random walk,
+``integer`` the integer program; every other name is a baseline. Whatever the method, the answer is priced by the same
+problem and carries its bound.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ from time import perf_counter
 import numpy as np
 
 from shardwright.cluster import Mesh
-from shardwright.errors import ShardwrightError
+from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.search.baselines import BASELINES, restriction
 from shardwright.search.choose import METHODS, evaluate, solve
 from shardwright.search.formulate import Formulation, formulate
+from shardwright.search.greedy import greedy
 from shardwright.search.labels import Labels
 from shardwright.search.options import EVERYTHING, Restriction
 from shardwright.search.recursive import recursive
 from shardwright.search.solution import Solution
 
-METHOD_NAMES = ("auto", "recursive", *(name for name in METHODS if name not in ("auto", "brute", "eliminate")))
+METHOD_NAMES = (
+    "auto",
+    "recursive",
+    "spartan",
+    *(name for name in METHODS if name not in ("auto", "brute", "eliminate")),
+)
 NAMES = (*METHOD_NAMES, *BASELINES)
 
 
@@ -82,6 +89,10 @@ def find_strategy(
     )
     if name == "recursive":
         solution = _recursive(described, mesh, stated, space, optimiser, time_limit)
+    elif name == "spartan":
+        started = perf_counter()
+        choice = greedy(stated.problem, stated.sizes)
+        solution = _bounded(stated, choice, perf_counter() - started, time_limit)
     else:
         solution = solve(stated.problem, time_limit=time_limit, method=name if name in METHODS else "auto")
     return Searched(stated.strategy(solution.answer), stated, solution)
@@ -101,7 +112,13 @@ def _recursive(
         time_limit=time_limit or 60.0,
     )
     seconds = perf_counter() - started
-    choice = stated.choice(strategy)
+    return _bounded(stated, stated.choice(strategy), seconds, time_limit)
+
+
+def _bounded(stated: Formulation, choice: np.ndarray, seconds: float, time_limit: float | None) -> Solution[np.ndarray]:
+    """A heuristic's answer with the exact search's bound beside it."""
     cost = evaluate(stated.problem, choice).cost
+    if not np.isfinite(cost):
+        raise Infeasible("The heuristic ended in a forbidden combination.", "Use --search auto.")
     bound = min(solve(stated.problem, time_limit=time_limit).lower_bound, cost)
     return Solution(choice, cost, bound, cost <= bound * (1 + 1e-9), seconds)
