@@ -72,7 +72,10 @@ def signature(op: Op, tensors: Mapping[str, Tensor]) -> Any:
 
 def derived(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     """The rules of one operator, without the cache."""
-    _, arguments, inputs = symbolic(op, dict(tensors))
+    try:
+        _, arguments, inputs = symbolic(op, dict(tensors))
+    except AttributeError:
+        return OpRules((), "replicated", "other", reason=f"the library that defines {op.target} is not imported")
     shapes = [None if name is None else tensors[name].shape for name in op.outputs]
     description = DESCRIPTIONS.get(op.target)
     if description is not None:

@@ -27,7 +27,8 @@ RANDOM = _names(
 LIKE = _names("empty_like full_like ones_like zeros_like")
 COPY = _names(
     "_autocast_to_full_precision _autocast_to_reduced_precision _conj _conj_physical _neg_view _to_copy alias alias_copy "
-    "clone conj contiguous copy cpu cuda detach detach_copy lift lift_fresh_copy positive resolve_conj resolve_neg to type_as"
+    "clone conj contiguous copy cpu cuda detach detach_copy lift lift_fresh_copy positive resolve_conj resolve_neg "
+    "to type_as"
 )
 UNTAGGED = _names(
     "__and__ __lshift__ __or__ __rshift__ __xor__ absolute angle arctan2 celu complex divide elu "

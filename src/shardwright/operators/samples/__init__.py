@@ -1,6 +1,6 @@
 """Small calls of every described operator, on which its rules are checked; one file per family."""
 
-from shardwright.operators.samples import layers, lookups, matmuls, reductions, views
+from shardwright.operators.samples import layers, lookups, matmuls, pointwise, reductions, views
 from shardwright.operators.samples.core import EVEN, SAMPLES, UNEVEN, Sample, Spec, calls, concrete
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "layers",
     "lookups",
     "matmuls",
+    "pointwise",
     "reductions",
     "views",
 ]

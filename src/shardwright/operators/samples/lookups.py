@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.operators.samples.core import Pick, bools, complexes, ints, positive, sample, t
+from shardwright.operators.samples.core import Pick, complexes, ints, positive, sample, t
 
 
 @sample("aten.gather.default")
@@ -470,10 +470,3 @@ def trace(pick: Pick) -> Iterator[Any]:
 def weight_norm(pick: Pick) -> Iterator[Any]:
     a, b = pick(2)
     yield t(a, b), t(a, 1), 0
-
-
-@sample("aten.masked_fill.Scalar")
-def masked_fill(pick: Pick) -> Iterator[Any]:
-    a, b = pick(2)
-    yield t(a, b), bools(b), 0.0
-    yield t(a, b), bools(a, 1), float("-inf")

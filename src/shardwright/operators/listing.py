@@ -1,0 +1,59 @@
+"""The list behind ``shardwright ops``: every operator with a rule, and the loops of a sample call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.distributed.tensor import Partial, Shard
+
+from shardwright.operators.auditing import targets_with_samples
+from shardwright.operators.deriving import derived
+from shardwright.operators.registry import DESCRIPTIONS
+from shardwright.operators.rules import LoopRule, Window
+from shardwright.operators.samples import EVEN, SAMPLES, calls
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One operator: what kind it is, where its rule comes from, its loops in words."""
+
+    target: str
+    kind: str
+    origin: str
+    loops: tuple[str, ...]
+
+
+def listing(names: Sequence[str] = ()) -> list[Listed]:
+    """Every operator with a rule, those without a sample call too.
+
+    >>> listing(["aten.bmm"])[0].loops
+    ('n: shard', 'i: shard', 'j: shard', 'k: sum')
+    """
+    found = [_of_sample(target) for target in targets_with_samples(names) if target in SAMPLES]
+    rest = [d for t, d in DESCRIPTIONS.items() if t not in SAMPLES and (not names or any(n in t for n in names))]
+    found += [Listed(d.target, d.kind, "described", ()) for d in rest]
+    return sorted(found, key=lambda entry: entry.target)
+
+
+def _of_sample(target: str) -> Listed:
+    sample = next(calls(target, EVEN))
+    rules = derived(sample.op, sample.tensors)
+    return Listed(target, rules.kind, rules.origin, tuple(in_words(loop) for loop in rules.loops))
+
+
+def in_words(loop: LoopRule) -> str:
+    """``"k: sum"``, ``"y0: shard with halo"``, ``"i2: shard, exchanging max and sum"``."""
+    if not loop.divides:
+        return f"{loop.name}: passes sums"
+    if any(isinstance(need, Window) for need in loop.inputs):
+        text = "shard with halo"
+    elif any(isinstance(p, Shard) for p in loop.outputs):
+        text = "shard"
+    else:
+        text = next((str(p.reduce_op) for p in loop.outputs if isinstance(p, Partial)), "reduced inside")
+    if loop.even:
+        text += " (equal pieces)"
+    if loop.exchanges:
+        text += ", exchanging " + " and ".join(dict.fromkeys(e.reduce for e in loop.exchanges))
+    return f"{loop.name}: {text}"
