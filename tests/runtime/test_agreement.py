@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
+
 from lowering.strategies import mesh_with, random_strategy
 from runtime.workers import device_mesh
-
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from lowering.strategies import mesh_with
-from runtime.workers import device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
+from lowering.strategies import mesh_with
+from runtime.workers import device_mesh
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.runtime import parallelize

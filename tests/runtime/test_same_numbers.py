@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from lowering.strategies import mesh_with, random_strategy
 from runtime.workers import built, device_mesh
-
 from shardwright.costs.walk import walk
 from shardwright.lowering.collectives import counting
 from shardwright.runtime import parallelize

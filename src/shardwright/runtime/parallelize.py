@@ -7,35 +7,39 @@ against the plan, lowered for this rank, and its parameters are cut to the shard
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Union
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph, fingerprint
-from shardwright.lowering.program import Program, lower
-from shardwright.operators.rules import Layout
+from shardwright.lowering.program import lower
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.runtime.agreement import agree, digest, sample
-from shardwright.runtime.inputs import cut, example
-from shardwright.runtime.module import ParallelModule, device_of, distributed
+from shardwright.runtime.checkpoint import load_weights
+from shardwright.runtime.inputs import example
+from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
+from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.torchrun import plan_of_job
 
 
 def parallelize(
     model: torch.nn.Module,
-    plan: Union[Plan, Strategy],
+    plan: Union[Plan, Strategy, None] = None,
     args: tuple[Any, ...] | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     mesh: DeviceMesh | None = None,
     device: torch.device | str | None = None,
     graph: Graph | None = None,
+    weights: str | Path | None = None,
+    initialise: Initialise | None = None,
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
 ) -> ParallelModule:
@@ -46,13 +50,17 @@ def parallelize(
     model
         The unmodified model, the same on every rank.
     plan
-        A :class:`~shardwright.plans.Plan`, or a bare strategy.
+        A :class:`~shardwright.plans.Plan`, or a bare strategy; without one, the plan ``shardwright run`` was given.
     args, kwargs
         Example inputs; only needed where the plan does not remember them (bare strategies, nested inputs).
     mesh
         A device mesh with the plan's axes; made from the default process group if not given.
     graph
         The captured model, where the caller has it already.
+    weights
+        Where to read the parameters: a ``safetensors`` file or folder, or a ``torch.distributed.checkpoint`` directory.
+    initialise
+        For a model on meta without ``weights``: fills one module's own parameters (default: its ``reset_parameters``).
     compute_dtype, reduce_dtype
         Mixed precision: parameters are kept as the model has them and cast for use; gradients are reduced in
         ``reduce_dtype`` (default: the dtype they are computed in).
@@ -63,6 +71,7 @@ def parallelize(
     >>> optimizer = torch.optim.AdamW(model.parameters())                     # doctest: +SKIP
     >>> loss = model(tokens, targets); loss.backward(); optimizer.step()      # doctest: +SKIP
     """
+    plan = plan_of_job() if plan is None else plan
     strategy = plan.strategy if isinstance(plan, Plan) else plan
     if graph is None:
         graph = _captured(model, plan, args, kwargs)
@@ -71,9 +80,11 @@ def parallelize(
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     program = lower(graph, strategy, priced_mesh(plan), coordinate_on(mesh))
-    return ParallelModule(
-        program, mesh, shards_of(model, program, mesh), compute_dtype=compute_dtype, reduce_dtype=reduce_dtype
-    )
+    shards = materialised(model, program, mesh, weights, initialise)
+    parallel = ParallelModule(program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    if weights is not None and is_checkpoint(weights):
+        load_weights(parallel, weights)
+    return parallel
 
 
 def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
@@ -143,31 +154,3 @@ def coordinate_on(mesh: DeviceMesh) -> tuple[int, ...]:
     if coordinate is None:
         raise RunError("This process is not part of the device mesh.", "Give a mesh that covers every process.")
     return tuple(coordinate)
-
-
-def shards_of(model: torch.nn.Module, program: Program, mesh: DeviceMesh) -> dict[str, torch.nn.Parameter | Tensor]:
-    """This rank's shards of a materialised model's parameters and buffers, by the graph's names."""
-    device = device_of(mesh)
-    resting, place = program.strategy.resting, program.place
-    made: dict[tuple[str, ...], torch.nn.Parameter] = {}
-    tensors: dict[str, torch.nn.Parameter | Tensor] = {}
-
-    def own(whole: Tensor, layout: Layout) -> Tensor:
-        return cut(whole.detach(), layout, place).clone(memory_format=torch.contiguous_format).to(device)
-
-    for entry in program.graph.parameters:
-        if entry.paths not in made:
-            whole = model.get_parameter(entry.paths[0])
-            layout = resting[entry.tensor]
-            local = own(whole, layout)
-            made[entry.paths] = torch.nn.Parameter(
-                distributed(local, mesh, layout, whole.shape), requires_grad=entry.trainable
-            )
-        tensors[entry.tensor] = made[entry.paths]
-    for buffer in program.graph.buffers:
-        held = model.get_buffer(buffer.path)
-        layout = resting[buffer.tensor]
-        local = own(held, layout)
-        cut_at_all = any(placement.is_shard() for placement in layout)
-        tensors[buffer.tensor] = distributed(local, mesh, layout, held.shape) if cut_at_all else local
-    return tensors

@@ -1,0 +1,133 @@
+"""Checkpoints that any plan can resume: written whole or not at all.
+
+A checkpoint is a ``torch.distributed.checkpoint`` directory. Parameters and optimiser state are DTensors under the
+model's own names, so each rank writes its shards and another plan, with another number of ranks, reads the regions it
+needs. A checkpoint is written into ``step-N.partial`` and renamed to ``step-N`` when every rank has written its part; the
+rename is atomic, hence a directory called ``step-N`` is complete however the job ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from shardwright.errors import RunError
+
+# Optimiser state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+_COMPLETE = re.compile(r"step-(\d+)")
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    extra: dict[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write ``folder/step-N``; every rank calls this. ``extra`` holds small plain values (an epoch, a data position).
+
+    The ``keep`` latest checkpoints stay, older ones are removed.
+
+    Examples
+    --------
+    >>> save_checkpoint("checkpoints", step, model, optimizer)                # doctest: +SKIP
+    """
+    folder = Path(folder)
+    final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed job left behind
+        folder.mkdir(parents=True, exist_ok=True)
+    _meet()
+    state = _state(model, optimizer)
+    state["random"] = torch.get_rng_state()
+    state["extra"] = json.dumps({"step": step, **(extra or {})})
+    dcp.save(state, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
+    _meet()
+    if first:
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(partial, final)
+        for old in checkpoints(folder)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    _meet()
+    return final
+
+
+def load_checkpoint(
+    folder: str | Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> dict[str, Any] | None:
+    """Resume from the latest complete checkpoint in ``folder``; ``None`` where there is none, else its ``extra`` values.
+
+    Examples
+    --------
+    >>> resumed = load_checkpoint("checkpoints", model, optimizer)            # doctest: +SKIP
+    >>> start = resumed["step"] if resumed else 0                             # doctest: +SKIP
+    """
+    found = checkpoints(folder)
+    if not found:
+        return None
+    state = _state(model, optimizer)
+    state["random"], state["extra"] = torch.get_rng_state(), ""
+    try:
+        dcp.load(state, checkpoint_id=str(found[-1]), no_dist=not dist.is_initialized())
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise RunError(
+            f"The checkpoint {found[-1]} does not fit this model: {str(error).splitlines()[0]}.",
+            "Resume the model (and the kind of optimiser) that wrote it; its plan and number of ranks may differ.",
+        ) from error
+    set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_BY_NAME)
+    torch.set_rng_state(state["random"])
+    return json.loads(state["extra"])
+
+
+def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+    """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict."""
+    reader = dcp.FileSystemReader(str(path))
+    nested = any(name.startswith("model.") for name in reader.read_metadata().state_dict_metadata)
+    own = get_model_state_dict(model)
+    names = set(reader.read_metadata().state_dict_metadata)
+    state: dict[str, Any] = {"model": own} if nested and not set(own) <= names else own
+    dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    set_model_state_dict(model, own)
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The complete checkpoints in a folder, oldest first; half-written ones do not count."""
+    found = [
+        (int(match.group(1)), path)
+        for path in Path(folder).glob("step-*")
+        if (match := _COMPLETE.fullmatch(path.name)) and (path / ".metadata").is_file()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    if optimizer is not None:
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
+    return state
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()

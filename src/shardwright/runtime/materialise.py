@@ -1,0 +1,180 @@
+"""A model on meta becomes shards, and no rank ever holds the whole of it.
+
+Weights come from ``safetensors`` files (each rank reads its own slices), from a ``torch.distributed.checkpoint`` directory,
+or from the model's own initialisers, run for one module at a time: the module's own parameters are made on the host, its
+``reset_parameters`` (or the model's ``_init_weights``, Hugging Face's way) fills them, this rank cuts out its shard and the
+rest is dropped. Every module draws from a seed of its own, made of the default seed and the module's path, so the weights
+do not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.errors import RunError
+from shardwright.graph import Buffer, Parameter
+from shardwright.lowering.program import Program
+from shardwright.operators.rules import Layout
+from shardwright.runtime.inputs import cut, regions
+from shardwright.runtime.module import device_of, distributed
+
+Initialise = Callable[[torch.nn.Module], Any]
+Shards = dict[str, Union[torch.nn.Parameter, Tensor]]
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Build a model inside and its parameters take no memory, while its buffers (small tables) are real.
+
+    >>> with parameters_on_meta():
+    ...     torch.nn.Linear(10**5, 10**5).weight.device
+    device(type='meta')
+    """
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]  # restored below
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+class Weights:
+    """Slices of named tensors in a folder (or file) of ``safetensors``."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from safetensors import safe_open
+        except ImportError:
+            raise RunError("Reading safetensors needs the safetensors package.", "pip install safetensors") from None
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        index = path / "model.safetensors.index.json"
+        self._open = {file.name: safe_open(str(file), framework="pt") for file in files}
+        if index.is_file():
+            self._file: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+        else:
+            self._file = {name: file for file, handle in self._open.items() for name in handle.keys()}  # noqa: SIM118 - not a dict
+
+    def slice(self, names: Sequence[str], spans: Sequence[tuple[int, int]], shape: Sequence[int]) -> Tensor | None:
+        """The region of the first of these names that is there."""
+        for name in names:
+            if name in self._file:
+                lazy = self._open[self._file[name]].get_slice(name)
+                if tuple(lazy.get_shape()) != tuple(shape):
+                    raise RunError(
+                        f"{name} has shape {lazy.get_shape()} in the files and {list(shape)} in the model.",
+                        "Build the model with the sizes these weights were made for.",
+                    )
+                return lazy[tuple(slice(*span) for span in spans)] if spans else lazy[:]
+        return None
+
+
+def materialised(
+    model: torch.nn.Module,
+    program: Program,
+    mesh: DeviceMesh,
+    weights: str | Path | None = None,
+    initialise: Initialise | None = None,
+) -> Shards:
+    """This rank's shards by the graph's names: copied from real tensors, read from ``weights``, or initialised."""
+    stored = Weights(Path(weights)) if weights is not None and not is_checkpoint(weights) else None
+    owners = _Owners(model, initialise)
+    resting, place, device = program.strategy.resting, program.place, device_of(mesh)
+    made: dict[tuple[str, ...], Union[torch.nn.Parameter, Tensor]] = {}
+    shards: Shards = {}
+    # One module's parameters follow each other, so that its initialiser runs once.
+    entries: list[tuple[Parameter | Buffer, tuple[str, ...]]] = [(p, p.paths) for p in program.graph.parameters]
+    entries += [(b, (b.path,)) for b in program.graph.buffers]
+    for entry, paths in sorted(entries, key=lambda item: item[1][0].rpartition(".")[0]):
+        if paths not in made:
+            layout = resting[entry.tensor]
+            held = model.get_parameter(paths[0]) if isinstance(entry, Parameter) else model.get_buffer(paths[0])
+            shape = held.shape
+            local = stored.slice(paths, regions(shape, layout, place), shape) if stored is not None else None
+            if local is None and weights is not None and is_checkpoint(weights):
+                local = torch.empty(program.local_shape(entry.tensor, layout), dtype=held.dtype)
+                local = local if held.is_meta else cut(held.detach(), layout, place)
+            if local is None:
+                local = cut(owners.whole(paths, held), layout, place)
+            local = local.detach().to(device=device, dtype=held.dtype).clone(memory_format=torch.contiguous_format)
+            made[paths] = _wrapped(entry, local, layout, mesh, shape)
+        shards[entry.tensor] = made[paths]
+    return shards
+
+
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether a path is a ``torch.distributed.checkpoint`` directory."""
+    return (Path(path) / ".metadata").is_file()
+
+
+def _wrapped(
+    entry: Parameter | Buffer, local: Tensor, layout: Layout, mesh: DeviceMesh, shape: Sequence[int]
+) -> Union[torch.nn.Parameter, Tensor]:
+    if isinstance(entry, Parameter):
+        return torch.nn.Parameter(distributed(local, mesh, layout, shape), requires_grad=entry.trainable)
+    return distributed(local, mesh, layout, shape) if any(p.is_shard() for p in layout) else local
+
+
+class _Owners:
+    """Whole tensors of a model, those on meta made by their module's initialiser; one module's at a time are kept."""
+
+    def __init__(self, model: torch.nn.Module, initialise: Initialise | None) -> None:
+        self.model, self.initialise = model, initialise
+        self._path: str | None = None
+        self._module: torch.nn.Module | None = None
+
+    def whole(self, paths: tuple[str, ...], held: Tensor) -> Tensor:
+        if not held.is_meta:
+            return held.detach()
+        owner, _, leaf = paths[0].rpartition(".")
+        if self._path != owner or self._module is None:
+            self._module = self._initialised(owner)
+            self._path = owner
+        return getattr(self._module, leaf).detach()
+
+    def _initialised(self, path: str) -> torch.nn.Module:
+        module = copy.copy(self.model.get_submodule(path))
+        for kind in ("_parameters", "_buffers", "_modules"):
+            setattr(module, kind, dict(getattr(module, kind)))
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and tensor.is_meta:
+                    empty = torch.empty_like(tensor, device="cpu")
+                    real = torch.nn.Parameter(empty, tensor.requires_grad) if own is module._parameters else empty
+                    own[name] = real  # type: ignore[assignment]  # parameters to parameters, buffers to buffers
+        seed = int.from_bytes(hashlib.sha256(f"{torch.initial_seed()} {path}".encode()).digest()[:7], "little")
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            self._fill(module, path)
+        return module
+
+    def _fill(self, module: torch.nn.Module, path: str) -> None:
+        named: Any = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        model_wide: Any = getattr(self.model, "_init_weights", None)
+        if self.initialise is not None:
+            self.initialise(module)
+        elif callable(model_wide):
+            model_wide(module)
+        elif callable(named):
+            named()
+        else:
+            raise RunError(
+                f"The module {path or 'itself'} ({type(module).__name__}) is on meta and does not say how it is filled.",
+                "Give it a reset_parameters method, pass initialise=function(module), or give weights= to load; "
+                "parameters_on_meta() keeps buffers real while a model is built.",
+            )

@@ -1,0 +1,80 @@
+"""A thin wrap of torchrun: a plan knows how many nodes and processes it needs, and the script finds it by itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shardwright.errors import PlanError, RunError
+from shardwright.plans import Plan
+
+PLAN_VARIABLE = "SHARDWRIGHT_PLAN"
+
+
+def torchrun_arguments(
+    plan: Plan,
+    script: list[str],
+    *,
+    nproc_per_node: int | None = None,
+    nnodes: str | None = None,
+    node_rank: int | None = None,
+    rdzv_endpoint: str | None = None,
+    max_restarts: int = 0,
+) -> list[str]:
+    """The command line torchrun is given."""
+    devices, planned_nodes = plan.strategy.devices, len(plan.cluster.nodes)
+    nodes = planned_nodes if nnodes is None else int(nnodes.split(":")[0])
+    if devices % nodes:
+        raise RunError(f"{devices} processes do not divide over {nodes} nodes.", "Give --nnodes that divides them.")
+    each = devices // nodes if nproc_per_node is None else nproc_per_node
+    if each * nodes != devices:
+        raise RunError(
+            f"{nodes} nodes with {each} processes make {each * nodes}; the plan is for {devices}.",
+            f"Start {devices // nodes} processes on each node.",
+        )
+    arguments = [f"--nproc-per-node={each}", f"--nnodes={nodes}", f"--max-restarts={max_restarts}"]
+    if nodes == 1 and rdzv_endpoint is None:
+        arguments.append("--standalone")
+    elif rdzv_endpoint is None:
+        raise RunError(
+            f"The plan runs on {nodes} nodes, which must find each other.",
+            "Give --rdzv-endpoint host:port of the first node, the same on every node.",
+        )
+    else:
+        arguments += ["--rdzv-backend=c10d", f"--rdzv-endpoint={rdzv_endpoint}"]
+    if node_rank is not None:
+        arguments.append(f"--node-rank={node_rank}")
+    return [*arguments, *script]
+
+
+def start(plan_file: Path, script: list[str], **options: object) -> None:
+    """Run a script under a plan in this process (torchrun's agent); returns when all its processes are done."""
+    plan = Plan.load(plan_file)
+    if not script or not Path(script[0]).is_file():
+        named = script[0] if script else "nothing"
+        raise RunError(f"There is no script {named!r}.", "Write: shardwright run plan.json -- script.py arguments")
+    arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
+    os.environ[PLAN_VARIABLE] = str(plan_file.resolve())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.strategy.devices)))
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main(arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        raise RunError(
+            f"Rank {rank} failed first (exit code {failure.exitcode}).",
+            "Its own output above says why; --max-restarts with a checkpoint lets a job go on after a lost rank.",
+        ) from None
+
+
+def plan_of_job() -> Plan:
+    """The plan that ``shardwright run`` started this process with."""
+    path = os.environ.get(PLAN_VARIABLE)
+    if path is None:
+        raise PlanError(
+            "No plan was given, and this process was not started by `shardwright run`.",
+            "Pass a plan to parallelize(), or start with: shardwright run plan.json -- script.py",
+        )
+    return Plan.load(path)
