@@ -48,6 +48,7 @@ class _Replay:
         self.ledger = Ledger()
         self.owner: dict[int, Storage] = {}
         self.saved: dict[int, list[Storage]] = {}
+        self.fresh: dict[int, list[Storage]] = {}
         self.gradient: dict[int, tuple[Storage, Strided]] = {}
         self.passed_on: set[int] = set()
         """Values whose gradient is the very tensor that arrived at their reader, not a new one."""
@@ -119,7 +120,7 @@ class _Replay:
             inputs = [node.inputs[i] for i in footprint.saved_inputs]
             kept = [self.owner[v] for v in inputs if self.nodes.roots_of[v] not in self._freed]
             kept += [fresh[i] for i in footprint.saved_fresh]
-            self.saved[number] = [ledger.hold(storage) for storage in kept]
+            self.saved[number], self.fresh[number] = [ledger.hold(storage) for storage in kept], fresh
         ledger.clock = events[-1]
 
     def _change(self, number: int, node: Change) -> None:
@@ -190,6 +191,8 @@ class _Replay:
         arrived = (arrived + [None] * count)[:count]
         gradients = tuple(None if a is None else replace(a[1], grad=False) for a in arrived)
         result = backward(node.call, given, gradients, self.device, node.kernel)
+        made = self.fresh.pop(number, ())
+        freed = [made[i] for i in result.early if i < len(made) and made[i].holders == 1]
         what = op.target.split(".")[1]
         fresh = [ledger.make(size, FLOWING, f"gradient from {what}", op.module) for size in result.fresh]
         ledger.passing(result.temporary, TEMPORARIES, f"inside {what}, backward", op.module)
@@ -203,6 +206,8 @@ class _Replay:
                 self.passed_on.add(value)
             self._deposit(value, storage, gradient.tensor)
         ledger.drop(*(a[0] for a in arrived if a is not None), *self.saved.pop(number, ()))
+        for storage in freed:  # gone before the most was alive inside this event
+            storage.dies = max(storage.born, events[0] - 1)
 
     def _gather_again(self, node: Compute) -> None:
         """Parameters freed after their forward use are gathered once more, until their gradient is known."""

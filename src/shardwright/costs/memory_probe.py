@@ -10,17 +10,15 @@ alive for a moment inside. Which kernels a device picks where it has a choice is
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.costs.memory_kernels import hidden, kernel_for
+from shardwright.costs.memory_watch import Watch, address
 from shardwright.graph import Op, Value
 from shardwright.graph.core import DTYPE_BYTES, Atom, Ref
 
@@ -67,11 +65,13 @@ class Forward:
 @dataclass(frozen=True)
 class Backward:
     """The backward call: one gradient per input (``None`` where there is none; a view's ``owner`` refers to the gradient
-    of output ``-1-owner``), sizes of the fresh storages, and the most alive inside beyond them."""
+    of output ``-1-owner``), sizes of the fresh storages, and the most alive inside beyond them. ``early`` are the fresh
+    storages of the forward call that were freed on the way, before most was alive."""
 
     gradients: tuple[Result | None, ...]
     fresh: tuple[int, ...]
     temporary: int
+    early: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -181,34 +181,33 @@ class _Session:
                 distinct[slot] = _meta(tensor)
         self.leaves = [distinct[slot] for slot in call.slots]
         self.outputs: list[torch.Tensor | None] = []
-        self.watch = _Watch()
+        self.numbers: list[int] = []
+        self.watch = Watch()
 
     def forward(self) -> Forward:
-        held = {_storage(leaf): -1 - i for i, leaf in reversed(list(enumerate(self.leaves)))}
+        held = {address(leaf): -1 - i for i, leaf in reversed(list(enumerate(self.leaves)))}
         saved: list[int] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.append(_storage(tensor))
+            saved.append(address(tensor))
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), self.watch.watching(held):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), self.watch.watching(set(held)):
             made = self._run()
-        values = list(made) if isinstance(made, (tuple, list)) else [made]
-        self.outputs = [v if isinstance(v, torch.Tensor) else None for v in values]
-        numbers = {key: i for i, key in enumerate(self.watch.alive)}
+        self.outputs = [v if isinstance(v, torch.Tensor) else None for v in _listed(made)]
         for output in self.outputs:
-            if output is not None and _storage(output) not in held:
-                numbers.setdefault(_storage(output), len(numbers))
-        sizes = {_storage(o): o.untyped_storage().nbytes() for o in self.outputs if o is not None} | self.watch.alive
-        fresh = tuple(sizes[key] for key in numbers)
+            if output is not None:
+                self.watch.see(output)
+        place = {key: i for i, key in enumerate(self.watch.alive)}
+        self.numbers = [number for number, _ in self.watch.alive.values()]
+        fresh = tuple(size for _, size in self.watch.alive.values())
         results = tuple(
-            None if o is None else Result(_described(o), {**held, **numbers}[_storage(o)]) for o in self.outputs
+            None if o is None else Result(_described(o), {**held, **place}[address(o)]) for o in self.outputs
         )
         kept_inputs = sorted({-1 - held[key] for key in saved if key in held})
-        kept_fresh = sorted({numbers[key] for key in saved if key in numbers})
-        del values, made
+        kept_fresh = sorted({place[key] for key in saved if key in place})
         own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
-        temporary = own + max(0, self.watch.peak - sum(self.watch.alive.values()))
+        temporary = own + max(0, self.watch.peak - sum(fresh))
         return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary)
 
     def backward(self, gradients: tuple[Strided | None, ...]) -> Backward:
@@ -220,28 +219,28 @@ class _Session:
         wanted = list({id(leaf): leaf for leaf in self.leaves if leaf.requires_grad}.values())
         if not pairs or not wanted:
             return Backward((None,) * len(self.leaves), (), 0)
-        held = {_storage(gradient): -1 - j for _, gradient, j in pairs}
-        kept = {_storage(leaf) for leaf in self.leaves} | {_storage(o) for o in self.outputs if o is not None}
-        kept |= set(self.watch.alive)  # what the forward call left for the backward one
-        self.watch = _Watch()
-        with self.watch.watching({**dict.fromkeys(kept), **held}):
+        held = {address(gradient): -1 - j for _, gradient, j in pairs}
+        first = self.watch.count
+        with self.watch.watching({*held, *map(address, self.leaves)}):
             found = torch.autograd.grad([o for o, _, _ in pairs], wanted, [g for _, g, _ in pairs], allow_unused=True)
         by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
-        numbers = {key: i for i, key in enumerate(self.watch.alive)}
+        made = {key: size for key, (number, size) in self.watch.alive.items() if number >= first}
+        place = {key: i for i, key in enumerate(made)}
         results: list[Result | None] = []
         for leaf in self.leaves:
             gradient = by_leaf.get(id(leaf))
             if gradient is None:
                 results.append(None)
                 continue
-            key = _storage(gradient)
-            if key not in numbers and key not in held:  # a view of something saved: it holds that alive, add nothing
-                numbers[key] = len(numbers)
-                self.watch.alive[key] = 0
-            results.append(Result(_described(gradient), {**held, **numbers}[key]))
-        fresh = tuple(self.watch.alive[key] for key in numbers)
+            key = address(gradient)
+            if key not in place and key not in held:  # a view of something saved: it holds that alive, add nothing
+                place[key], made[key] = len(place), 0
+            results.append(Result(_described(gradient), {**held, **place}[key]))
+        fresh = tuple(made[key] for key in place)
+        at_peak = sum(size for number, size in self.watch.at_peak.items() if number >= first)
+        early = tuple(i for i, number in enumerate(self.numbers) if number not in self.watch.at_peak)
         own = hidden(self.call.target, self.device, self.inputs, gradients)[1]
-        return Backward(tuple(results), fresh, own + max(0, self.watch.peak - sum(fresh)))
+        return Backward(tuple(results), fresh, own + max(0, at_peak - sum(fresh)), early)
 
     def _run(self) -> Any:
         if self.kernel is not None:
@@ -270,45 +269,6 @@ def _device_argument(target: str) -> int:
     schema = getattr(resolve(target), "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     return names.index("device") if "device" in names else -1
-
-
-class _Watch(TorchDispatchMode):
-    """Notes every storage that a call brings to life, and when it dies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive: dict[int, int] = {}
-        self.now = self.peak = 0
-        self._known: Mapping[int, Any] = {}
-        self._watched: list[weakref.ref] = []
-
-    @contextmanager
-    def watching(self, known: Mapping[int, Any]) -> Iterator[None]:
-        self._known = known
-        with self:
-            yield
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for value in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(value, torch.Tensor):
-                self._see(value)
-        return made
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self.alive or key in self._known:
-            return
-        size = storage.nbytes()
-        self.alive[key] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-        def died(_: Any) -> None:
-            self.now -= self.alive.pop(key, 0)
-
-        self._watched.append(weakref.ref(storage, died))
 
 
 @lru_cache(maxsize=4096)
@@ -347,5 +307,5 @@ def _described(tensor: torch.Tensor) -> Strided:
     )
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _listed(made: Any) -> list[Any]:
+    return list(made) if isinstance(made, (tuple, list)) else [made]
