@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.operators.deriving import forget
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description
+from shardwright.operators.validating import validate
 
 
 def describe(
@@ -15,13 +16,18 @@ def describe(
     kind: str = "other",
     flops: Callable[..., float] | None = None,
     piece: Callable[..., Any] | None = None,
+    shapes: Sequence[Sequence[int]] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Say what an operator of your own computes; every way to split it is derived from that.
 
     ``operator`` is its qualified name, ``"mylib::myop"`` or ``"mylib::myop.overload"``. The function gets the operator's
     arguments (tensors may only be indexed) and returns a lambda from the indices of an output element to its value, one
     lambda per output. ``piece`` is needed where a piece is more than the operator called on local inputs: for windows,
-    exchanges and positions.
+    exchanges and positions. ``shapes`` are example shapes of the tensor arguments: with them a description that looks at
+    shapes is checked when it is registered, too.
+
+    Raises :class:`~shardwright.errors.DescriptionError`, naming the line, for an index that is not bound, a product of
+    indices, a wrong number of indices.
 
     Example
     -------
@@ -32,6 +38,7 @@ def describe(
     target = operator_target(operator)
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        validate(target, function, shapes)
         DESCRIPTIONS[target] = Description(target, function, kind, flops)
         if piece is not None:
             KERNELS[target] = piece

@@ -353,13 +353,6 @@ def _check_bound(expression: Expression, bound: dict[str, Loop]) -> None:
     used: list[Loop] = []
     if isinstance(expression, Access):
         used = [loop for index in expression.index if index is not None for loop in loops_of(index)]
-        for dim, (index, extent) in enumerate(zip(expression.index, expression.tensor.shape, strict=True)):
-            bare = None if index is None else index.bare
-            if bare is not None and not expression.padded and bounds(affine(bare))[1] >= extent:
-                raise DescriptionError(
-                    f"Loop {bare.name!r} runs over {bare.extent} points but dim {dim} of {expression.tensor.name} "
-                    f"has {extent}."
-                )
     elif isinstance(expression, Position):
         used = list(loops_of(expression.of))
     for loop in used:
@@ -367,6 +360,14 @@ def _check_bound(expression: Expression, bound: dict[str, Loop]) -> None:
             raise DescriptionError(
                 f"Index {loop.name!r} is not bound here.", "Use it only inside the lambda that introduces it."
             )
+    if isinstance(expression, Access):
+        for dim, (index, extent) in enumerate(zip(expression.index, expression.tensor.shape, strict=True)):
+            bare = None if index is None else index.bare
+            if bare is not None and not expression.padded and bounds(affine(bare))[1] >= extent:
+                raise DescriptionError(
+                    f"Loop {bare.name!r} runs over {bare.extent} points but dim {dim} of {expression.tensor.name} "
+                    f"has {extent}."
+                )
     if isinstance(expression, Reduction):
         for loop in expression.loops:
             if loop.name in bound:

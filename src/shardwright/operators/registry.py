@@ -43,7 +43,10 @@ def describes(
     filled by name from the schema; ``out`` is the tuple of output shapes.
     """
 
+    from shardwright.operators.validating import validate
+
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        validate(targets[0], function)
         for target in targets:
             DESCRIPTIONS[target] = Description(target, function, kind, flops)
         return function
@@ -125,9 +128,25 @@ def run(
     function: Callable[..., Any], arguments: dict[str, Any], shapes: Sequence[tuple[int, ...] | None]
 ) -> Nest | None:
     """Build the loop nest; every mistake becomes a :class:`DescriptionError` naming the line of the description."""
-    try:
-        lambdas = function(*_positional(function, arguments), **_keywords(function, arguments, shapes))
+
+    def build() -> Nest | None:
+        lambdas = lambdas_of(function, arguments, shapes)
         return None if lambdas is None else nest(lambdas, shapes)
+
+    return guarded(function, build)
+
+
+def lambdas_of(
+    function: Callable[..., Any], arguments: dict[str, Any], shapes: Sequence[tuple[int, ...] | None] | None
+) -> Any:
+    """What a description returns for these arguments: one lambda per output, or ``None``."""
+    return function(*_positional(function, arguments), **_keywords(function, arguments, shapes))
+
+
+def guarded(function: Callable[..., Any], body: Callable[[], Any]) -> Any:
+    """Run ``body``; a mistake in the description is reported with its line."""
+    try:
+        return body()
     except DescriptionError as error:
         raise DescriptionError(f"{_line(function, sys.exc_info()[2])}: {error.message}", error.remedy) from None
     except NameError as error:
@@ -137,7 +156,7 @@ def run(
     except (TypeError, ValueError, IndexError, AttributeError) as error:
         raise DescriptionError(
             f"{_line(function, sys.exc_info()[2])}: {error}", "Descriptions index tensors and combine the elements."
-        ) from None
+        ) from error
 
 
 def _positional(function: Callable[..., Any], arguments: dict[str, Any]) -> list[Any]:
@@ -146,10 +165,10 @@ def _positional(function: Callable[..., Any], arguments: dict[str, Any]) -> list
 
 
 def _keywords(
-    function: Callable[..., Any], arguments: dict[str, Any], shapes: Sequence[tuple[int, ...] | None]
+    function: Callable[..., Any], arguments: dict[str, Any], shapes: Sequence[tuple[int, ...] | None] | None
 ) -> dict[str, Any]:
     names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {name: tuple(shapes) if name == "out" else arguments.get(name) for name in names}
+    return {name: shapes and tuple(shapes) if name == "out" else arguments.get(name) for name in names}
 
 
 def _line(function: Callable[..., Any], trace: Any) -> str:

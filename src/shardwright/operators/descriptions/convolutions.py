@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.operators.language import Expression, Sum, TensorArgument
+from shardwright.operators.language import Expression, Sum, TensorArgument, call
 from shardwright.operators.registry import describes
 
 
@@ -82,8 +83,6 @@ def convolution(
 
 def transposed_convolution(x: TensorArgument, weight: TensorArgument, bias: Any, groups: int) -> Any:
     """Positions scatter, so they are needed whole; batch and channels are free (channels of one group together)."""
-    from shardwright.operators.language import call
-
     per_group = weight.shape[1]
     channels = weight.shape[0] // groups
     alls = (slice(None),) * (weight.rank - 2)
@@ -109,16 +108,9 @@ def transposed_convolution(x: TensorArgument, weight: TensorArgument, bias: Any,
     "aten.conv_transpose2d.input",
     "aten.conv_transpose3d.input",
     kind="convolution",
-    flops=lambda a, shapes: 2.0 * _volume(a["input"].shape) * _volume(a["weight"].shape[1:]),
+    flops=lambda a, shapes: 2.0 * math.prod(a["input"].shape) * math.prod(a["weight"].shape[1:]),
 )
 def conv_transpose(
     x: TensorArgument, weight: TensorArgument, bias: Any, stride: Any, padding: Any, output_padding: Any, groups: int
 ) -> Any:
     return transposed_convolution(x, weight, bias, groups)
-
-
-def _volume(shape: Sequence[int]) -> float:
-    product = 1.0
-    for extent in shape:
-        product *= extent
-    return product

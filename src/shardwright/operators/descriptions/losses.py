@@ -12,6 +12,12 @@ NONE, MEAN, SUM = 0, 1, 2
 """Values of ``reduction`` in ATen."""
 
 
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(a), len(b))
+    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
+    return tuple(max(x, y) if x and y else 0 for x, y in zip(a, b, strict=True))
+
+
 def _points(x: TensorArgument) -> tuple[list[int], int]:
     """Dims of ``x`` other than the classes, and the class dim: (N, C, ...) or (C)."""
     classes = 1 if x.rank > 1 else 0
@@ -115,7 +121,7 @@ def nll_loss_forward(x: TensorArgument, target: TensorArgument, weight: Any, red
     kind="reduction",
 )
 def pair_loss(x: TensorArgument, target: TensorArgument, reduction: int) -> Any:
-    shape = _broadcast(x.shape, target.shape)
+    shape = broadcast(x.shape, target.shape)
     return _reduce(lambda *n: call("loss", x.at(n), target.at(n)), shape, reduction)
 
 
@@ -141,9 +147,3 @@ def binary_cross_entropy_with_logits(
 ) -> Any:
     extra = [w for w in (weight, pos_weight) if w is not None]
     return _reduce(lambda *n: call("loss", x[n], target[n], *(w.at(n) for w in extra)), x.shape, reduction)
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    rank = max(len(a), len(b))
-    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
-    return tuple(max(x, y) if x and y else 0 for x, y in zip(a, b, strict=True))

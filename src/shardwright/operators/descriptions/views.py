@@ -94,11 +94,6 @@ def matrix_transpose(x: TensorArgument) -> Any:
     return permuted(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
 
-@describes("aten.movedim.int", "aten.moveaxis.int", kind="view")
-def movedim(x: TensorArgument, source: int, destination: int) -> Any:
-    return movedims(x, (source,), (destination,))
-
-
 @describes("aten.movedim.intlist", "aten.moveaxis.intlist", kind="view")
 def movedims(x: TensorArgument, source: Sequence[int], destination: Sequence[int]) -> Any:
     order: list[int] = [-1] * x.rank
@@ -106,6 +101,11 @@ def movedims(x: TensorArgument, source: Sequence[int], destination: Sequence[int
         order[d % x.rank] = s % x.rank
     rest = iter(d for d in range(x.rank) if d not in {s % x.rank for s in source})
     return permuted(x, [next(rest) if o < 0 else o for o in order])
+
+
+@describes("aten.movedim.int", "aten.moveaxis.int", kind="view")
+def movedim(x: TensorArgument, source: int, destination: int) -> Any:
+    return movedims(x, (source,), (destination,))
 
 
 @describes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardwright.operators.descriptions.losses import MEAN, NONE
+from shardwright.operators.descriptions.losses import MEAN, NONE, broadcast
 from shardwright.operators.kernels.reductions import everywhere
 from shardwright.operators.kernels.softmaxes import exchanged_log_sum
 from shardwright.operators.pieces import Call, Piece
@@ -103,16 +103,10 @@ def mean_loss(call: Call) -> Piece | None:
     if call.argument("reduction", MEAN) != MEAN:
         return None
     shapes = [call.tensors[name].shape for name in call.op.inputs[:2]]
-    whole = math.prod(_broadcast(*shapes))
+    whole = math.prod(broadcast(*shapes))
     function = operator(call.op.target)
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
         return function(**(arguments | {"reduction": NONE})).sum() / whole
 
     return call.kernel(kernel)
-
-
-def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    rank = max(len(a), len(b))
-    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
-    return tuple(max(x, y) for x, y in zip(a, b, strict=True))
