@@ -36,7 +36,7 @@ def test_presets_are_those_promised_and_cite_their_source() -> None:
 
 def test_only_the_measured_preset_is_calibrated() -> None:
     assert preset("H200")[0].device.calibration.startswith("measured ")
-    assert preset("A100")[0].device.calibration == NEVER_CALIBRATED
+    assert all(preset(n)[0].device.calibration.startswith(NEVER_CALIBRATED) for n in preset_names() if n != "H200")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardwright.cluster.hardware import Cluster, Link, Node
+from shardwright.cluster.hardware import NEVER_CALIBRATED, Cluster, Link, Node
 from shardwright.cluster.local import local_cluster
+from shardwright.cluster.profile import Profile
 from shardwright.cluster.serial import cluster_from, device_from, link_from, profile_from, read_toml
 from shardwright.errors import ClusterError
 
@@ -49,6 +50,11 @@ def _preset(path: Path) -> tuple[Node, Link]:
         profile = profile_from(read_toml(measured), measured.name)
         overhead = profile.dispatch_of.get("add", (device.launch_overhead,))[0]
         device = replace(device, profile=profile, launch_overhead=overhead)
+    elif "efficiency_of" in data:  # nobody measured this one: it stays as far from its own peaks as a relative does
+        relative = preset(data["efficiency_of"])[0].device
+        assert relative.profile is not None
+        label = f"{NEVER_CALIBRATED} (shapes as efficient as on the {relative.name})"
+        device = replace(device, profile=Profile(label, relative.profile.curves))
     link = link_from(data["link"], f"{path.name}: link")
     network = link_from(data["network"], f"{path.name}: network")
     return Node(device, int(data["node"]["devices"]), link), network
