@@ -19,11 +19,14 @@ import torch
 
 from shardwright._torch_compat import map_tree
 from shardwright.errors import CaptureError
+from shardwright.frontend.assertions import drop_assertions
+from shardwright.frontend.checks import SkippedChecks
 from shardwright.frontend.convert import convert
+from shardwright.frontend.ctc import WholeCtc
 from shardwright.frontend.diagnose import explain_failure
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
-from shardwright.frontend.guards import export_guards
+from shardwright.frontend.guards import whole_functions
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.graph import Graph
@@ -52,10 +55,11 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     """
     args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
     try:
-        with _quiet(), export_guards(model), inert_randomness():
+        with _quiet(), whole_functions(), inert_randomness(), SkippedChecks(), WholeCtc():
             traced, args, kwargs = stand_in(model, args, kwargs)
             program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
+            drop_assertions(program.graph)
             program = functionalise(program)
     except CaptureError:
         raise

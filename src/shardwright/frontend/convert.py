@@ -23,8 +23,6 @@ from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
 
-_DROPPED = re.compile(r"aten\.(_assert|sym_constrain|_functional_assert)|aten\.(alias|lift_fresh_copy|lift_fresh)\.")
-_NO_OP_CASTS = {"aten.to", "aten.type_as", "aten._to_copy"}
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -127,18 +125,11 @@ class _Conversion:
             self.names[node] = self.names[node.args[0]][node.args[1]]  # type: ignore[index] # a getitem of a node
             return
         target = _target(node)
-        if _DROPPED.match(target):
-            if not node.users:
-                return
-            self.names[node] = self.names[node.args[0]]  # type: ignore[index] # alias-like: first argument passes through
-            return
         value = node.meta.get("val")
         inputs = [self.tensors[self.names[n].name] for n in node.all_input_nodes if isinstance(self.names.get(n), Ref)]
-        if target.rsplit(".", 1)[0] in _NO_OP_CASTS and isinstance(value, torch.Tensor):
-            source = inputs[0]
-            if (source.dtype, source.shape) == (_dtype(value), tuple(value.shape)):
-                self.names[node] = Ref(source.name)
-                return
+        if inputs and _passes_through(target, node, inputs[0]):
+            self.names[node] = Ref(inputs[0].name)
+            return
         differentiable = not node.meta.get(NO_GRAD, False)
         flows = differentiable and target != "aten.detach.default" and any(t.grad for t in inputs)
         many = isinstance(value, tuple | list)
@@ -210,6 +201,20 @@ class _Conversion:
         )
 
 
+def _passes_through(target: str, node: Node, source: Tensor) -> bool:
+    """Whether the operator returns its first argument unchanged: an alias, a cast to the same dtype, an idle dropout."""
+    kind = target.split(".")[1]
+    if kind in ("alias", "lift_fresh", "lift_fresh_copy"):
+        return True
+    if kind == "detach":
+        return not source.grad
+    if kind in ("dropout", "feature_dropout", "alpha_dropout"):
+        return node.args[1] == 0 or not node.args[2]
+    value = node.meta.get("val")
+    same = isinstance(value, torch.Tensor) and (source.dtype, source.shape) == (_dtype(value), tuple(value.shape))
+    return same and kind in ("to", "type_as", "_to_copy")
+
+
 def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
     """Every parameter path → all paths of the same parameter, the one torch keeps first."""
     groups: dict[int, list[str]] = {}
@@ -243,7 +248,7 @@ def _plain(value: Any) -> Value:
     if isinstance(value, torch.memory_format):
         return Atom("memory_format", str(value).removeprefix("torch."))
     if isinstance(value, torch.device):
-        return Atom("device", value.type)
+        return Atom("device", "any")  # a plan says where things run; the graph is the same everywhere
     if isinstance(value, complex):
         return Atom("complex", repr(value))
     if isinstance(value, tuple | list):

@@ -1,8 +1,9 @@
-"""A model on the meta device is traced as if it were on the CPU, with fake tensors: nothing is materialised.
+"""A model on the meta device or on an accelerator is traced as if it were on the CPU, with fake tensors.
 
 Models make small tensors in their forward (``torch.tensor([0, 1])``) that land on the CPU and do not mix with meta
-tensors, and PyTorch traces some operators differently on meta. Standing in for the meta tensors with fake ones on the
-CPU avoids both, so a model captured on meta has the same graph, and the same fingerprint, as the real one later.
+tensors, and PyTorch traces some operators differently on other devices. Fake tensors on the CPU have shapes but no
+memory and avoid both: nothing is materialised, and a model captured on meta has the same graph, and the same
+fingerprint, as the real one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from shardwright._torch_compat import fake_mode, map_tree
 def stand_in(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """``model`` and its inputs with fake CPU tensors in place of meta ones; what is not on meta comes back as it is."""
+    """``model`` and its inputs with fake CPU tensors in place of its own; a model on the CPU comes back as it is."""
     held = [*model.parameters(), *model.buffers()]
-    if not any(tensor.is_meta for tensor in held):
+    if all(tensor.device.type == "cpu" for tensor in held):
         return model, args, dict(kwargs)
     mode = fake_mode()
 
     def fake(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or not leaf.is_meta:
+        if not isinstance(leaf, torch.Tensor):
             return leaf
         with mode:
             standing = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")

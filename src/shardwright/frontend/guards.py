@@ -1,8 +1,4 @@
-"""What must be watched while a model is being traced.
-
-``torch.export`` traces through a custom ``autograd.Function`` and silently drops its backward, so the exported graph
-would train with other gradients. The guard notices the first call of one and refuses.
-"""
+"""What is replaced while a model is being traced: a custom ``autograd.Function`` is called as one operator."""
 
 from __future__ import annotations
 
@@ -12,24 +8,20 @@ from typing import Any
 
 import torch
 
-from shardwright.errors import CaptureError
+from shardwright.frontend.custom_functions import call_whole
 
 
 @contextmanager
-def export_guards(model: torch.nn.Module) -> Iterator[None]:
-    """Refuse custom autograd functions for the duration of one export."""
+def whole_functions() -> Iterator[None]:
+    """Keep custom autograd functions whole for the duration of one export; torch's own are traced as usual."""
     original = torch.autograd.Function.__dict__["apply"]
 
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if cls.__module__.startswith("torch."):
             return original.__get__(None, cls)(*args, **kwargs)
-        raise CaptureError(
-            f"The model calls the custom autograd.Function {cls.__module__}.{cls.__qualname__}, and export would drop its "
-            "backward.",
-            "Wrap it with torch.library.custom_op and register_autograd, and describe it with shardwright.describe.",
-        )
+        return call_whole(cls, args)
 
-    torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[method-assign, assignment] # restored below
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment] # restored below
     try:
         yield
     finally:

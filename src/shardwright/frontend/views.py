@@ -68,7 +68,7 @@ def _copies(node: Node) -> bool:
         return source.dtype != result.dtype or source.device != result.device
     try:
         source.view(result.shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # fake tensors raise the latter
         return True
     return False
 

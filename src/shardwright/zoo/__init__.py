@@ -1,8 +1,8 @@
 """Models to try Shardwright on: those of the papers it rests on, and those people train today.
 
-Each model is one small module written in plain PyTorch; ``forward(inputs..., targets)`` returns a scalar loss. All sizes are
-arguments whose defaults are the papers' sizes, and ``small`` holds sizes a test can afford. Whatever device is ambient
-(``with torch.device("meta")``) is where a model and its example inputs are built.
+Each model is one small module written in plain PyTorch; ``forward(inputs..., targets)`` returns a scalar loss. All
+sizes are arguments whose defaults are the papers' sizes, and ``small`` holds sizes a test can afford. Whatever device
+is ambient (``with torch.device("meta")``) is where a model and its example inputs are built.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """AlexNet as one tower: five convolutions and three large linear layers (Krizhevsky et al., 2012).
 
-The sizes are those of PaSE's computation graph: 227 x 227 images, batch 128, and 1024 classes, a number that cuts evenly.
-The linear layers hold 94 % of the parameters and the convolutions 92 % of the arithmetic, which is why one way to split
-does not fit all of it.
+The sizes are those of PaSE's computation graph: 227 x 227 images, batch 128, and 1024 classes, a number that cuts
+evenly. The linear layers hold 94 % of the parameters and the convolutions 92 % of the arithmetic, which is why one
+way to split does not fit all of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Example inputs, labels included, for a Hugging Face model, read off its configuration and its ``forward``.
 
-Token numbers avoid every special token of the configuration, because models look for those (padding, end of sentence, image
-placeholders). Values are random on a real device and shapes only on meta.
+Token numbers avoid every special token of the configuration, because models look for those (padding, end of sentence,
+image placeholders). Values are random on a real device and shapes only on meta.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
             inputs["bbox"] = torch.zeros(rows, length, 4, dtype=torch.long)
     elif "pixel_values" in accepted and main == "pixel_values":
         inputs["pixel_values"] = _images(model, config, rows)
+        for name in ("input_ids", "qformer_input_ids"):
+            if name in accepted and accepted[name].default is inspect.Parameter.empty:
+                inputs[name] = _tokens(config, text, rows, seq or min(32, _length(text)))
     elif main == "input_values":
-        inputs["input_values"] = torch.randn(rows, AUDIO_SAMPLES)
+        frames, bins = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
+        picture = isinstance(frames, int) and isinstance(bins, int)  # a spectrogram seen as a picture
+        inputs["input_values"] = torch.randn(rows, frames, bins) if picture else torch.randn(rows, AUDIO_SAMPLES)
     elif main == "input_features":
         inputs["input_features"] = _spectrogram(config, rows)
     else:
@@ -80,12 +85,10 @@ def _images(model: nn.Module, config: Any, batch: int) -> Tensor:
 
 def _spectrogram(config: Any, batch: int) -> Tensor:
     """Whisper wants exactly twice its source positions of mel frames, features first; the others frames first."""
-    bins = (
-        getattr(config, "num_mel_bins", None)
-        or getattr(config, "input_feat_per_channel", None)
-        or getattr(config, "feature_projection_input_dim", None)
-        or 80
-    )
+    owners = [config, *(value for value in vars(config).values() if hasattr(value, "to_dict"))]
+    fields = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "feature_size")
+    found = (getattr(owner, field, None) for owner in owners for field in fields)
+    bins = next((value for value in found if isinstance(value, int)), 80)
     positions = getattr(config, "max_source_positions", None)
     if config.model_type == "whisper":
         return torch.randn(batch, bins, 2 * (positions or 1500))

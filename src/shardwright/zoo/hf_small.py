@@ -1,7 +1,8 @@
 """Tiny versions of any Hugging Face configuration: the same architecture with sizes a test can afford.
 
-Configurations name the same few quantities in many ways. The patterns below list the names; a field that matches none of
-them keeps its default. Only independent fields are set, so a configuration derives the rest (head widths, layer types).
+Configurations name the same few quantities in many ways. The patterns below list the names; a field that matches none
+of them keeps its default. Only independent fields are set, so a configuration derives the rest (head widths, layer
+types).
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def small_sizes(config: Any) -> dict[str, Any]:
             sizes |= _small_list(name, list(value))
         elif isinstance(value, float) and is_dropout(name):
             sizes[name] = 0.0
+        elif name == "rope_parameters" and isinstance(value, dict) and _has_three_axes(config, value):
+            sizes[name] = {**value, "mrope_section": _sections(config, value)}
     return sizes | _token_ids(config)
 
 
@@ -106,12 +109,16 @@ def without_dropout(config: Any, probability: float = 0.0) -> None:
 
 
 def _small_number(config: Any, name: str, value: int) -> dict[str, Any]:
+    if hasattr(config, "width_coefficient") or name in _derived(config):
+        return {}
+    if name == "embed_dim" and isinstance(getattr(config, "num_heads", None), list | tuple):
+        return {name: 8 * config.num_heads[0]}
     if WIDTHS.fullmatch(name):
         return {name: WIDTH}
     if INNERS.fullmatch(name):
         return {name: INNER if value != _width(config) else WIDTH}
     if LAYER_COUNTS.fullmatch(name):
-        return {name: min(value, LAYERS)}
+        return {name: min(value, _enough_layers(config))}
     if HEAD_COUNTS.fullmatch(name):
         return {name: min(value, HEADS)}
     if KEY_VALUE_HEADS.fullmatch(name):
@@ -127,11 +134,41 @@ def _small_number(config: Any, name: str, value: int) -> dict[str, Any]:
         return {name: min(value, 128)}
     if name == "vocab_size":
         return {name: min(value, VOCABULARY)}
-    if name == "image_size":
+    if name == "image_size" and not hasattr(config, "window_size"):
         return {name: min(value, IMAGE)}
     if name in SPECIALS and value:
         return {name: min(value, SPECIALS[name])}
     return {}
+
+
+def _has_three_axes(config: Any, rope: dict[str, Any]) -> bool:
+    """Vision-language models rotate by time, height and width; some state the shares, others have them in their code."""
+    return "mrope_section" in rope or any(word in config.model_type for word in ("vl", "glm", "omni", "ocr"))
+
+
+def _sections(config: Any, rope: dict[str, Any]) -> list[int]:
+    """How the rotated features of a small head are shared by time, height and width."""
+    head = getattr(config, "head_dim", None) or _width(config) // _heads(config)
+    small = WIDTH // HEADS if head * _heads(config) == _width(config) else HEAD_WIDTH
+    pairs = int(small * rope.get("partial_rotary_factor", 1.0)) // 2
+    share = pairs // 3
+    return [pairs - 2 * share, share, share]
+
+
+def _derived(config: Any) -> set[str]:
+    """Fields a configuration computes from others, against which a value of our own could stand."""
+    fields = {"head_dim"} if hasattr(config, "qk_rope_head_dim") else set()
+    return fields | ({"hidden_size", "hidden_dim"} if hasattr(config, "depths") else set())
+
+
+def _enough_layers(config: Any) -> int:
+    """Two layers, or as many as it takes to have one of each type; all where others are picked out by number."""
+    if any(
+        isinstance(getattr(config, name, None), list) for name in ("backbone_out_indices", "deepstack_visual_indexes")
+    ):
+        return 64
+    types = getattr(config, "layer_types", None) or []
+    return max([LAYERS, *(types.index(kind) + 1 for kind in set(types))])
 
 
 def _small_list(name: str, values: list[int]) -> dict[str, Any]:
@@ -140,7 +177,7 @@ def _small_list(name: str, values: list[int]) -> dict[str, Any]:
     if STAGE_WIDTHS.fullmatch(name):
         largest = max(values)
         # Keep the proportions of the stages and stay divisible by the usual numbers of heads and groups.
-        return {name: [max(16, 16 * round(4 * value / largest)) for value in values]}
+        return {name: [max(32, 32 * round(4 * value / largest)) for value in values]}
     if name == "image_size":
         return {name: [min(value, IMAGE) for value in values]}
     return {}

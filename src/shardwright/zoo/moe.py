@@ -1,8 +1,8 @@
 """A mixture of experts in every layer, with capacity-based dense dispatch (GShard: Lepikhin et al., 2020).
 
-Each token goes to its ``top_k`` experts; an expert takes at most ``capacity`` tokens of a sequence and drops the rest, so
-every shape is static and the experts are one batched product. Tokens are handed out and collected by one-hot tensors, and
-an auxiliary loss rewards an even load. Defaults are the sizes of Mixtral 8x7B (Jiang et al., 2024).
+Each token goes to its ``top_k`` experts; an expert takes at most ``capacity`` tokens of a sequence and drops the
+rest, so every shape is static and the experts are one batched product. Tokens are handed out and collected by one-hot
+tensors, and an auxiliary loss rewards an even load. Defaults are the sizes of Mixtral 8x7B (Jiang et al., 2024).
 """
 
 from __future__ import annotations

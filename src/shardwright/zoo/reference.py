@@ -1,7 +1,7 @@
 """From what a person writes to a model: ``gpt:layers=24``, ``hf:llama:small``, ``hf:config.json``, ``file.py:function``.
 
-Everything is built inside the wanted device and dtype with a fixed seed, so every process that resolves the same reference
-has the same weights and the same inputs, and a model on meta costs no memory.
+Everything is built inside the wanted device and dtype with a fixed seed, so every process that resolves the same
+reference has the same weights and the same inputs, and a model on meta costs no memory.
 """
 
 from __future__ import annotations

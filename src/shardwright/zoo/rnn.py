@@ -1,8 +1,8 @@
 """An unrolled multi-layer recurrent network of LSTM cells written out as matrix products: Tofu's RNN-L-H.
 
-Unrolling gives ``seq`` x ``layers`` copies of one small subgraph that share their weights: the case in which operators must
-be grouped before a search over them is possible. Tofu unrolls 20 steps with batch 512, 6 to 10 layers of 4K to 8K units; it
-does not print its vocabulary, ours is the 10,000 words of the Penn Treebank.
+Unrolling gives ``seq`` x ``layers`` copies of one small subgraph that share their weights: the case in which
+operators must be grouped before a search over them is possible. Tofu unrolls 20 steps with batch 512, 6 to 10 layers
+of 4K to 8K units; it does not print its vocabulary, ours is the 10,000 words of the Penn Treebank.
 """
 
 from __future__ import annotations

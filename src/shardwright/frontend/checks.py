@@ -1,0 +1,76 @@
+"""Checks of values written in plain Python: ``if labels.max() >= vocabulary: raise ValueError(...)``.
+
+Reading the condition would stop an export, though the graph is the same whichever inputs pass. When a tensor is asked
+whether it is true, the statement that asks is looked up in the model's source: an ``if`` without ``else`` whose body
+only raises (or warns) is answered with False, an ``assert`` with True. Like the assertions export records itself,
+these checks are dropped. Every other decision on data stays a refusal.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_NOT_THE_MODEL = tuple(f"{Path(file).parent}/" for file in (torch.__file__, __file__))
+
+
+class SkippedChecks(TorchFunctionMode):
+    """Within this mode, checks that only raise pass without being read."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__bool__:
+            answer = _answer(_asking_frame())
+            if answer is not None:
+                return answer
+        return func(*args, **(kwargs or {}))
+
+
+def _asking_frame() -> FrameType | None:
+    """The innermost frame that is neither torch's nor of this package."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
+        frame = frame.f_back
+    return frame
+
+
+def _answer(frame: FrameType | None) -> bool | None:
+    """What the statement at this point of the source wants to hear, if it is only a check."""
+    if frame is None:
+        return None
+    for statement in _checks(frame.f_code.co_filename):
+        test = statement.test
+        if test.lineno <= frame.f_lineno <= (test.end_lineno or test.lineno):
+            return isinstance(statement, ast.Assert)
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _checks(filename: str) -> tuple[ast.If | ast.Assert, ...]:
+    """The checks in a source file: assertions, and ``if`` statements that do nothing but raise or warn."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return ()
+    return tuple(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        or (isinstance(node, ast.If) and not node.orelse and all(_only_complains(line) for line in node.body))
+    )
+
+
+def _only_complains(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Raise):
+        return True
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    return isinstance(called, ast.Attribute) and called.attr in ("warn", "warning", "warning_once", "warn_once")
