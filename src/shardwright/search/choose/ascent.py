@@ -17,36 +17,46 @@ from shardwright.search.choose.passes import (
     backward_pass,
     forward_pass,
     price_options,
+    rounding_error,
     usage_of_weights,
     weights_after_backward,
 )
 
 SMOOTHING = 0.7
 PATIENCE = 20
-FRESH_STEP = 1.0
-SMALLEST_STEP = 1e-4
+SMALLEST_STEP = 1e-3
+RESTART_STEPS = (0.3, 0.1, 0.03)
+LARGEST_FALL = 3.0
 
 
 @njit(cache=True, nogil=True)
-def _ascend(
-    flat, target, iterations, step, stalled, best, prices, direction, best_prices, priced, messages, beliefs, weights
-):
+def _ascend(flat, target, iterations, step, stalled, best, prices, direction, kept, priced, messages, beliefs, weights):
+    """Passes and price steps in place; ``kept`` (prices, messages) follows the best bound. Returns (best, step, stalled)."""
+    best_prices, best_messages = kept
     usage = np.zeros(len(prices))
     scale = flat.limit if flat.limit > 0.0 else 1.0
-    bound = -np.inf
     for _ in range(iterations):
         forward_pass(flat, priced, messages, beliefs)
         bound = backward_pass(flat, priced, messages, beliefs) - flat.limit * prices.sum()
-        if bound > best + 1e-9 * abs(best):
-            stalled = 0
-        else:
-            stalled += 1
+        stalled += 1
         if bound > best:
-            best = bound
-            best_prices[:] = prices
+            safe = bound - rounding_error(flat, priced, messages, beliefs)
+            if safe > best:
+                if safe > best + 1e-7 * abs(best):
+                    stalled = 0
+                best = safe
+                best_prices[:] = prices
+                best_messages[:] = messages
         if stalled >= PATIENCE:
             step *= 0.7
             stalled = 0
+        if bound < best - LARGEST_FALL * max(target - best, 1e-3 * abs(target)):  # thrown off: back to safety
+            prices[:] = best_prices
+            messages[:] = best_messages
+            direction[:] = 0.0
+            step *= 0.7
+            price_options(flat, prices, priced)
+            continue
         weights_after_backward(flat, messages, beliefs, weights)
         usage_of_weights(flat, weights, usage)
         length = 0.0
@@ -63,7 +73,7 @@ def _ascend(
             for t in range(len(prices)):
                 prices[t] = max(0.0, prices[t] + factor * direction[t])
             price_options(flat, prices, priced)
-    return bound, best, step, stalled
+    return best, step, stalled
 
 
 @dataclass
@@ -73,10 +83,12 @@ class Ascent:
     flat: Flat
     prices: np.ndarray
     best: float = -np.inf
-    step: float = FRESH_STEP
+    step: float = 1.0
     stalled: int = 0
-    direction: np.ndarray = field(init=False)
+    restarts: int = 0
     best_prices: np.ndarray = field(init=False)
+    best_messages: np.ndarray = field(init=False)
+    direction: np.ndarray = field(init=False)
     priced: np.ndarray = field(init=False)
     messages: np.ndarray = field(init=False)
     beliefs: np.ndarray = field(init=False)
@@ -86,67 +98,54 @@ class Ascent:
         self.direction = np.zeros(len(self.prices))
         self.best_prices = self.prices.copy()
         self.messages = np.zeros(self.flat.messages)
+        self.best_messages = self.messages.copy()
         self.priced, self.beliefs, self.weights = (np.zeros(len(self.flat.cost)) for _ in range(3))
         price_options(self.flat, self.prices, self.priced)
 
-    def warm_up(self, passes: int) -> None:
-        """Message passes alone, prices unchanged."""
+    def warm_up(self, passes: int) -> float:
+        """Message passes alone, prices unchanged; returns the bound."""
         bound = -np.inf
         for _ in range(passes):
             forward_pass(self.flat, self.priced, self.messages, self.beliefs)
             bound = backward_pass(self.flat, self.priced, self.messages, self.beliefs)
-        bound -= self._paid(self.prices)
+        bound -= float(self.prices.sum()) * self.flat.limit
+        bound -= rounding_error(self.flat, self.priced, self.messages, self.beliefs)
         if bound > self.best:
             self.best = bound
-            self.best_prices = self.prices.copy()
+            self.best_prices[:] = self.prices
+            self.best_messages[:] = self.messages
+        return bound
 
     def run(self, iterations: int, target: float) -> None:
         """Raise the bound towards ``target``, the best known cost or a guess of it."""
         if self.step < SMALLEST_STEP:
-            self.restart()
-        _, self.best, self.step, self.stalled = _ascend(
+            self.restarts += 1
+            self.return_to_best()
+            self.step = RESTART_STEPS[self.restarts % len(RESTART_STEPS)]
+        self.best, self.step, self.stalled = _ascend(
             self.flat, float(target), iterations, self.step, self.stalled, self.best, self.prices, self.direction,
-            self.best_prices, self.priced, self.messages, self.beliefs, self.weights,
+            (self.best_prices, self.best_messages), self.priced, self.messages, self.beliefs, self.weights,
         )  # fmt: skip
 
-    def restart(self) -> None:
-        """Long steps again, from the best prices."""
-        self.prices = self.best_prices.copy()
+    def return_to_best(self) -> None:
+        """Go on from the prices and messages of the best bound."""
+        self.prices[:] = self.best_prices
+        self.messages[:] = self.best_messages
         self.direction[:] = 0.0
-        self.step, self.stalled = FRESH_STEP, 0
+        self.stalled = 0
         price_options(self.flat, self.prices, self.priced)
 
-    def checkpoint(self) -> tuple[np.ndarray, np.ndarray]:
-        """Present prices and messages, to come back to after `settle`."""
-        return self.prices.copy(), self.messages.copy()
+    def hopeless(self, worth: float, passes: int = 5) -> np.ndarray:
+        """Options that no choice of cost ``worth`` or less takes; leaves the ascent at its best bound.
 
-    def resume(self, checkpoint: tuple[np.ndarray, np.ndarray]) -> None:
-        """Continue where `checkpoint` was taken."""
-        self.prices, self.messages = checkpoint
-        price_options(self.flat, self.prices, self.priced)
-
-    def settle(self, passes: int) -> float:
-        """The bound at the best prices after further passes; leaves messages ready for rounding and `hopeless`."""
-        self.prices = self.best_prices.copy()
-        price_options(self.flat, self.prices, self.priced)
-        bound = -np.inf
-        for _ in range(passes):
-            forward_pass(self.flat, self.priced, self.messages, self.beliefs)
-            bound = backward_pass(self.flat, self.priced, self.messages, self.beliefs)
-        bound -= self._paid(self.prices)
-        self.best = max(self.best, bound)
-        return bound
-
-    def hopeless(self, bound: float, worth: float) -> np.ndarray:
-        """Options that no choice cheaper than ``worth`` takes, right after `settle` returned ``bound``.
-
-        In a forward pass a node's beliefs are exact about what its options would add to the bound.
+        Right after a backward pass, the beliefs of a forward pass are exact about what an option would add to the bound.
         """
+        self.return_to_best()
+        bound = self.warm_up(passes)
         forward_pass(self.flat, self.priced, self.messages, self.beliefs)
         starts = self.flat.option_start
         least = np.repeat(np.minimum.reduceat(self.beliefs, starts[:-1]), np.diff(starts))
-        slack = 1e-9 * max(1.0, abs(worth))
-        return bound + (self.beliefs - least) > worth + slack
-
-    def _paid(self, prices: np.ndarray) -> float:
-        return float(prices.sum()) * self.flat.limit
+        error = rounding_error(self.flat, self.priced, self.messages, self.beliefs)
+        struck = bound + (self.beliefs - least) > worth + error + 1e-9 * max(1.0, abs(worth))
+        self.return_to_best()
+        return struck

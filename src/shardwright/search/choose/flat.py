@@ -14,7 +14,6 @@ import numpy as np
 from shardwright.search.choose.problem import Problem
 from shardwright.search.choose.timeline import critical_times, ranges_in
 
-
 UNLIMITED = 1e300  # finite, so that no price times it is no number
 
 

@@ -23,7 +23,11 @@ ROWS_PER_TURN = 100
 
 
 def solve_by_integer_program(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, incumbent: np.ndarray | None = None,
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    seed: int = 0,
+    incumbent: np.ndarray | None = None,
     max_nodes: int | None = None,
 ) -> Solution[np.ndarray]:
     """The optimum by branch and cut; with a time limit the best choice so far and HiGHS's bound.

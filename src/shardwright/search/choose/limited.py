@@ -26,7 +26,7 @@ from shardwright.search.choose.workspace import Back
 from shardwright.search.solution import Solution
 
 ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
-WALK_WORK = 0.7e8  # about the same time for the walker
+WALK_WORK = 0.4e8  # about the same time for the walker
 ROUNDS_PER_START = 16
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
@@ -170,7 +170,9 @@ class _Stage:
             nodes = INTEGER_NODES if left is None else None
             start = self.walker.best_choice if self.walker.found else None
             try:
-                solution = solve_by_integer_program(self.core, time_limit=left, seed=self.seed, incumbent=start, max_nodes=nodes)
+                solution = solve_by_integer_program(
+                    self.core, time_limit=left, seed=self.seed, incumbent=start, max_nodes=nodes
+                )
             except Infeasible:
                 progress.exhausted()
                 return False
@@ -195,11 +197,8 @@ class _Stage:
         progress = self.progress
         if progress.cost == np.inf:
             return self
-        kept = self.ascent.checkpoint()
-        bound = self.ascent.settle(10)
-        hopeless = self.ascent.hopeless(bound - 1e-9 * max(1.0, abs(bound)), progress.worth)
+        hopeless = self.ascent.hopeless(progress.worth)
         if hopeless.mean() < WORTHWHILE:
-            self.ascent.resume(kept)
             return self
         try:
             smaller, back = _restrict(self.core, ~hopeless)

@@ -42,10 +42,17 @@ def _limited(problem: Problem, *, time_limit: float | None = None, seed: int = 0
     return solve_limited(problem, time_limit=time_limit, seed=seed)
 
 
+def _markov(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+    from shardwright.search.choose.markov import solve_by_markov_chain
+
+    return solve_by_markov_chain(problem, time_limit=time_limit, seed=seed)
+
+
 METHODS: dict[str, Solver] = {
     "auto": _automatic,
     "limited": _limited,
     "eliminate": solve_by_elimination,
+    "markov": _markov,
     "integer": solve_by_integer_program,
     "brute": solve_by_brute_force,
 }

@@ -103,9 +103,7 @@ class Walker:
 
     def _typical_price(self) -> float:
         points = max(1, len(self.flat.times))
-        return (
-            float(np.abs(self.flat.cost).mean()) / (self.flat.limit or 1.0) * len(self.flat.option_start) / points
-        )
+        return float(np.abs(self.flat.cost).mean()) / (self.flat.limit or 1.0) * len(self.flat.option_start) / points
 
     def _move(self, work: float, prices: np.ndarray, most: int, strict: bool) -> None:
         price_options(self.flat, prices, self.priced)
