@@ -47,14 +47,14 @@ def _preset(path: Path) -> tuple[Node, Link]:
     measured = path.with_suffix(".profile.toml")
     device = device_from(table, f"{path.name}: device")
     if measured.exists():
-        profile = profile_from(read_toml(measured), measured.name)
+        profile = replace(profile_from(read_toml(measured), measured.name), preset=device.name)
         overhead = profile.dispatch_of.get("add", (device.launch_overhead,))[0]
         device = replace(device, profile=profile, launch_overhead=overhead)
     elif "efficiency_of" in data:  # nobody measured this one: it stays as far from its own peaks as a relative does
         relative = preset(data["efficiency_of"])[0].device
         assert relative.profile is not None
         label = f"{NEVER_CALIBRATED} (shapes as efficient as on the {relative.name})"
-        device = replace(device, profile=Profile(label, relative.profile.curves))
+        device = replace(device, profile=Profile(label, relative.profile.curves, preset=device.name))
     link = link_from(data["link"], f"{path.name}: link")
     network = link_from(data["network"], f"{path.name}: network")
     return Node(device, int(data["node"]["devices"]), link), network

@@ -73,7 +73,8 @@ class Profile:
     ``curves`` are named ``kernel/dtype/pass`` (``matmul/bfloat16/forward``). ``dispatch`` gives the host's seconds per
     operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name/dtype, host
     seconds per step, host seconds per tensor, device seconds per parameter byte). ``kernel_floor`` is the shortest time
-    any kernel takes. ``label`` is shown wherever a price is.
+    any kernel takes. ``label`` is shown wherever a price is. ``preset`` names the shipped device a profile came with: files
+    refer to it instead of repeating its curves.
     """
 
     label: str
@@ -81,6 +82,7 @@ class Profile:
     dispatch: tuple[tuple[str, float, float], ...] = ()
     optimizer: tuple[tuple[str, float, float, float], ...] = ()
     kernel_floor: float = 0.0
+    preset: str = ""
 
     @cached_property
     def by_name(self) -> dict[str, Curve]:

@@ -37,8 +37,18 @@ NUMBER = (int, float)
 
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:
-    """Read the ``[profile]`` table of a calibrated device."""
-    _only(table, {"label", "curves", "dispatch", "optimizer", "kernel_floor"}, where)
+    """Read the ``[profile]`` table of a calibrated device, or the name of the preset it came with."""
+    _only(table, {"label", "curves", "dispatch", "optimizer", "kernel_floor", "preset"}, where)
+    if "preset" in table:
+        from shardwright.cluster.parse import preset  # presets are themselves read by this module
+
+        shipped = preset(_get(table, "preset", str, where))[0].device.profile
+        label = _get(table, "label", str, where)
+        if shipped is None or shipped.label != label:
+            raise ClusterError(
+                f"{where}: this version's {table['preset']} is not the one {label!r} speaks of.", "Plan again."
+            )
+        return shipped
     curves = []
     for name, data in _get(table, "curves", dict, where, {}).items():
         place = f"{where}.curves.{name}"
@@ -57,6 +67,8 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
 
 def profile_to(profile: Profile) -> dict[str, Any]:
     """The ``[profile]`` table of a calibrated device."""
+    if profile.preset:
+        return {"label": profile.label, "preset": profile.preset}
     return {
         "label": profile.label,
         "kernel_floor": profile.kernel_floor,
