@@ -45,7 +45,7 @@ class Options:
     baselines: Sequence[str] = DEFAULT_BASELINES
     optimiser: str = "adamw"
     max_axes: int = 2
-    time_limit: float = 60.0
+    time_limit: float = 10.0
     memory_limit: float | None = None
     ignore_device_memory: bool = False
     """Plan as if devices had all the memory in the world (the papers' comparisons do)."""

@@ -28,7 +28,7 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="GB per device to stay below (the device's own otherwise)")
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 60.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,

@@ -1,0 +1,107 @@
+"""How long planning takes, and whether what it finds beats every baseline: ``python -m bench.planning``.
+
+Llama-70B (80 layers, every operator, loss included) on 8 × 8 H100 with meshes of up to three axes and the devices' 80 GB;
+the same at 160 layers (depth should be nearly free); a mixture of experts of a trillion parameters on 2048 × 8 H100; and
+the zoo against the baselines by name. Times are from captured graph to plan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from shardwright.cluster import parse_cluster
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.planner import Options, plan_graph
+from shardwright.plans import Plan
+from shardwright.zoo.reference import resolve
+
+LLAMA = (
+    "hf:llama:vocab_size=32000,hidden_size=8192,intermediate_size=28672,num_attention_heads=64,num_key_value_heads=8,"
+    "num_hidden_layers={layers}"
+)
+MOE = "moe:layers=61,width=7168,heads=64,kv_heads=8,experts=384,top_k=8,inner=2048,vocab=163840"
+ZOO = (
+    ("alexnet", "8xGTX-1080Ti"),
+    ("inception", "8xGTX-1080Ti"),
+    ("rnnlm", "8xGTX-1080Ti"),
+    ("transformer", "2x8xGTX-1080Ti"),
+    ("wresnet50", "8xK80"),
+    ("rnn", "8xK80"),
+    ("bert", "8xH100"),
+    ("gpt", "8xH200"),
+    ("llama", "8xH100"),
+    ("moe", "8x8xH100"),
+)
+BASELINES = ("data-parallel", "fsdp", "zero-2", "megatron", "megatron-sp", "one-weird-trick", "mesh-tensorflow")
+
+
+def graph_of(reference: str, **sizes: object) -> tuple[Graph, float, float]:
+    """The captured graph, the seconds that took, and the parameters in billions."""
+    started = time.perf_counter()
+    resolved = resolve(reference, **sizes)  # type: ignore[arg-type] # batch, seq and dtype by name
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    return graph, time.perf_counter() - started, resolved.parameter_count / 1e9
+
+
+def report(name: str, plan: Plan, seconds: float, captured: float) -> None:
+    p = plan.prediction
+    mesh = " × ".join(str(size) for _, size in plan.strategy.axes)
+    print(
+        f"| {name} | {captured:.1f} | {seconds:.1f} | {100 * plan.proof.gap:.2f} % | {mesh} | {p.step_seconds:.3g} s "
+        f"| {p.memory_bytes / 1e9:.1f} GB |",
+        flush=True,
+    )
+
+
+def large() -> None:
+    print("| model | capture s | plan s | gap | mesh | step | memory |\n|---|---|---|---|---|---|---|")
+    times = {}
+    for layers in (80, 160):
+        graph, captured, size = graph_of(LLAMA.format(layers=layers), batch=16, seq=2048, dtype="bfloat16")
+        started = time.perf_counter()
+        plan = plan_graph(graph, parse_cluster("8x8xH100"), Options(baselines=(), max_axes=3, fewer_devices=False))
+        times[layers] = time.perf_counter() - started
+        report(f"Llama {size:.0f} B, {layers} layers, 8x8xH100", plan, times[layers], captured)
+    print(f"depth 80 → 160: {times[160] / times[80]:.2f} times the seconds")
+    graph, captured, size = graph_of(MOE, batch=2048, seq=4096, dtype="bfloat16")
+    started = time.perf_counter()
+    plan = plan_graph(graph, parse_cluster("2048x8xH100"), Options(baselines=(), fewer_devices=False))
+    report(f"mixture of experts {size:.0f} B, 2048x8xH100", plan, time.perf_counter() - started, captured)
+
+
+def zoo() -> None:
+    print("| model | cluster | found | best baseline that fits | ratio | plan s |\n|---|---|---|---|---|---|")
+    for reference, cluster in ZOO:
+        graph, _, _ = graph_of(reference)
+        started = time.perf_counter()
+        plan = plan_graph(graph, parse_cluster(cluster), Options(baselines=BASELINES, fewer_devices=False))
+        seconds = time.perf_counter() - started
+        others = {
+            c.name: c.prediction.step_seconds
+            for c in plan.candidates
+            if c.prediction is not None and c.prediction.fits and c.name != "auto"
+        }
+        best = min(others, key=lambda n: others[n]) if others else None
+        shown = "none fits" if best is None else f"{best}, {others[best]:.4g} s"
+        ratio = "–" if best is None else f"{others[best] / plan.prediction.step_seconds:.2f}×"
+        print(
+            f"| {reference} | {cluster} | {plan.prediction.step_seconds:.4g} s | {shown} | {ratio} | {seconds:.1f} |",
+            flush=True,
+        )
+        assert best is None or plan.prediction.step_seconds <= others[best] * (1 + 1e-9)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", choices=["large", "zoo", "all"], default="all")
+    part = parser.parse_args().part
+    if part in ("large", "all"):
+        large()
+    if part in ("zoo", "all"):
+        zoo()
+
+
+if __name__ == "__main__":
+    main()
