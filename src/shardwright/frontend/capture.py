@@ -54,18 +54,18 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     ['aten.linear.default']
     """
     args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
+    traced = model
     try:
         with _quiet(), whole_functions(), inert_randomness(), SkippedChecks(), WholeCtc():
             traced, args, kwargs = stand_in(model, args, kwargs)
             program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
-            program = functionalise(program)
+            return convert(functionalise(program), model)
     except CaptureError:
         raise
     except Exception as error:
-        raise explain_failure(error, model) from error
-    return convert(program, model)
+        raise explain_failure(error, traced) from error
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from shardwright._torch_compat import dump_tree, flatten_with_paths
 from shardwright.errors import CaptureError
-from shardwright.frontend.diagnose import _short
+from shardwright.frontend.diagnose import short_path
 from shardwright.frontend.functionalise import MUTATED
 from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
@@ -211,8 +211,9 @@ def _passes_through(target: str, node: Node, source: Tensor) -> bool:
     if kind in ("dropout", "feature_dropout", "alpha_dropout"):
         return node.args[1] == 0 or not node.args[2]
     value = node.meta.get("val")
-    same = isinstance(value, torch.Tensor) and (source.dtype, source.shape) == (_dtype(value), tuple(value.shape))
-    return same and kind in ("to", "type_as", "_to_copy")
+    if kind not in ("to", "type_as", "_to_copy") or not isinstance(value, torch.Tensor):
+        return False
+    return (source.dtype, source.shape) == (_dtype(value), _shape(value, node))
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
@@ -278,7 +279,7 @@ def _source(node: Node) -> str:
     """The innermost line of the model's own code: ``package/file.py:line``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     outside = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith("<")] or frames
-    return f"{_short(outside[-1][0])}:{outside[-1][1]}" if outside else ""
+    return f"{short_path(outside[-1][0])}:{outside[-1][1]}" if outside else ""
 
 
 def _raw_bytes(value: torch.Tensor, name: str) -> bytes:

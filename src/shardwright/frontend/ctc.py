@@ -1,7 +1,8 @@
 """``ctc_loss``, kept whole as one operator.
 
-PyTorch cannot trace it with lengths as tensors, because the size of its work space depends on their values. Its loss does not,
-so during a capture it is recorded as ``shardwright.ctc_loss``, which runs PyTorch's own forward and backward.
+PyTorch cannot trace it with lengths as tensors, because the size of its work space depends on their values. Its loss
+does not, so during a capture it is recorded as ``shardwright.ctc_loss``, which runs PyTorch's own forward and
+backward.
 """
 
 from __future__ import annotations

@@ -3,54 +3,92 @@
 from __future__ import annotations
 
 import re
-import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
 
 import torch
 
 from shardwright.errors import CaptureError
 
-_REMEDIES = (
+_TORCH = f"{Path(torch.__file__).parent}/"
+_OURS = f"{Path(__file__).parents[1]}/frontend/"
+
+_CAUSES = (
     (
-        r"[Dd]ata-?dependent|unbacked|GuardOnDataDependent|_local_scalar_dense|item\(\)",
-        "the model's control flow or a shape depends on tensor values",
-        "Replace the branch with torch.where / torch.cond, or fix the value as a Python argument.",
+        r"DynamicOutputShape|dynamic output shape|nonzero|masked_select|unbacked symint.*size",
+        "the shape of a result depends on tensor values",
+        "Use an operator with a fixed output shape: torch.where or a mask instead of boolean indexing or nonzero.",
     ),
     (
-        r"[Uu]nsupported|not supported|NotImplementedError",
-        "the model uses something torch.export does not support",
-        "Try torch.export.export(model, ...) alone for its full report; isolate that part as a custom operator.",
+        r"[Dd]ata-?dependent|unbacked|GuardOnDataDependent|_local_scalar_dense|item\(\)|\.tolist\(\)",
+        "its control flow depends on tensor values",
+        "Replace the branch with torch.where or torch.cond, or pass the value in as a Python argument.",
     ),
     (
-        r"missing|required positional|unexpected keyword|got multiple values",
-        "the example inputs do not fit the model's forward",
+        r"device meta|on the meta device|Cannot copy out of meta|meta tensor",
+        "it needs the value of a tensor on the meta device",
+        "Build the model on the CPU, or keep that value as a Python number.",
+    ),
+    (
+        r"missing \d+ required|required positional|unexpected keyword|got multiple values",
+        "the example inputs do not fit its forward",
         "Check the args and kwargs passed to capture.",
+    ),
+    (
+        r"[Uu]nsupported|not supported|NotImplementedError|no fake impl|UnsupportedOperator",
+        "torch.export does not support something in it",
+        "Isolate that part as a custom operator (torch.library.custom_op with register_fake and register_autograd).",
     ),
 )
 
 
 def explain_failure(error: Exception, model: torch.nn.Module) -> CaptureError:
     """The one error a user sees for anything export could not digest."""
-    first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    frames = list(_frames(error))
     text = f"{type(error).__name__} {error}"
-    matches = [(why, remedy) for pattern, why, remedy in _REMEDIES if re.search(pattern, text)]
-    unknown = ("torch.export failed", "Run the model once eagerly with the same inputs to rule out a plain bug.")
-    why, remedy = matches[0] if matches else unknown
+    causes = [(why, remedy) for pattern, why, remedy in _CAUSES if re.search(pattern, text)]
+    unknown = ("torch.export failed on it", "Run the model once eagerly with the same inputs to rule out a plain bug.")
+    why, remedy = causes[0] if causes else unknown
     return CaptureError(
-        f"Cannot capture {type(model).__name__} at {_user_line(error)}: {why} ({first_line[:300]}).", remedy
+        f"Cannot capture {type(model).__name__}: {_place(frames, model)}, {why} ({_first_line(error)}).", remedy
     )
 
 
-def _user_line(error: Exception) -> str:
-    """The innermost frame that is neither torch's nor ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        if "/torch/" not in frame.filename and "/shardwright/" not in frame.filename and frame.filename[0] != "<":
-            return f"{_short(frame.filename)}:{frame.lineno} in {frame.name}"
-    return "an unknown line"
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
 
 
-def _short(filename: str) -> str:
+def _place(frames: list[tuple[FrameType, int]], model: torch.nn.Module) -> str:
+    """``in module 'decoder.3' (Block) at my/model.py:17``."""
+    names = {id(module): name for name, module in model.named_modules()}
+    inside = next((owner for frame, _ in reversed(frames) if id(owner := frame.f_locals.get("self")) in names), None)
+    path = "" if inside is None else names[id(inside)]
+    module = f"in module {path!r} ({type(inside).__name__})" if path else "in its forward"
+    lines = [
+        f"{short_path(frame.f_code.co_filename)}:{line}"
+        for frame, line in frames
+        if not frame.f_code.co_filename.startswith((_TORCH, _OURS, "<"))
+    ]
+    torch_lines = [
+        f"{short_path(frame.f_code.co_filename)}:{line}"
+        for frame, line in frames
+        if frame.f_locals.get("self") is inside and inside is not None
+    ]
+    found = torch_lines[-1:] if path and type(inside).__module__.startswith("torch.") else lines[-1:]
+    return f"{module} at {found[0]}" if found else module
+
+
+def _first_line(error: Exception) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {next((line for line in lines if line), '')[:300]}".rstrip(": .")
+
+
+def short_path(filename: str) -> str:
     """A path as a reader knows it: from the package down, or the last two parts."""
-    return (
-        filename.split("/site-packages/")[-1] if "/site-packages/" in filename else "/".join(filename.split("/")[-2:])
-    )
+    if "/site-packages/" in filename:
+        return filename.split("/site-packages/")[-1]
+    return "/".join(filename.split("/")[-2:])

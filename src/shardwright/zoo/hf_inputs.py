@@ -39,9 +39,10 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
             if name in accepted and accepted[name].default is inspect.Parameter.empty:
                 inputs[name] = _tokens(config, text, rows, seq or min(32, _length(text)))
     elif main == "input_values":
-        frames, bins = getattr(config, "max_length", None), getattr(config, "num_mel_bins", None)
-        picture = isinstance(frames, int) and isinstance(bins, int)  # a spectrogram seen as a picture
-        inputs["input_values"] = torch.randn(rows, frames, bins) if picture else torch.randn(rows, AUDIO_SAMPLES)
+        picture = [getattr(config, name, None) for name in ("max_length", "num_mel_bins")]
+        # Some see a spectrogram as a picture, the others samples.
+        shape = [size for size in picture if isinstance(size, int)] if None not in picture else [AUDIO_SAMPLES]
+        inputs["input_values"] = torch.randn(rows, *shape)
     elif main == "input_features":
         inputs["input_features"] = _spectrogram(config, rows)
     else:
