@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.errors import ShardwrightError
 from shardwright.operators.checking import Disagreement, check, ranks_of
 from shardwright.operators.deriving import derived
+from shardwright.operators.extending import operator_target
 from shardwright.operators.rules import OpRules
-from shardwright.operators.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, pointwise
+from shardwright.operators.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, concrete, pointwise
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def audit_sample(sample: Sample, pieces: Sequence[int] = (2, 3, 4), pairs: bool 
         if found is not None:
             return Audit(1, 1, len(rules.loops), runs, found)
     return Audit(1, 1, len(rules.loops), runs)
+
+
+def audit_call(operator: str, *arguments: Any, pieces: Sequence[int] = (2, 3, 4)) -> Audit:
+    """Check the rules of one operator, yours for example, on one call; keywords come last, as a dict.
+
+    >>> audit_call("mylib::myop", torch.randn(8, 12), 3).disagreement is None     # doctest: +SKIP
+    True
+    """
+    return audit_sample(concrete(operator_target(operator), arguments), pieces)
 
 
 def audit(

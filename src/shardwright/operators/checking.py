@@ -287,4 +287,4 @@ def _compare(op: Op, whole: Sequence[Any], split: Sequence[Any], leaves: Sequenc
 def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.dtype == torch.bool:
         return float((a != b).any())
-    return float((a - b).abs().max()) if a.numel() else 0.0
+    return float((a - b).detach().abs().max()) if a.numel() else 0.0

@@ -17,6 +17,7 @@ from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
 from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
 from shardwright.operators.language import Nest, TensorArgument
+from shardwright.operators.pieces import croppable
 from shardwright.operators.reasons import REASONS
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
 from shardwright.operators.rules import Exchange, LoopRule, OpRules
@@ -109,7 +110,7 @@ def _rules(
     loops = [
         candidate.rule
         for candidate in candidates(nest, inputs, dtype)
-        if (kernel or candidate.plain)
+        if (kernel or candidate.plain or _runs_on_window(candidate, inputs))
         and _worth_it(candidate, description.kind)
         and _gradients_hold(candidate.rule, op, inputs, results)
     ]
@@ -150,6 +151,12 @@ def shapes_of(op: Op, tensors: Mapping[str, Tensor]) -> tuple[tuple[int, ...] | 
 def _worth_it(candidate: Candidate, kind: str) -> bool:
     """Whether a piece does less than the whole operator: nothing is sliced out, and free loops really are a size."""
     return not candidate.sliced and (not candidate.free or kind in ("view", "creation", "random"))
+
+
+def _runs_on_window(candidate: Candidate, inputs: tuple[TensorArgument, ...]) -> bool:
+    """A window that the operator itself can be run on, without a kernel of its own."""
+    alone = not (candidate.positional or candidate.sliced or candidate.free or candidate.rule.exchanges)
+    return alone and candidate.rule.windowed and croppable(candidate.rule, [x.shape for x in inputs])
 
 
 def _gradients_hold(rule: LoopRule, op: Op, inputs: tuple[TensorArgument, ...], results: list[Tensor]) -> bool:

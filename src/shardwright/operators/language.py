@@ -155,8 +155,13 @@ class TensorArgument:
         """The element that broadcasting pairs with an output element: leading dims dropped, dims of size 1 read at 0."""
         return self[tuple(index)[len(index) - len(self.shape) :] if self.shape else ()]
 
-    def __iter__(self) -> Iterator[Any]:
-        raise DescriptionError(f"{self.name} is a tensor; a description may only index it.")
+    def _unindexed(self, *_: Any) -> Any:
+        raise DescriptionError(
+            f"{self.name} is used without indices.", f"Write {self.name}[...] with one index per dim."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unindexed
+    __neg__ = __iter__ = __matmul__ = __pow__ = _unindexed
 
 
 def value(of: object) -> Expression:
@@ -168,7 +173,7 @@ def value(of: object) -> Expression:
     if isinstance(of, (int, float, complex)) or of is None:
         return Number(0.0 if of is None or isinstance(of, complex) else float(of))
     if isinstance(of, TensorArgument):
-        raise DescriptionError(f"{of.name} is used without indices.", f"Write {of.name}[...] with one index per dim.")
+        return of._unindexed()
     raise DescriptionError(f"{of!r} is not a value.", "Values are tensor elements, numbers, and arithmetic on them.")
 
 

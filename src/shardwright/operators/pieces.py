@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard
 from shardwright.errors import LoweringError
 from shardwright.graph import Atom, Op, Ref, Tensor, Value, refs
 from shardwright.operators.registry import KERNELS, Bound, bind
-from shardwright.operators.rules import OpRules, Window
+from shardwright.operators.rules import LoopRule, OpRules, Window
 
 Ranges = Mapping[str, tuple[int, int]]
 Kernel = Callable[..., Any]
@@ -232,4 +232,43 @@ def build(call: Call) -> Piece:
             )
     maker = KERNELS.get(call.op.target)
     made = maker(call) if maker is not None and any(call.rules.by_name[n].divides for n in call.ranges) else None
+    if made is None and maker is None and any(call.rules.by_name[n].windowed for n in call.ranges):
+        made = _cropped(call)
     return made if made is not None else Piece(op=call.op)
+
+
+def croppable(rule: LoopRule, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a windowed loop can be run by the operator itself on the window: inputs and loop have the same extent."""
+    windows = [(need, shape) for need, shape in zip(rule.inputs, shapes, strict=True) if isinstance(need, Window)]
+    return all(w.scale == 1 and shape[w.dim] == rule.extent and w.low <= 0 <= w.high for w, shape in windows)
+
+
+def _cropped(call: Call) -> Piece:
+    """Run the operator on the window and keep what belongs to the piece.
+
+    The description does not depend on positions, so results at least a halo away from the window's ends are those of the
+    whole operator; at the tensor's own border the window ends there too, and the operator pads as it always does.
+    """
+    from shardwright._torch_compat import operator
+
+    function = operator(call.op.target)
+    offsets: dict[str, int] = {}
+    for position in range(len(call.op.inputs)):
+        for span in call.input_spans(position).values():
+            rule = call.rules.by_name[span.loop]
+            if isinstance(rule.inputs[position], Window):
+                offsets[span.loop] = call.ranges[span.loop][0] - span.start
+    crops = []
+    for number, name in enumerate(call.op.outputs):
+        spans = {} if name is None else call.output_spans(number)
+        crops.append([(dim, offsets[s.loop], s.size) for dim, s in spans.items() if s.loop in offsets])
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        made = function(**arguments)
+        results = list(made) if isinstance(made, (tuple, list)) else [made]
+        for number, crop in enumerate(crops):
+            for dim, start, size in crop:
+                results[number] = results[number].narrow(dim, start, size)
+        return tuple(results) if isinstance(made, (tuple, list)) else results[0]
+
+    return call.kernel(kernel)

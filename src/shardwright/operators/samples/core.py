@@ -110,7 +110,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def concrete(target: str, arguments: tuple[Any, ...], seed: int = 0) -> Sample:
-    """An operator in a graph with concrete inputs, from one sample call."""
+    """An operator in a graph with concrete inputs, from one sample call (specs, or tensors that are used as they are)."""
     generator = torch.Generator().manual_seed(seed)
     keywords = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
     positional = arguments[:-1] if keywords or (arguments and isinstance(arguments[-1], dict)) else arguments
@@ -122,6 +122,12 @@ def concrete(target: str, arguments: tuple[Any, ...], seed: int = 0) -> Sample:
             name = f"input{len(inputs)}"
             inputs.append(make(value, generator))
             tensors[name] = Tensor(name, value.shape, name_of(inputs[-1].dtype), value.grad)
+            return Ref(name)
+        if isinstance(value, torch.Tensor):
+            name = f"input{len(inputs)}"
+            inputs.append(value.detach().double() if value.is_floating_point() else value.detach())
+            grad = value.is_floating_point() or value.is_complex()
+            tensors[name] = Tensor(name, tuple(value.shape), name_of(inputs[-1].dtype), grad)
             return Ref(name)
         if isinstance(value, torch.dtype):
             return Atom("dtype", name_of(value))
