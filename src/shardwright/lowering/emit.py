@@ -55,6 +55,19 @@ class Converter(torch.nn.Module):
         return " ".join(step.kind for step in self.steps)
 
 
+class _Recording(fx.Graph):
+    """A graph that remembers which nodes were made since one last looked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[fx.Node] = []
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.made.append(node)
+        return node
+
+
 class Emitter:
     """Writes the nodes of one program; ``groups`` gives the process group of every mesh axis."""
 
@@ -67,12 +80,13 @@ class Emitter:
     ) -> None:
         self.program, self.groups, self.device = program, groups, device
         self.readers = readers
-        self.graph = fx.Graph()
+        self.graph = _Recording()
         self.root = torch.nn.Module()
         self.values: dict[str, fx.Node] = {}
         self.sources = {name: self.graph.placeholder(name) for name in program.graph.sources}
 
     def module(self) -> fx.GraphModule:
+        made = self.graph.made
         for instruction in self.program.instructions:
             if isinstance(instruction, Compute):
                 self._compute(instruction)
@@ -80,6 +94,10 @@ class Emitter:
                 self._change(instruction)
             else:
                 self._read(instruction)
+            if isinstance(instruction, Compute):  # reads and changes belong to the operator that they serve
+                for node in made:
+                    node.meta["path"] = instruction.op.module
+                made.clear()
         results = [self._result(result) for result in self.program.results]
         self.graph.output((tuple(results), tuple(self.values[new] for _, new in self.program.mutations)))
         module = fx.GraphModule(self.root, self.graph, class_name="RankProgram")

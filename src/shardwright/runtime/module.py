@@ -23,6 +23,7 @@ from shardwright.lowering.collectives import BoundStep
 from shardwright.lowering.emit import emit
 from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
 from shardwright.lowering.randomness import draws
+from shardwright.lowering.recompute import with_recomputation
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.inputs import cut, local_part, matched
@@ -40,6 +41,7 @@ class ParallelModule(torch.nn.Module):
         *,
         compute_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
+        recompute: Sequence[str] = (),
     ) -> None:
         """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names."""
         super().__init__()
@@ -52,12 +54,17 @@ class ParallelModule(torch.nn.Module):
         self.groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
         readers = self._readers(compute_dtype)
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        object.__setattr__(self, "_eager", emit(program, self.groups, self.device, readers))
-        object.__setattr__(self, "_whole", emit(program, self.groups, self.device))
+        eager, whole = emit(program, self.groups, self.device, readers), emit(program, self.groups, self.device)
+        object.__setattr__(self, "_eager", with_recomputation(eager, recompute))
+        object.__setattr__(self, "_whole", with_recomputation(whole, recompute))
         object.__setattr__(self, "_output_tree", load_tree(self.graph.output_tree))
         self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
         self._mode_free = not self.graph.mutations and not self.draws
+        self._has_loss = any(
+            isinstance(r, Result) and self.graph.tensors[r.tensor].grad and self.graph.tensors[r.tensor].elements == 1
+            for r in program.results
+        )
         self._met = False
         self.train(self.graph.training)
 
@@ -205,6 +212,9 @@ class ParallelModule(torch.nn.Module):
         """Whole results as plain tensors, cut ones as DTensors."""
         if all(isinstance(placement, Replicate) for placement in result.layout):
             return value
+        if torch.compiler.is_compiling() and self._has_loss:
+            # The compiler wants a gradient for every DTensor that it hands out, and a loss alone brings none.
+            value = value.detach()
         return distributed(value, self.mesh, result.layout, self.graph.tensors[result.tensor].shape)
 
     def _check_mode(self) -> None:

@@ -6,7 +6,7 @@ against the plan, lowered for this rank, and its parameters are cut to the shard
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -19,6 +19,7 @@ from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph, fingerprint
 from shardwright.lowering.program import lower
+from shardwright.lowering.validate import validate_program
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.runtime.agreement import agree, digest, sample
@@ -42,6 +43,7 @@ def parallelize(
     initialise: Initialise | None = None,
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
+    recompute: Sequence[str] = (),
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
@@ -64,6 +66,8 @@ def parallelize(
     compute_dtype, reduce_dtype
         Mixed precision: parameters are kept as the model has them and cast for use; gradients are reduced in
         ``reduce_dtype`` (default: the dtype they are computed in).
+    recompute
+        Paths of blocks (``"blocks.0"``) whose activations are computed again in the backward pass.
 
     Examples
     --------
@@ -80,8 +84,11 @@ def parallelize(
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     program = lower(graph, strategy, priced_mesh(plan), coordinate_on(mesh))
+    validate_program(program)
     shards = materialised(model, program, mesh, weights, initialise)
-    parallel = ParallelModule(program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype)
+    parallel = ParallelModule(
+        program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, recompute=recompute
+    )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights)
     return parallel

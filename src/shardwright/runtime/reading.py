@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import wait
+from shardwright._torch_compat import in_backward, wait
 from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
 from shardwright.runtime.gradients import Gradients, Slot
 
@@ -131,7 +131,8 @@ class ReadingQueue:
         if not reader.gathers:
             return reader.local(leaf.detach())
         self._start(reader)
-        self._ahead(reader.number, 1)
+        if not in_backward():  # a block that is computed again reads its parameters again, and none beyond
+            self._ahead(reader.number, 1)
         return reader.complete(self._under_way.pop(reader.number))
 
     def _start(self, reader: Reader) -> None:
