@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.costs.memory_allocator import KiB, LARGE_SEGMENT, Allocator, MiB, rounded
+from shardwright.costs.memory_allocator import LARGE_SEGMENT, Allocator, KiB, MiB, rounded
 
 sizes = st.one_of(st.integers(1, 4 * KiB), st.integers(1, MiB), st.integers(MiB, 40 * MiB))
 

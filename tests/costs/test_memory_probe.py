@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.costs.memory_kernels import hidden, workspace
 from shardwright.costs.memory_probe import Call, Strided, backward, forward, resolve
-from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.graph.core import Ref
 
 X, Y = (4, 8, 16), (4, 8, 16)

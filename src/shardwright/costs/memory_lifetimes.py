@@ -143,13 +143,13 @@ class _Replay:
     ) -> Storage:
         """The storage a sequence of steps ends in; those on the way live until the step after them has run.
 
-        ``awaited``: the first step was started ahead and is awaited at this event.
+        ``awaited``: the first step was started ahead and is awaited right before this event.
         """
         for place, (step, event) in enumerate(zip(steps, events, strict=True)):
             self.ledger.clock = event
             if step.kind in ("slice", "mask") and step.window is None:
                 continue
-            until = max(event, min(awaited, self.end)) if awaited is not None and place == 0 else event
+            until = max(event, min(awaited, self.end) - 1) if awaited is not None and place == 0 else event
             self.ledger.passing(_buffers(step), COMMUNICATION, f"{step.kind} buffer", module, until)
             if until > event and step.dim:
                 self.ledger.clock = until  # the pieces are put in order when they are awaited

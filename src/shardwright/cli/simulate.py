@@ -1,0 +1,80 @@
+"""``shardwright simulate``: run a plan's training step in simulation and show where the time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardwright.cli._plans import load_with_graph
+from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
+
+if TYPE_CHECKING:
+    from shardwright.plans import Plan
+    from shardwright.simulator import Timeline
+
+
+def simulate(
+    plan: Annotated[Path, typer.Argument(help="A plan written by `shardwright plan … -o plan.json`")],
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
+) -> None:
+    """Simulate one training step of PLAN: step time, exposed communication, how busy every stream is, memory.
+
+    Example: shardwright simulate plan.json --trace trace.json
+    """
+    from shardwright.simulator import simulate as run
+    from shardwright.simulator.trace import write_trace
+
+    with progress(as_json) as say:
+        say("capturing the model")
+        loaded, graph = load_with_graph(plan)
+        say("simulating")
+        timeline = run(graph, loaded.strategy, loaded.mesh, graph.training, loaded.optimiser)
+    if trace is not None:
+        write_trace(timeline, trace)
+    if as_json:
+        print_json(_document(timeline))
+        return
+    _print(loaded, timeline)
+    if trace is not None:
+        console.print(f"trace written to {trace}: open it in ui.perfetto.dev")
+
+
+def _document(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "step_seconds": timeline.seconds,
+        "sum_seconds": timeline.walk.seconds,
+        "exposed_seconds": timeline.exposed_seconds,
+        "lower_bound_seconds": timeline.lower_bound,
+        "busy_seconds": timeline.busy,
+        "utilisation": timeline.utilisation,
+        "peak_bytes": timeline.peak_bytes,
+        "reserved_bytes": timeline.memory.reserved,
+        "communication": [
+            {"collective": kind, "axis": axis, "tensors": count, "bytes": size}
+            for (kind, axis), (count, size) in timeline.walk.communication.items()
+        ],
+        "memory_curve": timeline.memory_curve,
+    }
+
+
+def _print(plan: Plan, timeline: Timeline) -> None:
+    rows = [
+        [stream, seconds_text(busy), f"{100 * timeline.utilisation[stream]:.1f} %"]
+        for stream, busy in timeline.busy.items()
+    ]
+    title = f"{plan.model} over {mesh_text(plan.strategy.axes)}: {seconds_text(timeline.seconds)} a step"
+    caption = (
+        f"{seconds_text(timeline.exposed_seconds)} of communication exposed; no schedule of these events is shorter than "
+        f"{seconds_text(timeline.lower_bound)}. Peak memory {bytes_text(timeline.peak_bytes)}. "
+        f"Prices: {plan.mesh.calibration}."
+    )
+    table(title, ["stream", "busy", "share of the step"], rows, caption)
+    talk = [
+        [kind, axis, str(count), bytes_text(size)]
+        for (kind, axis), (count, size) in timeline.walk.communication.items()
+    ]
+    if talk:
+        table("Communication of one rank", ["collective", "axis", "tensors", "bytes"], talk)

@@ -1,0 +1,103 @@
+"""Predicted peak memory against what PyTorch's allocator reports for the real model, on one CPU process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate
+from torch.profiler import ProfilerActivity, profile
+
+from costs.performed import peak_of
+from shardwright import zoo
+from shardwright.cluster import Mesh, mesh_of, parse_cluster
+from shardwright.costs.memory import MemoryUse, memory
+from shardwright.errors import PlanError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+
+
+def whole(graph: Graph, mesh: Mesh) -> Strategy:
+    alike = (Replicate(),) * len(mesh.axes)
+    splits = {op.name: (None,) * len(mesh.axes) for op in graph.ops}
+    return Strategy(mesh.names, splits, dict.fromkeys(graph.sources, alike))
+
+
+def measured(model: torch.nn.Module, args: tuple[Any, ...]) -> int:
+    optimiser = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(*args).backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
+    held = [*model.parameters(), *model.buffers(), *state, *args]
+    return sum(t.numel() * t.itemsize for t in held) + peak_of(profiler)
+
+
+def predicted(model: torch.nn.Module, args: tuple[Any, ...], cluster: str = "local:1") -> MemoryUse:
+    mesh = mesh_of(parse_cluster(cluster))
+    graph = capture(model, args)
+    return memory(graph, whole(graph, mesh), mesh)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "moe", "transformer", "rnn"])
+def test_peak_is_exact_where_no_library_hides_memory(name: str) -> None:
+    model, args, _ = zoo.build(name, **zoo.entry(name).small)
+    assert predicted(model, args).peak == pytest.approx(measured(model, args), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["wresnet50", "inception"])
+def test_peak_of_convolutions_is_close(name: str) -> None:
+    model, args, _ = zoo.build(name, **zoo.entry(name).small)
+    assert predicted(model, args).peak == pytest.approx(measured(model, args), rel=0.03)
+
+
+def test_dropout_and_a_tied_weight() -> None:
+    torch.manual_seed(0)
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(200, 64)
+            self.drop = torch.nn.Dropout(0.2)
+            self.inner = torch.nn.Linear(64, 64)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.drop(self.table(tokens))
+            x = x + self.drop(torch.relu(self.inner(x)))
+            return torch.logsumexp(x @ self.table.weight.T, -1).mean()
+
+    model, args = Tied(), (torch.randint(200, (8, 32)),)
+    assert predicted(model, args).peak == pytest.approx(measured(model, args), rel=1e-3)
+
+
+def test_what_the_peak_is_made_of() -> None:
+    model, args, _ = zoo.build("gpt", **zoo.entry("gpt").small)
+    use = predicted(model, args, "1xH200")
+    parameters = sum(p.numel() * p.itemsize for p in model.parameters())
+    assert use.breakdown["parameters"] == parameters
+    assert use.breakdown["optimiser state"] == 2 * parameters
+    assert use.breakdown["library workspace"] == 64 * 2**20
+    size, what, module = next(row for row in use.largest if row[2].startswith("blocks."))
+    assert size == 4 * 16 * 32 * 4 * 4 and what == "linear" and module == "blocks.0.feed.up"
+
+
+def test_adamw_on_cuda_needs_one_more_copy_of_the_parameters() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 1024))
+    use = predicted(model, (torch.zeros(1, 1024),), "1xH200")
+    parameters = sum(p.numel() * p.itemsize for p in model.parameters())
+    assert max(use.curve) - use.breakdown["library workspace"] == pytest.approx(5 * parameters, rel=1e-2)
+
+
+def test_a_strategy_of_another_mesh_is_refused() -> None:
+    model, args, _ = zoo.build("gpt", **zoo.entry("gpt").small)
+    graph = capture(model, args)
+    with pytest.raises(PlanError, match="is for a mesh"):
+        memory(graph, whole(graph, mesh_of(parse_cluster("8xH200"))), mesh_of(parse_cluster("4xH200")))
