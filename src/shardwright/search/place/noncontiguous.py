@@ -60,7 +60,7 @@ def _start(workload: Workload, blocks: Blocks, rules: Rules, seconds: float) -> 
     """The best of: contiguous optimum, heuristics, local search; each improved without regard to contiguity."""
     found: list[Placement] = []
     for solve in (
-        lambda: place_contiguous(workload, rules, most_ideals=2_000_000),
+        lambda: place_contiguous(workload, rules, most_ideals=2_000_000, time_limit=seconds),
         lambda: place_heuristically(workload),
     ):
         try:
