@@ -50,6 +50,11 @@ def register_dataclass(kind: type) -> None:
     torch.export.register_dataclass(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
 
 
+def register_namedtuple(kind: type) -> None:
+    """Let specs that hold a named tuple travel as JSON (pytree opens named tuples anyway)."""
+    pytree._register_namedtuple(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+
+
 def operator(target: str) -> Any:
     """The callable behind ``"aten.linear.default"``: an ``OpOverload`` looked up in ``torch.ops``."""
     namespace, name, overload = target.split(".", 2)
@@ -117,3 +122,10 @@ def in_backward() -> bool:
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors, real or fake, lie in the same storage (``torch._C._is_alias_of``)."""
     return bool(torch._C._is_alias_of(one, other))
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds values: neither on meta nor fake (``torch._subclasses.FakeTensor``)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not tensor.is_meta and not isinstance(tensor, FakeTensor)

@@ -38,7 +38,7 @@ def faithful(
     for one, other in zip(eager.buffers(), replayed.buffers(), strict=True):
         torch.testing.assert_close(other, one)
     if meta:
-        on_meta = capture(copy.deepcopy(model).to("meta"), *_to_meta((args, kwargs)))
+        on_meta = capture(_meta_twin(model), *_to_meta((args, kwargs)))
         assert fingerprint(on_meta) == fingerprint(graph)
     return graph
 
@@ -52,6 +52,13 @@ def _backward(model: nn.Module, run: Any) -> list[Any]:
         total = sum((leaf * torch.linspace(1, 2, leaf.numel()).view(leaf.shape)).sum() for leaf in floats)
         total.backward()
     return leaves
+
+
+def _meta_twin(model: nn.Module) -> nn.Module:
+    """``model`` on meta; unlike ``.to("meta")`` this keeps ties."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+    memo |= {id(b): b.to("meta") for b in model.buffers()}
+    return copy.deepcopy(model, memo)
 
 
 def _to_meta(tree: Any) -> Any:

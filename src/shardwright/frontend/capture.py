@@ -20,7 +20,8 @@ import torch
 from shardwright._torch_compat import map_tree
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
-from shardwright.frontend.checks import SkippedChecks
+from shardwright.frontend.checks import skipped_checks
+from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
 from shardwright.frontend.ctc import WholeCtc
 from shardwright.frontend.diagnose import explain_failure
@@ -53,12 +54,14 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     >>> [op.target for op in graph.ops]
     ['aten.linear.default']
     """
+    register_containers((args, kwargs))
     args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
     traced = model
     try:
-        with _quiet(), whole_functions(), inert_randomness(), SkippedChecks(), WholeCtc():
+        with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc():
             traced, args, kwargs = stand_in(model, args, kwargs)
-            program = torch.export.export(traced, args, kwargs, strict=False)
+            with opened_outputs(traced):
+                program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
             return convert(functionalise(program), model)

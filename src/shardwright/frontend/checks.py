@@ -12,6 +12,8 @@ import ast
 import functools
 import linecache
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,9 +24,24 @@ from torch.overrides import TorchFunctionMode
 _NOT_THE_MODEL = tuple(f"{Path(file).parent}/" for file in (torch.__file__, __file__))
 
 
-class SkippedChecks(TorchFunctionMode):
-    """Within this mode, checks that only raise pass without being read."""
+@contextmanager
+def skipped_checks() -> Iterator[None]:
+    """While this lasts, checks that only raise pass without being read."""
+    real = torch.SymBool.__bool__
 
+    def answered(self: torch.SymBool) -> bool:  # a comparison of ``x.item()``
+        answer = _answer(_asking_frame())
+        return real(self) if answer is None else answer
+
+    torch.SymBool.__bool__ = answered  # type: ignore[method-assign]  # restored below
+    try:
+        with _AnsweredTensors():
+            yield
+    finally:
+        torch.SymBool.__bool__ = real  # type: ignore[method-assign]
+
+
+class _AnsweredTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__bool__:
             answer = _answer(_asking_frame())
@@ -48,8 +65,37 @@ def _answer(frame: FrameType | None) -> bool | None:
     for statement in _checks(frame.f_code.co_filename):
         test = statement.test
         if test.lineno <= frame.f_lineno <= (test.end_lineno or test.lineno):
-            return isinstance(statement, ast.Assert)
+            wanted = list(_wanted(test, isinstance(statement, ast.Assert)))
+            if here := _place(frame):
+                wanted = [(leaf, goal) for leaf, goal in wanted if _covers(leaf, here)] or wanted
+            goals = {goal for _, goal in wanted}
+            return goals.pop() if len(goals) == 1 else None
     return None
+
+
+def _wanted(test: ast.expr, goal: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The conditions a test is made of, each with the answer that lets the check pass."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _wanted(test.operand, not goal)
+    elif isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _wanted(value, goal)
+    else:
+        yield test, goal
+
+
+def _place(frame: FrameType) -> tuple[int, int] | None:
+    """Line and column of the expression whose truth is asked, which Python knows from 3.11 on."""
+    if not hasattr(frame.f_code, "co_positions"):
+        return None
+    # The jump itself is placed at the whole test; what was computed just before it is the condition.
+    line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2 - 1]
+    return None if line is None or column is None else (line, column)
+
+
+def _covers(leaf: ast.expr, place: tuple[int, int]) -> bool:
+    end = (leaf.end_lineno or leaf.lineno, leaf.end_col_offset or 0)
+    return (leaf.lineno, leaf.col_offset) <= place < end
 
 
 @functools.lru_cache(maxsize=256)

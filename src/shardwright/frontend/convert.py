@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 
-from shardwright._torch_compat import dump_tree, flatten_with_paths
+from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data
 from shardwright.errors import CaptureError
 from shardwright.frontend.diagnose import short_path
 from shardwright.frontend.functionalise import MUTATED
@@ -209,11 +209,11 @@ def _passes_through(target: str, node: Node, source: Tensor) -> bool:
     if kind == "detach":
         return not source.grad
     if kind in ("dropout", "feature_dropout", "alpha_dropout"):
-        return node.args[1] == 0 or not node.args[2]
+        return bool(node.args[1] == 0 or not node.args[2])
     value = node.meta.get("val")
     if kind not in ("to", "type_as", "_to_copy") or not isinstance(value, torch.Tensor):
         return False
-    return (source.dtype, source.shape) == (_dtype(value), _shape(value, node))
+    return source.dtype == _dtype(value) and source.shape == _shape(value, node)
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
@@ -283,9 +283,9 @@ def _source(node: Node) -> str:
 
 
 def _raw_bytes(value: torch.Tensor, name: str) -> bytes:
-    if value.is_meta:
+    if not has_data(value):
         raise CaptureError(
-            f"The constant {name!r} was built on the meta device, so its value is unknown.",
+            f"The plain tensor attribute {name!r} was built on the meta device, so its value is unknown.",
             "Register it as a buffer, or build the model outside torch.device('meta').",
         )
     return bytes(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

@@ -17,17 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright._torch_compat import shares_memory
 from shardwright.errors import CaptureError
 
 NAME = "shardwright::autograd_function"
+_TENSOR = "<tensor>"
+"""Stands in the written arguments where the next tensor goes."""
 _returns_tuple: dict[str, bool] = {}
 
 
 def call_whole(function: type, args: Sequence[Any]) -> Any:
     """``function.apply(*args)`` as one operator."""
     name = f"{function.__module__}:{function.__qualname__}"
-    tensors = [arg if isinstance(arg, Tensor) else None for arg in args]
-    others = [None if isinstance(arg, Tensor) else arg for arg in args]
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    others = [_TENSOR if isinstance(arg, Tensor) else arg for arg in args]
     try:
         written = json.dumps(others)
         known = _find(name) is function and json.loads(written) == others
@@ -52,19 +55,22 @@ def _find(name: str) -> Any:
     return found
 
 
-def _apply(name: str, tensors: Sequence[Tensor | None], others: str) -> list[Tensor]:
-    function = _find(name)
-    args = [other if tensor is None else tensor for tensor, other in zip(tensors, json.loads(others), strict=True)]
-    versions = [tensor._version for tensor in tensors if tensor is not None]
-    results = _original_apply(function)(*args)
-    if versions != [tensor._version for tensor in tensors if tensor is not None]:
+def _merged(tensors: Sequence[Tensor], others: str) -> list[Any]:
+    """The arguments of the function: each tensor in its place among the written ones."""
+    following = iter(tensors)
+    return [next(following) if isinstance(other, str) and other == _TENSOR else other for other in json.loads(others)]
+
+
+def _apply(name: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
+    versions = [tensor._version for tensor in tensors]
+    results = _original_apply(_find(name))(*_merged(tensors, others))
+    if versions != [tensor._version for tensor in tensors]:
         raise CaptureError(
             f"The custom autograd.Function {name} changes its arguments in place.", "Let it return a new tensor."
         )
     _returns_tuple[name] = isinstance(results, tuple)
-    given = [tensor for tensor in tensors if tensor is not None]
     # An operator may not return its own input, which identity-like functions do.
-    return [r.clone() if any(r is g for g in given) or r._is_view() else r for r in _as_tuple(results)]
+    return [r.clone() if any(shares_memory(r, t) for t in tensors) else r for r in _as_tuple(results)]
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
@@ -80,35 +86,31 @@ def _original_apply(function: type) -> Callable[..., Any]:
 
 
 @torch.library.custom_op(NAME, mutates_args=())
-def _operator(function: str, tensors: Sequence[Tensor | None], others: str) -> list[Tensor]:
+def _operator(function: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
     with torch.no_grad():
         return _apply(function, tensors, others)
 
 
 @_operator.register_fake
-def _(function: str, tensors: Sequence[Tensor | None], others: str) -> list[Tensor]:
+def _(function: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
     with torch.no_grad():
         return _apply(function, tensors, others)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.function, tensors, ctx.others = inputs
-    ctx.present = [tensor is not None for tensor in tensors]
-    ctx.save_for_backward(*(tensor for tensor in tensors if tensor is not None))
+    ctx.save_for_backward(*tensors)
 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Tensor | None], None]:
-    saved = iter(ctx.saved_tensors)
-    tensors = [next(saved).detach() if present else None for present in ctx.present]
-    wanted = [t.requires_grad_() for t in tensors if t is not None and t.is_floating_point()]
+    tensors = [tensor.detach() for tensor in ctx.saved_tensors]
+    wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
     with torch.enable_grad():
-        function = _find(ctx.function)
-        args = [other if t is None else t for t, other in zip(tensors, json.loads(ctx.others), strict=True)]
-        results = _as_tuple(_original_apply(function)(*args))
+        results = _as_tuple(_original_apply(_find(ctx.function))(*_merged(tensors, ctx.others)))
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
     by_tensor = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
-    return None, [None if t is None else by_tensor.get(id(t)) for t in tensors], None
+    return None, [by_tensor.get(id(tensor)) for tensor in tensors], None
 
 
 _operator.register_autograd(_backward, setup_context=_remember)

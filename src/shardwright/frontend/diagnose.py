@@ -31,7 +31,7 @@ _CAUSES = (
         "Build the model on the CPU, or keep that value as a Python number.",
     ),
     (
-        r"missing \d+ required|required positional|unexpected keyword|got multiple values",
+        r"missing (\d+|a) required|required positional|unexpected keyword|got multiple values",
         "the example inputs do not fit its forward",
         "Check the args and kwargs passed to capture.",
     ),

@@ -35,6 +35,8 @@ def stand_in(
             return torch.nn.Parameter(standing, requires_grad=leaf.requires_grad)
         return standing.requires_grad_(leaf.requires_grad)
 
+    # Plain attributes get a stand-in too: only one whose value is needed for the graph is refused, later.
+    held += [value for module in model.modules() for value in vars(module).values() if isinstance(value, torch.Tensor)]
     # Copying with a memo replaces every reference to a tensor at once, also those in plain lists, and keeps ties tied.
     memo = {id(tensor): fake(tensor) for tensor in held}
     twin = copy.deepcopy(model, memo)

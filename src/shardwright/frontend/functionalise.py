@@ -17,6 +17,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from shardwright._torch_compat import has_data
 from shardwright.frontend.views import aliased_inputs, put_back, reversible
 
 MUTATED = "shardwright_mutated"
@@ -148,7 +149,7 @@ class _Families:
             value = value.args[0]
         if isinstance(value, Node) and value.name in self.constants:
             constant = self.constants[value.name]
-            return constant.item() if constant.numel() == 1 and not constant.is_meta else None
+            return constant.item() if constant.numel() == 1 and has_data(constant) else None
         if isinstance(value, Node) and value.target is torch.ops.aten.scalar_tensor.default:
             value = value.args[0]
         return value if isinstance(value, bool | int | float) else None

@@ -1,0 +1,187 @@
+"""What cannot be captured ends in one clear error; what only looks impossible does not."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import numpy
+import pytest
+import torch
+from tests.frontend.faithful import faithful, targets
+from torch import Tensor, nn
+
+from shardwright.errors import CaptureError
+from shardwright.frontend import capture
+
+
+class Base(nn.Module):
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.rate = rate
+
+
+class TorchLayerDrop(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.rate:
+                continue
+            x = layer(x)
+        return x
+
+
+class PythonLayerDrop(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if random.uniform(0, 1) >= self.rate and not random.random() < self.rate:
+                x = layer(x)
+        return x
+
+
+class StochasticDepth(Base):
+    """A random number that is data, not a decision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = torch.rand(()) > 0.5
+        return self.layers[0](x) * keep + torch.rand([]) * 0
+
+
+@pytest.mark.parametrize("kind", [TorchLayerDrop, PythonLayerDrop])
+def test_layer_drop_at_rate_zero_is_inert(kind: type[nn.Module]) -> None:
+    graph = faithful(kind(0.0), (torch.randn(2, 4),))
+    assert targets(graph) == ["aten.linear.default"] * 3
+
+
+@pytest.mark.parametrize("kind", [TorchLayerDrop, PythonLayerDrop])
+def test_layer_drop_at_another_rate_is_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(CaptureError, match=r"rate of 0\.3") as refusal:
+        capture(kind(0.3), (torch.randn(2, 4),))
+    assert "layerdrop" in refusal.value.remedy
+
+
+def test_random_numbers_that_are_data_stay() -> None:
+    assert "aten.rand.default" in targets(capture(StochasticDepth(), (torch.randn(2, 4),)))
+
+
+def test_patches_are_taken_back() -> None:
+    before = torch.rand, random.uniform, random.random, torch.autograd.Function.__dict__["apply"]
+    with pytest.raises(CaptureError):
+        capture(TorchLayerDrop(0.3), (torch.randn(2, 4),))
+    assert (torch.rand, random.uniform, random.random, torch.autograd.Function.__dict__["apply"]) == before
+
+
+class NumpyMask(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x) * torch.from_numpy(numpy.random.rand(4)).float()
+
+
+class DataBranch(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            x = x + 1
+        return self.layers[0](x)
+
+
+class ReadsScalar(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](x) * x.max().item()
+
+
+class DataShape(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[2](x[x[:, 0] > 0])
+
+
+class DataLoop(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        for length in (x[:, 0] > 0).sum(0, keepdim=True).tolist():
+            x = self.layers[0](x[:length])
+        return x
+
+
+class Autocast(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layers[0](x)
+
+
+class NeedsValue(Base):
+    """A plain tensor attribute that was built on meta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attribute = torch.ones(4, device="meta")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x) * self.attribute
+
+
+@pytest.mark.parametrize(
+    ("model", "fragments"),
+    [
+        (NumpyMask(), ["numpy.random"]),
+        (DataBranch(), ["test_refusals.py", "control flow depends"]),
+        (ReadsScalar(), ["scalar", "test_refusals.py"]),
+        (DataShape(), ["shape", "test_refusals.py"]),
+        (DataLoop(), ["test_refusals.py"]),
+        (Autocast(), ["autocast"]),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)), ["'1' (BatchNorm1d)", "batchnorm.py"]),
+        (NeedsValue().to("meta"), ["attribute", "meta"]),
+    ],
+)
+def test_refusals_name_the_place_and_a_way_out(model: nn.Module, fragments: list[str]) -> None:
+    device = next(model.parameters()).device
+    with pytest.raises(CaptureError) as refusal:
+        capture(model, (torch.randn(2, 4, device=device),))
+    for fragment in fragments:
+        assert fragment in refusal.value.message
+    assert refusal.value.remedy
+    assert "\n" not in refusal.value.message
+
+
+def test_wrong_inputs_are_told_apart_from_wrong_models() -> None:
+    with pytest.raises(CaptureError, match="example inputs do not fit"):
+        capture(nn.Linear(4, 4), ())
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CaptureError):
+        capture(DataBranch(), (torch.randn(2, 4),))
+    printed = capfd.readouterr()
+    assert printed.out == printed.err == ""
+    assert sys.stderr is not None
+
+
+class Checked(Base):
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        assert labels.max().item() < 100, "labels"
+        if labels is not None and labels.min() < 0:
+            raise ValueError("negative labels")
+        if not torch.isfinite(x).all():
+            raise ValueError("not finite")
+        if not self.layers or (x.isnan().any() or not (x.abs() < 1e6).all()) and self.training:
+            raise ValueError("strange")
+        torch._check(x.shape[0] == labels.shape[0])
+        return self.layers[0](x) + labels.unsqueeze(1)
+
+
+def test_checks_that_only_raise_are_dropped() -> None:
+    graph = faithful(Checked(), (torch.randn(2, 4), torch.tensor([1, 2])))
+    assert targets(graph) == ["aten.linear.default", "aten.unsqueeze.default", "aten.add.Tensor"]
+
+
+class HiddenBranch(Base):
+    """Raises in one branch but computes in the other: not a mere check."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 100:
+            raise ValueError("large")
+        else:
+            x = x * 2
+        return x
+
+
+def test_a_branch_that_computes_is_no_check() -> None:
+    with pytest.raises(CaptureError, match="control flow depends"):
+        capture(HiddenBranch(), (torch.randn(2, 4),))
