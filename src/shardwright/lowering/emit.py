@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from shardwright._torch_compat import operator, returns_list
+from shardwright._torch_compat import operator, returns_list, schema
 from shardwright.graph import Atom, Op, Ref
 from shardwright.lowering.collectives import BoundStep, Line, convert, exchange, scale_gradient
 from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
@@ -192,6 +192,8 @@ class Emitter:
         nodes = iter(inputs)
         args = tuple(self._argument(value, nodes) for value in op.args)
         kwargs = {key: self._argument(value, nodes) for key, value in op.kwargs}
+        if not inputs and any(argument.name == "device" for argument in schema(op.target).arguments):
+            kwargs["device"] = self.device  # graphs do not say where a tensor is made
         if place is not None:
             drawn = Drawn(target, place, self.device)
             return self.graph.call_module(self._submodule(f"drawn_{op.name}", drawn), args, kwargs)

@@ -139,7 +139,7 @@ def _arrival(
     jobs: list[Job], place: Mapping[tuple[str, int, int], int], need: tuple[str, int, int], stage: int, hop: float
 ) -> int:
     """The event after which a neighbour's result is here; on the same stage that is its own job."""
-    kind, source, microbatch = need
+    _, source, microbatch = need
     if source == stage or hop == 0.0:
         return place[need]
     link = ("link", 2 * min(source, stage) + (source > stage))
