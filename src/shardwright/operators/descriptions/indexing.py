@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shardwright.operators.language import Expression, Opaque, Sum, TensorArgument, hit, put
+from shardwright.operators.language import Expression, Opaque, Sum, TensorArgument, hit, put, where
 from shardwright.operators.registry import describes
 
 ALL = slice(None)
@@ -69,7 +69,13 @@ def index_tensor(x: TensorArgument, indices: Sequence[Any]) -> Any:
 
 @describes("aten.index_put.default", "aten._unsafe_index_put.default", kind="gather")
 def index_put(x: TensorArgument, indices: Sequence[Any], values: TensorArgument) -> Any:
-    """Indexed dims are written by data: they stay whole. The other dims of ``x`` and ``values`` are cut together."""
+    """Indexed dims are written by data: they stay whole. The other dims of ``x`` and ``values`` are cut together.
+
+    A mask that fills with one value is element-wise: ``x[mask] = 0``.
+    """
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype == "bool" and values.rank == 0:
+        mask = indices[0]
+        return lambda *i: where(mask[i[: mask.rank]], values[()], x[i])
     found = _layout(x, indices)
     if found is None:
         return None

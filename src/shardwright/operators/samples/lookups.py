@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.operators.samples.core import Pick, complexes, ints, positive, sample, t
+from shardwright.operators.samples.core import Pick, bools, complexes, ints, positive, sample, t
 
 
 @sample("aten.gather.default")
@@ -36,11 +36,18 @@ def index(pick: Pick) -> Iterator[Any]:
     yield t(a, b, c), [ints(d, below=a), None, ints(d, below=c)]
 
 
-@sample("aten.index_put.default", "aten._unsafe_index_put.default")
+@sample("aten._unsafe_index_put.default")
 def index_put(pick: Pick) -> Iterator[Any]:
     a, b, c = pick(3)
     yield t(a, b), [ints(c, below=a)], t(c, b), True
     yield t(a, b, c), [None, ints(4, below=b)], t(c), True
+
+
+@sample("aten.index_put.default")
+def index_put_mask(pick: Pick) -> Iterator[Any]:
+    a, b, c = pick(3)
+    yield from index_put(pick)
+    yield t(a, b, c), [bools(a, b)], t()
 
 
 @sample("aten.scatter.src", "aten.scatter_add.default")
