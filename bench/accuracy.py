@@ -41,13 +41,19 @@ def main() -> None:
     measuring.add_argument("--only", default="")
     predicting = commands.add_parser("predict")
     predicting.add_argument("measured", type=Path)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("--local", action="store_true", help="measure two local processes too")
     asked = parser.parse_args()
     if asked.command == "measure":
         _measure(asked.output, asked.only)
-    else:
+    elif asked.command == "predict":
         import accuracy_table
 
         accuracy_table.main(asked.measured)
+    else:
+        import accuracy_report
+
+        print(f"written to {accuracy_report.write(asked.local)}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data" / "measured"
 sys.path.insert(0, str(ROOT / "src"))
 
 from shardwright.cluster import Axis, preset  # noqa: E402
@@ -158,14 +159,11 @@ def evaluate(rows: Rows, seed: int, share: float = 0.1) -> dict[str, float | np.
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "measured")
-    parser.add_argument("--seeds", type=int, default=5)
-    asked = parser.parse_args()
-    rows = read(asked.data)
-    runs = [evaluate(rows, seed) for seed in range(asked.seeds)]
-    print(f"{len(rows.seconds)} rows; six constants fitted on 10 % of them; {asked.seeds} random choices of those\n")
+def report(data: Path, seeds: int) -> None:
+    """Fit and judge with several random choices of rows, print the table."""
+    rows = read(data)
+    runs = [evaluate(rows, seed) for seed in range(seeds)]
+    print(f"{len(rows.seconds)} rows; six constants fitted on 10 % of them; {seeds} random choices of those.\n")
     print("| quantity | " + " | ".join(f"seed {i}" for i in range(len(runs))) + " | bar |")
     print("|---|" + "--:|" * (len(runs) + 1))
     bars = {"mape": f"≤ {100 * PUBLISHED:.2f} %", "spearman worst": "≥ 0.95", "regret mean": "≤ 3 %"}
@@ -174,6 +172,14 @@ def main() -> None:
         print(f"| {key} | " + " | ".join(show(run[key]) for run in runs) + f" | {bars.get(key, '')} |")
     for index, name in enumerate(CONSTANTS):
         print(f"| {name} | " + " | ".join(f"{run['constants'][index]:.4g}" for run in runs) + " | |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--seeds", type=int, default=5)
+    asked = parser.parse_args()
+    report(asked.data, asked.seeds)
 
 
 if __name__ == "__main__":

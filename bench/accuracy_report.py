@@ -1,0 +1,68 @@
+"""Writes ``docs/accuracy.md``: every error table of the cost model, from the measurements kept in ``bench/measured``.
+
+python bench/accuracy.py report                # what was measured on the H200, and the public Megatron rows
+python bench/accuracy.py report --local        # also measures and predicts two local processes, now
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import accuracy_local
+import accuracy_megatron
+import accuracy_ranks
+import accuracy_table
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ROOT / "bench" / "measured"
+NOTES = Path(__file__).with_name("accuracy_notes.md")
+
+
+def _printed(function, *args: object) -> str:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        function(*args)
+    return text.getvalue().strip()
+
+
+def _local_table(measure: bool) -> str:
+    kept = MEASURED / "local.md"
+    if measure:
+        kept.write_text(_printed(accuracy_local.report, 45.0, 12) + "\n")
+    return kept.read_text().strip() if kept.exists() else "Not measured yet: `python bench/accuracy.py report --local`."
+
+
+def write(local: bool) -> Path:
+    """Predict everything again and write the page."""
+    steps = MEASURED / "h200_steps.json"
+    about = json.loads(steps.read_text())
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
+    ranks = MEASURED / "h200_ranks.json"
+    parts = [
+        "# How wrong the cost model is",
+        f"Regenerate with `python bench/accuracy.py report` ({datetime.date.today()}, commit {commit.strip()}). "
+        f"Measured on one {about['device']} with torch {about['torch']}; predicted from captured graphs and the shipped "
+        "profile (`shardwright calibrate`, none of the cases below took part in it).",
+        "## One device",
+        "Eager training steps with AdamW: forward, backward, optimiser; wall time and the allocator's peak.",
+        accuracy_table.table(accuracy_table.compare(steps)),
+        "## One rank of eight",
+        "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "
+        "memory are compared.",
+        accuracy_ranks.predict(MEASURED / "plans", ranks) if ranks.exists() else "Not measured yet.",
+        "## Two local processes",
+        "Gloo between two processes of one thread each on a 2-core CPU that other programs use too.",
+        _local_table(local),
+        "## 1,440 measured Megatron iterations",
+        "vTrain's table (MICRO 2024), 2 to 8 A100; the published simulator's own error is 8.37 %.",
+        _printed(accuracy_megatron.report, accuracy_megatron.DATA, 5),
+        NOTES.read_text().strip(),
+    ]
+    page = ROOT / "docs" / "accuracy.md"
+    page.write_text("\n\n".join(parts) + "\n")
+    return page
