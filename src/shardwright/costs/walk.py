@@ -186,10 +186,10 @@ class _Walker:
         self.gradient[value] = events
 
     def _update(self) -> None:
-        sizes = [
-            self.nodes.values[self.nodes.rest[p.tensor]].local.bytes for p in self.nodes.graph.parameters if p.trainable
-        ]
-        seconds, host = step_seconds(self.optimiser, sizes, self.nodes.mesh.device)
+        trained = [p.tensor for p in self.nodes.graph.parameters if p.trainable]
+        sizes = [self.nodes.values[self.nodes.rest[tensor]].local.bytes for tensor in trained]
+        dtype = self.nodes.graph.tensors[trained[0]].dtype if trained else "float32"
+        seconds, host = step_seconds(self.optimiser, sizes, self.nodes.mesh.device, dtype)
         self.recorder.compute("update", "update", self.optimiser, seconds, self.flow.done, host=host)
 
 
