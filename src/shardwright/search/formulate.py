@@ -367,9 +367,7 @@ class _Builder:
             total = (there + back) * (1.0 - self.overlap if reads else 1.0)
             if reads:
                 total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)
-            rows = [from_set.index(s) for s in sources]
-            columns = [to_set.index(t) for t in needs]
-            self.matrices[key] = total[np.ix_(rows, columns)]
+            self.matrices[key] = total[np.ix_(_places(sources, from_set), _places(needs, to_set))]
         self.alive += [sources, needs]  # an identity is only unique while its object lives
         self.matrices[quick] = self.matrices[key]
         return self.matrices[key]
@@ -400,8 +398,14 @@ class _Builder:
             there, _ = conversion_matrix(
                 meta.shape, meta.dtype, made, list(dict.fromkeys(target)), self.mesh, grad=False
             )
-            columns = [list(dict.fromkeys(target)).index(t) for t in target]
+            columns = _places(target, list(dict.fromkeys(target)))
             self.costs[node] = self.costs[node] + there[np.arange(len(made)), columns]
+
+
+def _places(items: Sequence, distinct: list) -> list[int]:
+    """Where each item stands in the list of distinct ones."""
+    place = {item: i for i, item in enumerate(distinct)}
+    return [place[item] for item in items]
 
 
 def _resting(need: Need) -> Replicate | Shard | Partial:
