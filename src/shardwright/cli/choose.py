@@ -11,7 +11,9 @@ import typer
 
 def choose(
     problem: Annotated[Path, typer.Argument(help="A problem in the contest's format: .json or .json.gz.")],
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which the best choice so far is given.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds after which the best choice so far is given.")
+    ] = None,
     method: Annotated[str, typer.Option(help="auto, limited, eliminate, integer, markov or brute.")] = "auto",
     seed: Annotated[int, typer.Option(help="The same seed and the same work give the same choice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object instead.")] = False,

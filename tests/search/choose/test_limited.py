@@ -37,7 +37,7 @@ def test_same_seed_same_choice():
 
 def test_infeasible_names_the_time():
     usage = [Usage(0, 2, 9, np.array([5.0, 6.0])), Usage(1, 4, 6, np.array([3.0]))]
-    with pytest.raises(Infeasible, match="time 4 .* at least 8, above the limit of 7"):
+    with pytest.raises(Infeasible, match=r"time 4 .* at least 8, above the limit of 7"):
         solve(Problem([np.zeros(2), np.zeros(1)], [], usage, 7.0))
 
 

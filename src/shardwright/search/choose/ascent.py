@@ -1,8 +1,9 @@
 """The lower bound under a usage limit: prices on critical times, raised where memory is short (Lagrange, Polyak).
 
-The bound is that of the problem whose options pay for their memory, less the price of the whole limit. Each step makes one
-message pass in each direction (which can only raise the bound) and one step of the prices along the smoothed supergradient,
-as long as Polyak's rule says for the best known cost. Whatever the prices and messages, the bound holds.
+The bound is that of the problem whose options pay for their memory, less the price of the whole limit. Each step
+makes one message pass in each direction (which can only raise the bound) and one step of the prices along the
+smoothed supergradient, as long as Polyak's rule says for the best known cost. Whatever the prices and messages, the
+bound holds.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from shardwright.search.choose.passes import (
     weights_after_backward,
 )
 
-SMOOTHING = 0.7
+SMOOTHING = 0.92
 PATIENCE = 20
 SMALLEST_STEP = 1e-3
-RESTART_STEPS = (0.3, 0.1, 0.03)
-LARGEST_FALL = 3.0
+RESTART_STEPS = (1.0, 0.1, 0.3, 0.03)
+LARGEST_FALL = 20.0
 
 
 @njit(cache=True, nogil=True)

@@ -1,10 +1,10 @@
 """Compiled block moves: re-choose a whole tree of nodes at once, exactly, with everything else fixed.
 
-A block is grown from a random node by adding neighbours that touch it exactly once, so the nodes in it induce a tree and
-the best joint choice for them is a dynamic program, as cheap as the edges it covers. Half the graph can move at once.
-A move minimises cost plus usage at given prices; it is taken unless it would exceed the limit (or, while no choice within
-the limit is known, unless it makes the excess worse); a move that would is tried again with the times it overfills made
-dearer.
+A block is grown from a random node by adding neighbours that touch it exactly once, so the nodes in it induce a tree
+and the best joint choice for them is a dynamic program, as cheap as the edges it covers. Half the graph can move at
+once. A move minimises cost plus usage at given prices; it is taken unless it would exceed the limit (or, while no
+choice within the limit is known, unless it makes the excess worse); a move that would is tried again with the times
+it overfills made dearer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ ATTEMPTS = 4
 @njit(cache=True, nogil=True)
 def usage_of_choice(flat, choice, usage):
     """Usage at every critical time."""
+    usage_start, usage_first, usage_last = flat.usage_start, flat.usage_first, flat.usage_last
+    amount_start, amount = flat.amount_start, flat.amount
     usage[:] = 0.0
     for v in range(len(choice)):
-        for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
-            used = flat.amount[flat.amount_start[entry] + choice[v]]
-            usage[flat.usage_first[entry]] += used
-            if flat.usage_last[entry] < len(usage):
-                usage[flat.usage_last[entry]] -= used
+        for entry in range(usage_start[v], usage_start[v + 1]):
+            used = amount[amount_start[entry] + choice[v]]
+            usage[usage_first[entry]] += used
+            if usage_last[entry] < len(usage):
+                usage[usage_last[entry]] -= used
     for t in range(1, len(usage)):
         usage[t] += usage[t - 1]
 
@@ -33,40 +35,41 @@ def usage_of_choice(flat, choice, usage):
 @njit(cache=True, nogil=True)
 def cost_of_choice(flat, choice):
     """Node plus edge costs."""
+    option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
+    edge_high, matrix_start, matrix = flat.edge_high, flat.matrix_start, flat.matrix
     total = 0.0
     for v in range(len(choice)):
-        total += flat.cost[flat.option_start[v] + choice[v]]
-    for e in range(len(flat.edge_low)):
-        columns = flat.option_start[flat.edge_high[e] + 1] - flat.option_start[flat.edge_high[e]]
-        total += flat.matrix[flat.matrix_start[e] + choice[flat.edge_low[e]] * columns + choice[flat.edge_high[e]]]
+        total += cost[option_start[v] + choice[v]]
+    for e in range(len(edge_low)):
+        columns = option_start[edge_high[e] + 1] - option_start[edge_high[e]]
+        total += matrix[matrix_start[e] + choice[edge_low[e]] * columns + choice[edge_high[e]]]
     return total
 
 
 @njit(cache=True, nogil=True)
-def _other(flat, e, v):
-    return flat.edge_low[e] + flat.edge_high[e] - v
-
-
-@njit(cache=True, nogil=True)
 def _touch(flat, v, touches):
+    edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
+    near_edge = flat.near_edge
     touches[v] += INSIDE
-    for index in range(flat.near_start[v], flat.near_start[v + 1]):
-        touches[_other(flat, flat.near_edge[index], v)] += 1
+    for index in range(near_start[v], near_start[v + 1]):
+        touches[edge_low[near_edge[index]] + edge_high[near_edge[index]] - v] += 1
 
 
 @njit(cache=True, nogil=True)
 def _grow(flat, root, most, touches, block, parent_edge):
     """A random tree-inducing block around ``root``; ``touches`` counts every node's edges into it."""
+    edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
+    near_edge = flat.near_edge
     count, seen = 1, 0
     block[0], parent_edge[0] = root, -1
     _touch(flat, root, touches)
     while seen < count and count < most:
         v = block[seen]
-        degree = flat.near_start[v + 1] - flat.near_start[v]
+        degree = near_start[v + 1] - near_start[v]
         offset = np.random.randint(degree) if degree > 0 else 0
         for step in range(degree):
-            e = flat.near_edge[flat.near_start[v] + (offset + step) % degree]
-            w = _other(flat, e, v)
+            e = near_edge[near_start[v] + (offset + step) % degree]
+            w = edge_low[e] + edge_high[e] - v
             if touches[w] == 1 and count < most:
                 block[count], parent_edge[count] = w, e
                 _touch(flat, w, touches)
@@ -77,39 +80,44 @@ def _grow(flat, root, most, touches, block, parent_edge):
 
 @njit(cache=True, nogil=True)
 def _forget(flat, count, touches, block):
+    edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
+    near_edge = flat.near_edge
     for position in range(count):
         v = block[position]
         touches[v] = 0
-        for index in range(flat.near_start[v], flat.near_start[v + 1]):
-            touches[_other(flat, flat.near_edge[index], v)] = 0
+        for index in range(near_start[v], near_start[v + 1]):
+            touches[edge_low[near_edge[index]] + edge_high[near_edge[index]] - v] = 0
 
 
 @njit(cache=True, nogil=True)
 def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, table, follow_start, follow, fresh):
     """Fill ``fresh`` with the options of the block's nodes that minimise priced cost given the rest of ``choice``."""
+    option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
+    matrix_start, matrix, flipped = flat.matrix_start, flat.matrix, flat.flipped
+    near_start, near_edge = flat.near_start, flat.near_edge
     for position in range(count):
         v = block[position]
-        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
+        base, size = option_start[v], option_start[v + 1] - option_start[v]
         for k in range(size):
             table[base + k] = priced[base + k]
-        for index in range(flat.near_start[v], flat.near_start[v + 1]):
-            e = flat.near_edge[index]
-            other = _other(flat, e, v)
+        for index in range(near_start[v], near_start[v + 1]):
+            e = near_edge[index]
+            other = edge_low[e] + edge_high[e] - v
             if touches[other] < INSIDE:
-                rows = flat.flipped if flat.edge_low[e] == v else flat.matrix
-                row = flat.matrix_start[e] + choice[other] * size
+                rows = flipped if edge_low[e] == v else matrix
+                row = matrix_start[e] + choice[other] * size
                 for k in range(size):
                     table[base + k] += rows[row + k]
     filled = 0
     for position in range(count - 1, 0, -1):
         v, e = block[position], parent_edge[position]
-        parent = _other(flat, e, v)
-        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
-        above, count_above = flat.option_start[parent], flat.option_start[parent + 1] - flat.option_start[parent]
-        rows = flat.flipped if flat.edge_low[e] == v else flat.matrix
+        parent = edge_low[e] + edge_high[e] - v
+        base, size = option_start[v], option_start[v + 1] - option_start[v]
+        above, count_above = option_start[parent], option_start[parent + 1] - option_start[parent]
+        rows = flipped if edge_low[e] == v else matrix
         follow_start[position] = filled
         for option in range(count_above):
-            row = flat.matrix_start[e] + option * size
+            row = matrix_start[e] + option * size
             best, smallest = 0, np.inf
             for k in range(size):
                 value = table[base + k] + rows[row + k]
@@ -119,64 +127,75 @@ def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, 
             follow[filled + option] = best
         filled += count_above
     root = block[0]
-    fresh[root] = table[flat.option_start[root] : flat.option_start[root + 1]].argmin()
+    fresh[root] = table[option_start[root] : option_start[root + 1]].argmin()
     for position in range(1, count):
         v = block[position]
-        fresh[v] = follow[follow_start[position] + fresh[_other(flat, parent_edge[position], v)]]
+        fresh[v] = follow[
+            follow_start[position] + fresh[edge_low[parent_edge[position]] + edge_high[parent_edge[position]] - v]
+        ]
 
 
 @njit(cache=True, nogil=True)
 def _effort(flat, count, block, parent_edge):
     """About how many numbers one look at the block reads."""
+    option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
+    near_start, usage_start = flat.near_start, flat.usage_start
     total = 50
     for position in range(count):
         v = block[position]
-        size = flat.option_start[v + 1] - flat.option_start[v]
-        total += size * (flat.near_start[v + 1] - flat.near_start[v] + 1)
-        total += 4 * (flat.usage_start[v + 1] - flat.usage_start[v])
+        size = option_start[v + 1] - option_start[v]
+        total += size * (near_start[v + 1] - near_start[v] + 1)
+        total += 4 * (usage_start[v + 1] - usage_start[v])
         if position > 0:
-            parent = _other(flat, parent_edge[position], v)
-            total += size * (flat.option_start[parent + 1] - flat.option_start[parent])
+            parent = edge_low[parent_edge[position]] + edge_high[parent_edge[position]] - v
+            total += size * (option_start[parent + 1] - option_start[parent])
     return total
 
 
 @njit(cache=True, nogil=True)
 def _block_cost(flat, count, block, touches, picks):
     """Cost of the block's nodes and of all edges that touch it."""
+    option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
+    edge_high, matrix_start, matrix = flat.edge_high, flat.matrix_start, flat.matrix
+    near_start, near_edge = flat.near_start, flat.near_edge
     total = 0.0
     for position in range(count):
         v = block[position]
-        total += flat.cost[flat.option_start[v] + picks[v]]
-        for index in range(flat.near_start[v], flat.near_start[v + 1]):
-            e = flat.near_edge[index]
-            low, high = flat.edge_low[e], flat.edge_high[e]
+        total += cost[option_start[v] + picks[v]]
+        for index in range(near_start[v], near_start[v + 1]):
+            e = near_edge[index]
+            low, high = edge_low[e], edge_high[e]
             if v == high and touches[low] >= INSIDE:
                 continue  # counted at its lower end
-            columns = flat.option_start[high + 1] - flat.option_start[high]
-            total += flat.matrix[flat.matrix_start[e] + picks[low] * columns + picks[high]]
+            columns = option_start[high + 1] - option_start[high]
+            total += matrix[matrix_start[e] + picks[low] * columns + picks[high]]
     return total
 
 
 @njit(cache=True, nogil=True)
 def _usage_change(flat, count, block, choice, fresh, change):
     """Add the block's change of usage to ``change`` as differences; returns the range of times it spans."""
-    first, last = len(flat.times), 0
+    usage_start, usage_first, usage_last = flat.usage_start, flat.usage_first, flat.usage_last
+    amount_start, amount, times = flat.amount_start, flat.amount, flat.times
+    first, last = len(times), 0
     for position in range(count):
         v = block[position]
         if fresh[v] != choice[v]:
-            for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
-                start = flat.amount_start[entry]
-                more = flat.amount[start + fresh[v]] - flat.amount[start + choice[v]]
+            for entry in range(usage_start[v], usage_start[v + 1]):
+                start = amount_start[entry]
+                more = amount[start + fresh[v]] - amount[start + choice[v]]
                 if more != 0.0:
-                    change[flat.usage_first[entry]] += more
-                    change[flat.usage_last[entry]] -= more
-                    first, last = min(first, flat.usage_first[entry]), max(last, flat.usage_last[entry])
+                    change[usage_first[entry]] += more
+                    change[usage_last[entry]] -= more
+                    first, last = min(first, usage_first[entry]), max(last, usage_last[entry])
     return first, last
 
 
 @njit(cache=True, nogil=True)
 def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts):
     """Prices of the block's options with ``rate`` more at every time of the proposal's excess."""
+    option_start, usage_start, usage_first = flat.option_start, flat.usage_start, flat.usage_first
+    usage_last, amount_start, amount = flat.usage_last, flat.amount_start, flat.amount
     running, inside = 0.0, 0
     for t in range(len(usage)):
         counts[t] = inside
@@ -187,14 +206,14 @@ def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate
     counts[len(usage)] = inside
     for position in range(count):
         v = block[position]
-        base, size = flat.option_start[v], flat.option_start[v + 1] - flat.option_start[v]
+        base, size = option_start[v], option_start[v + 1] - option_start[v]
         for k in range(size):
             local[base + k] = priced[base + k]
-        for entry in range(flat.usage_start[v], flat.usage_start[v + 1]):
-            points = counts[flat.usage_last[entry]] - counts[flat.usage_first[entry]]
+        for entry in range(usage_start[v], usage_start[v + 1]):
+            points = counts[usage_last[entry]] - counts[usage_first[entry]]
             if points > 0:
                 for k in range(size):
-                    local[base + k] += rate / inside * points * flat.amount[flat.amount_start[entry] + k]
+                    local[base + k] += rate / inside * points * amount[amount_start[entry] + k]
 
 
 @njit(cache=True, nogil=True)
@@ -204,6 +223,8 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
     Stops when about ``work`` numbers have been read: a measure of time that does not depend on the machine.
     ``strict`` moves never exceed the limit (nor an excess that is already there); others follow the prices alone.
     """
+    option_start, cost, near_start = flat.option_start, flat.cost, flat.near_start
+    limit = flat.limit
     np.random.seed(seed)
     nodes = len(choice)
     touches = np.zeros(nodes, dtype=np.int64)
@@ -212,9 +233,9 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
     follow_start = np.zeros(nodes, dtype=np.int64)
     room = 1
     for v in range(nodes):
-        room += (flat.option_start[v + 1] - flat.option_start[v]) * (flat.near_start[v + 1] - flat.near_start[v] + 1)
+        room += (option_start[v + 1] - option_start[v]) * (near_start[v + 1] - near_start[v] + 1)
     follow = np.zeros(room, dtype=np.int32)
-    table, local = np.zeros(len(flat.cost)), np.zeros(len(flat.cost))
+    table, local = np.zeros(len(cost)), np.zeros(len(cost))
     fresh = choice.copy()
     change, counts = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1, dtype=np.int64)
     peak = usage.max()
@@ -225,7 +246,7 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
         before = _block_cost(flat, count, block, touches, choice)
         effort = _effort(flat, count, block, parent_edge)
         work -= effort
-        allowed = max(peak, flat.limit)
+        allowed = max(peak, limit)
         rate = 0.0
         for attempt in range(ATTEMPTS):
             prices = priced if attempt == 0 else local
@@ -257,7 +278,7 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
                     choice[block[position]] = fresh[block[position]]
                 total += after - before
                 taken += 1
-                if peak <= flat.limit and total < best_cost:
+                if peak <= limit and total < best_cost:
                     best_cost = total
                     best_choice[:] = choice
             elif attempt + 1 < ATTEMPTS:

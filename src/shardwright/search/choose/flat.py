@@ -1,8 +1,8 @@
 """A choice problem as flat arrays, the form the compiled kernels read.
 
-Options of all nodes lie one after the other; every edge goes from the lower to the higher node and keeps its matrix in both
-orientations, so that either direction of a message streams through memory; equal matrices are stored once. Usage entries
-are ranges of critical times.
+Options of all nodes lie one after the other; every edge goes from the lower to the higher node and keeps its matrix
+in both orientations, so that either direction of a message streams through memory; equal matrices are stored once.
+Usage entries are ranges of critical times.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def flatten(problem: Problem, times: np.ndarray | None = None) -> Flat:
             pool.append(matrix.ravel())
             flipped_pool.append(matrix.T.ravel())
         matrix_start.append(places[key])
-    low = np.array([edge[0] for edge in edges], dtype=np.int64)
-    high = np.array([edge[1] for edge in edges], dtype=np.int64)
+    lows = np.array([edge[0] for edge in edges], dtype=np.int64)
+    highs = np.array([edge[1] for edge in edges], dtype=np.int64)
     room = np.empty(2 * len(edges), dtype=np.int64)
-    room[0::2], room[1::2] = sizes[low], sizes[high]
+    room[0::2], room[1::2] = sizes[lows], sizes[highs]
     offsets = np.concatenate([[0], np.cumsum(room)]).astype(np.int64)
-    up_start, up_edge = _group(low, len(sizes))
-    down_start, down_edge = _group(high, len(sizes))
-    near_start, near_order = _group(np.concatenate([low, high]), len(sizes))
+    up_start, up_edge = _group(lows, len(sizes))
+    down_start, down_edge = _group(highs, len(sizes))
+    near_start, near_order = _group(np.concatenate([lows, highs]), len(sizes))
     timeline = critical_times(problem) if times is None else ranges_in(problem, times)
     usage_start, usage_order = _group(np.array([u.node for u in problem.usages], dtype=np.int64), len(sizes))
     entries = [problem.usages[entry] for entry in usage_order.tolist()]
@@ -82,8 +82,8 @@ def flatten(problem: Problem, times: np.ndarray | None = None) -> Flat:
     return Flat(
         option_start=option_start,
         cost=_joined(list(problem.costs)),
-        edge_low=low,
-        edge_high=high,
+        edge_low=lows,
+        edge_high=highs,
         matrix_start=np.array(matrix_start, dtype=np.int64),
         matrix=_joined(pool),
         flipped=_joined(flipped_pool),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def read_problem(path: str | Path) -> Problem:
         content = json.loads(data)
     except OSError as error:
         raise ProblemError(f"Cannot read {path}: {error.strerror or error}.") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, zlib.error) as error:
         raise ProblemError(f"{path} is not JSON: {error}.") from None
     try:
         return _parse(content["problem"], path.name)
@@ -112,7 +113,7 @@ def _parse(content: dict[str, Any], fallback_name: str) -> Problem:
         raise ValueError(f"{len(costs)} costs, {len(intervals)} intervals and {len(amounts)} usages differ in number")
     usages = []
     for node, (interval, amount) in enumerate(zip(intervals, amounts, strict=True)):
-        several = bool(interval) and isinstance(interval[0], list)
+        several = not interval or isinstance(interval[0], list)
         if not several and len(interval) != 2:
             raise ValueError(f"interval {interval} of node {node} is not [start, stop)")
         for (start, stop), values in zip(interval, amount, strict=True) if several else [(interval, amount)]:

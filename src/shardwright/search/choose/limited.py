@@ -1,9 +1,10 @@
 """Choosing under a usage limit: a bound that rises, a choice that falls, until they meet or time is up.
 
-Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), the other improves choices (`walker`), and at
-the end of a round they exchange the prices of memory and the best known cost; so a run depends on the seed and the number
-of rounds, not on the clock. When the two are close, options that no better choice can take are struck out, the reductions
-run again on what is left, and the rounds go on with a smaller problem; when nothing is left, the choice is optimal.
+Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), the other improves choices (`walker`),
+and at the end of a round they exchange the prices of memory and the best known cost; so a run depends on the seed and
+the number of rounds, not on the clock. When the two are close, options that no better choice can take are struck out,
+the reductions run again on what is left, and the rounds go on with a smaller problem; when nothing is left, the
+choice is optimal.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from shardwright.search.choose.workspace import Back
 from shardwright.search.solution import Solution
 
 ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
-WALK_WORK = 0.4e8  # about the same time for the walker
+WALK_WORK = 0.8e8  # about the same time for the walker
 ROUNDS_PER_START = 16
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
-INTEGER_ENTRIES = 30_000  # edge entries up to which an integer program closes the gap that is left
+INTEGER_ENTRIES = 50_000  # edge entries up to which an integer program closes the gap that is left
 WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing again
 
 
@@ -76,7 +77,10 @@ class _Progress:
 
     @property
     def late(self) -> bool:
-        return self.time_limit is not None and self.seconds > self.time_limit
+        if self.time_limit is None or self.seconds <= self.time_limit:
+            return False
+        # The first run on a machine compiles the kernels; that must not leave the caller without any choice.
+        return self.choice is not None or self.seconds > 2 * self.time_limit + 30
 
     @property
     def closed(self) -> bool:
@@ -124,7 +128,9 @@ class _Stage:
         self.flat: Flat = flatten(core, times)
         self.ascent = Ascent(self.flat, np.zeros(len(self.flat.times)) if prices is None else prices.copy())
         penalised, penalty = with_penalties(self.flat)
-        self.walker = Walker(penalised, penalty, np.zeros(len(core.costs), dtype=np.int64), seed)
+        nowhere = np.zeros(len(core.costs), dtype=np.int64)
+        self.walker = Walker(penalised, penalty, nowhere, seed)
+        self.helper = Walker(penalised, penalty, nowhere, seed + 1_000_003)  # walks too once the bound stands still
         self.entries = sum(edge.costs.size for edge in core.edges)
         self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
         self.tried = False
@@ -142,9 +148,15 @@ class _Stage:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()
-            climbing = pool.submit(ascent.run, self.iterations, target)
-            walker.walk(min(WALK_WORK, self.work * self.iterations / 2), prices)
-            climbing.result()
+            effort = min(WALK_WORK, self.work * self.iterations / 2)
+            if idle >= self.patience and walker.rounds % 3:
+                self.helper.adopt(walker)
+                beside = pool.submit(self.helper.walk, effort, prices)
+            else:
+                beside = pool.submit(ascent.run, self.iterations, target)
+            walker.walk(effort, prices)
+            beside.result()
+            walker.adopt(self.helper)
             if walker.found and walker.best_cost < progress.cost:
                 progress.offer(self.back(walker.best_choice))
             progress.raise_bound(ascent.best)

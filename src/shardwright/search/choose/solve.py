@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.errors import ProblemError, TooLarge
+from shardwright.errors import Infeasible, ProblemError, TooLarge
 from shardwright.search.choose.brute import solve_by_brute_force
 from shardwright.search.choose.eliminate import eliminate, solve_by_elimination
 from shardwright.search.choose.integer import solve_by_integer_program
 from shardwright.search.choose.problem import Problem, evaluate
+from shardwright.search.choose.reductions import reduce_problem
 from shardwright.search.solution import Solution
 
 Solver = Callable[..., Solution[np.ndarray]]
@@ -74,9 +75,38 @@ def solve(
 
 def frontier(
     problem: Problem, limits: Sequence[float], *, time_limit: float | None = None, seed: int = 0
-) -> list[Solution[np.ndarray]]:
-    """The best choice under each usage limit, in the order given.
+) -> list[Solution[np.ndarray] | None]:
+    """The best choice under each usage limit, in the order given; None where no choice keeps the limit.
 
-    Example: ``[solution.cost for solution in frontier(problem, [80e9, 40e9, 20e9])]``
+    ``time_limit`` is for each limit. The problem is reduced once; a choice found under a wider limit answers every
+    narrower one it keeps, its bound holds for all narrower ones, and no wider limit is left with a dearer choice.
+
+    Example: ``[solution.cost for solution in frontier(problem, [80e9, 40e9, 20e9]) if solution]``
     """
-    return [solve(replace(problem, usage_limit=float(limit)), time_limit=time_limit, seed=seed) for limit in limits]
+    if not limits:
+        return []
+    widest_first = sorted(set(map(float, limits)), reverse=True)
+    core, back = reduce_problem(replace(problem, usage_limit=widest_first[0]))
+    found: dict[float, Solution[np.ndarray] | None] = {}
+    last: Solution[np.ndarray] | None = None
+    for limit in widest_first:
+        narrowed = replace(core, usage_limit=limit)
+        if last is None or not last.optimal or not evaluate(narrowed, last.answer).feasible:
+            try:
+                fresh = solve(narrowed, time_limit=time_limit, seed=seed)
+            except Infeasible:
+                found.update({lower: None for lower in widest_first if lower <= limit})
+                break
+            bound = min(fresh.cost, max(fresh.lower_bound, last.lower_bound if last else -np.inf))
+            last = replace(fresh, lower_bound=bound, optimal=fresh.optimal or bound >= fresh.cost)
+        found[limit] = last
+    best: Solution[np.ndarray] | None = None
+    for limit in reversed(widest_first):
+        here = found[limit]
+        if here is not None and best is not None and best.cost < here.cost:
+            found[limit] = here = replace(here, answer=best.answer, cost=best.cost)
+        best = here or best
+    return [
+        None if (solution := found[float(limit)]) is None else replace(solution, answer=back(solution.answer))
+        for limit in limits
+    ]

@@ -1,8 +1,8 @@
 """The search for good choices within the limit: block moves under the bound's own prices, swung up and down.
 
-At the optimal prices of memory a good choice is nearly a cheapest one, so block moves minimise cost plus priced usage. High
-prices free memory, low prices spend it; swinging between them lets nodes trade memory with each other, which single moves
-at a full limit cannot. Until a choice within the limit is known, prices rise where it is exceeded.
+At the optimal prices of memory a good choice is nearly a cheapest one, so block moves minimise cost plus priced
+usage. High prices free memory, low prices spend it; swinging between them lets nodes trade memory with each other,
+which single moves at a full limit cannot. Until a choice within the limit is known, prices rise where it is exceeded.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class Walker:
         self.total = float(cost_of_choice(self.flat, self.choice))
         if self.within and self.total < min(self.best_cost, self.penalty):
             self.best_cost, self.best_choice = self.total, self.choice.copy()
+
+    def adopt(self, other: Walker) -> None:
+        """Take over another walk's best choice if it is cheaper."""
+        if other.best_cost < self.best_cost:
+            self.best_cost, self.best_choice = other.best_cost, other.best_choice.copy()
 
     @property
     def within(self) -> bool:
