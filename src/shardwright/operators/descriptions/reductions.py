@@ -112,14 +112,19 @@ def prod_dim(x: TensorArgument, dim: int, keepdim: bool) -> Any:
     return reduced(x, dim, keepdim, lambda read, n: Prod(lambda *k: read(*k), n) if n else read() * 1)
 
 
+def _truth(read: Any, extents: Sequence[int]) -> Expression:
+    """Booleans are not reduced between ranks as they are: the pieces exchange them as numbers."""
+    return call("truth", Max(lambda *k: read(*k), extents) if extents else read())
+
+
 @describes("aten.any.default", "aten.all.default", kind="reduction")
 def truth_all(x: TensorArgument) -> Any:
-    return reduced(x, None, False, lambda read, n: Max(lambda *k: read(*k), n) if n else read() * 1)
+    return reduced(x, None, False, _truth)
 
 
 @describes("aten.any.dim", "aten.any.dims", "aten.all.dim", "aten.all.dims", kind="reduction")
 def truth_dims(x: TensorArgument, dims: Any, keepdim: bool) -> Any:
-    return reduced(x, dims, keepdim, lambda read, n: Max(lambda *k: read(*k), n) if n else read() * 1)
+    return reduced(x, dims, keepdim, _truth)
 
 
 def _opaque(x: TensorArgument, dim: Any, keepdim: bool) -> Any:

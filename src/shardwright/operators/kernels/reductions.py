@@ -47,6 +47,22 @@ def mean(call: Call) -> Piece | None:
     return call.kernel(kernel)
 
 
+@computes("aten.any.default", "aten.any.dim", "aten.any.dims", "aten.all.default", "aten.all.dim", "aten.all.dims")
+def truth(call: Call) -> Piece | None:
+    from shardwright._torch_compat import operator
+
+    loops = cut_loops(call, reduced_dims(call))
+    if not loops:
+        return None
+    function, reduce = operator(call.op.target), "max" if ".any." in call.op.target else "min"
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        local = function(**arguments)
+        return everywhere(exchange, local.int(), reduce, loops).to(local.dtype)
+
+    return call.kernel(kernel)
+
+
 @computes("aten.amax.default", "aten.amin.default", "aten.max.default", "aten.min.default")
 def extreme(call: Call) -> Piece | None:
     """With gradients: ties share it, and the shares of all pieces add up to the extreme."""
