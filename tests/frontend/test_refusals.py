@@ -160,7 +160,7 @@ class Checked(Base):
             raise ValueError("negative labels")
         if not torch.isfinite(x).all():
             raise ValueError("not finite")
-        if not self.layers or (x.isnan().any() or not (x.abs() < 1e6).all()) and self.training:
+        if not self.layers or ((x.isnan().any() or not (x.abs() < 1e6).all()) and self.training):
             raise ValueError("strange")
         torch._check(x.shape[0] == labels.shape[0])
         return self.layers[0](x) + labels.unsqueeze(1)

@@ -1,9 +1,9 @@
 """Finds repeated blocks structurally: the N identical layers of a network, without being told where they are.
 
-The operators' signatures (target, arguments, shapes) form a word; a repeated block is a run of that word with a period,
-and the wiring must repeat with it: every input is the same outside tensor, a fresh parameter of the same shape, or comes
-from the operator one period later. Runs are found for every period that occurs between equal neighbours of a signature,
-longest coverage first.
+The operators' signatures (target, arguments, shapes) form a word; a repeated block is a run of that word with a
+period, and the wiring must repeat with it: every input is the same outside tensor, the next piece of an outside list,
+a fresh parameter of the same shape, or comes from the operator one period later. Runs are found for every period that
+occurs between equal neighbours of a signature, longest coverage first.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def _same_wiring(
         if a == b and made_at.get(a, -1) < start:
             continue
         at, bt = made_at.get(a, -1), made_at.get(b, -1)
+        if at == bt and 0 <= at < start:
+            continue  # each block takes its own piece of a list (an unbind over time steps) made before the run
         entry = at < start and bt >= start  # the first block reads what came before the run
         if bt - at != period and not entry:
             return False
