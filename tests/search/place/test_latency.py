@@ -123,7 +123,7 @@ def test_no_worse_than_the_listed_baselines(name: str, shared_data: Path) -> Non
     found = place_for_latency(workload, time_limit=4)
     assert latency_violations(workload, found.answer) == []
     assert found.cost < min(greedy, throughput)
-    assert found.lower_bound > 0.59 * found.cost
+    assert found.lower_bound > 0.8 * found.cost
 
 
 def test_bert_is_proved_and_greedy_was_already_best(shared_data: Path) -> None:

@@ -2,8 +2,9 @@
 
 Nodes on a path run one after the other. On an accelerator a contiguous subgraph holds a consecutive piece of the path, and
 every change of place is paid on both sides; memory says how long a piece can be, and the accelerators how many pieces
-there are. The cheapest way to cut the path into pieces, by dynamic programming, is therefore below every placement's
-latency. Paths are chosen by time alone and by mixtures of time, memory and transfer cost; the best bound counts.
+there are; edges that skip along the path are paid like those of the path. The cheapest way to cut the path into pieces, by
+dynamic programming, is therefore below every placement's latency. Paths are chosen by time alone and by mixtures of time,
+memory and transfer cost; the best bound counts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
             low, high = (
                 _spans(workload.classes[path]) if subgraphs == 1 else (np.arange(len(path)), np.arange(len(path)))
             )
-            bound = _cheapest_pieces(host_time[path], device_time[path], held, transfer[path], low, high, room, pieces)
+            links = _links(workload, path)
+            bound = _cheapest_pieces(
+                host_time[path], device_time[path], held, transfer[path], *links, low, high, room, pieces
+            )
             if np.isfinite(bound):
                 best = max(best, bound)
     return best
@@ -75,6 +79,17 @@ def _heaviest_path(length: np.ndarray, start: np.ndarray, target: np.ndarray) ->
     return np.array(path)
 
 
+def _links(workload: Workload, path: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The edges between nodes of the path, by position: the last successor of each, and the predecessors of each."""
+    position = np.full(workload.nodes, -1)
+    position[path] = np.arange(len(path))
+    ends = position[workload.edges]
+    ends = ends[(ends >= 0).all(axis=1)]
+    last = np.full(len(path), -1, dtype=np.int64)
+    np.maximum.at(last, ends[:, 0], ends[:, 1])
+    return last, *rows(len(path), ends[:, 1], ends[:, 0])
+
+
 def _spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First and last position on the path of each position's class: one subgraph per device must hold all of them."""
     _, first, number = np.unique(classes, return_index=True, return_inverse=True)
@@ -89,6 +104,9 @@ def _cheapest_pieces(
     device_time: np.ndarray,
     held: np.ndarray,
     transfer: np.ndarray,
+    last: np.ndarray,
+    before_start: np.ndarray,
+    before: np.ndarray,
     low: np.ndarray,
     high: np.ndarray,
     room: float,
@@ -102,23 +120,27 @@ def _cheapest_pieces(
     pieces = min(pieces, n)
     best = np.full((n + 1, pieces + 1), np.inf)
     best[0, :] = 0.0
+    arrived = np.full(n, -1, dtype=np.int64)
     for end in range(1, n + 1):
         for used in range(pieces + 1):
             best[end, used] = best[end - 1, used] + host_time[end - 1]
-        time, memory, least, most = 0.0, 0.0, n, -1
+        time, memory, received, least, most = 0.0, 0.0, 0.0, n, -1
         for begin in range(end - 1, -1, -1):
             time += device_time[begin]
+            if last[begin] >= end:
+                time += transfer[begin]  # it leaves the piece
+            if arrived[begin] == end:
+                received -= transfer[begin]  # it is inside now
+            for e in range(before_start[begin], before_start[begin + 1]):
+                if arrived[before[e]] != end:
+                    arrived[before[e]] = end
+                    received += transfer[before[e]]
             memory += held[begin]
             least, most = min(least, low[begin]), max(most, high[begin])
             if memory > room or most >= end:
                 break
             if least < begin:
                 continue
-            total = time
-            if begin > 0:
-                total += transfer[begin - 1]
-            if end < n:
-                total += transfer[end - 1]
             for used in range(1, pieces + 1):
-                best[end, used] = min(best[end, used], best[begin, used - 1] + total)
+                best[end, used] = min(best[end, used], best[begin, used - 1] + time + received)
     return best[n, pieces]
