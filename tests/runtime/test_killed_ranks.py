@@ -1,0 +1,56 @@
+"""A rank killed in mid-run: torchrun restarts, training resumes from the last checkpoint, the final loss is the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardwright.planner import plan
+from shardwright.runtime.torchrun import torchrun_arguments
+from shardwright.zoo.reference import resolve
+
+STEPS = 6
+SCRIPT = Path(__file__).with_name("killed_training.py")
+# The acceptance run kills ten times; two deaths are enough to notice a regression.
+DEATHS = int(os.environ.get("SHARDWRIGHT_KILLS", "2"))
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory) -> Path:
+    built = resolve("gpt:small", device="cpu")
+    found = plan(
+        built.model, built.args, built.kwargs, cluster="local:2", search="fsdp", baselines=(), fewer_devices=False
+    )
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    found.save(path)
+    return path
+
+
+def train(plan_file: Path, folder: Path, deaths: list[str]) -> float:
+    from shardwright.plans import Plan
+
+    arguments = torchrun_arguments(
+        Plan.load(plan_file), [str(SCRIPT), str(plan_file), str(folder), str(STEPS), *deaths], max_restarts=len(deaths)
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return float((folder / "final").read_text())
+
+
+def test_killed_rank_resumes(plan_file, tmp_path):
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    expected = train(plan_file, undisturbed, [])
+    dice = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", "0")))
+    deaths = {f"{dice.randrange(2)}:{step}" for step in dice.sample(range(1, STEPS), k=min(DEATHS, STEPS - 1))}
+    disturbed = tmp_path / "disturbed"
+    disturbed.mkdir()
+    assert train(plan_file, disturbed, sorted(deaths)) == pytest.approx(expected, rel=1e-6)
+    assert len(list(disturbed.glob("died-*"))) == len(deaths)
