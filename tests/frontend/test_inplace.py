@@ -159,6 +159,27 @@ def test_batch_norm_statistics(training: bool) -> None:
     assert graph.training is training
 
 
+class SharedNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.norm(x) * 2 + 1)
+        return hidden * self.norm.running_mean
+
+
+def test_a_batch_norm_called_twice_updates_its_statistics_twice() -> None:
+    torch.manual_seed(0)
+    graph = faithful(SharedNorm(), (torch.randn(4, 6),))
+    assert len(graph.mutations) == 3
+
+
+def test_instance_norm_with_statistics_is_refused() -> None:
+    with pytest.raises(CaptureError, match="instance norm"):
+        capture(nn.InstanceNorm1d(3, track_running_stats=True), (torch.randn(2, 3, 4),))
+
+
 class ChangesInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.add_(1)

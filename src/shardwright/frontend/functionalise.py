@@ -18,10 +18,14 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from shardwright._torch_compat import has_data
+from shardwright.errors import CaptureError
 from shardwright.frontend.views import aliased_inputs, put_back, reversible
 
 MUTATED = "shardwright_mutated"
 """Key in a placeholder's meta: the node that holds its value after the call."""
+
+_ROOT = "shardwright_root"
+"""Key in the meta of a batch norm's new statistic: the placeholder it is a later value of."""
 
 _BATCH_NORM_FUNCTIONAL = torch.ops.aten._native_batch_norm_legit_functional.default
 _ZERO, _FILL, _COPY = torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.copy_.default
@@ -36,9 +40,15 @@ def functionalise(program: ExportedProgram) -> ExportedProgram:
         if any(not _manageable(node) for node in program.graph.nodes):
             return program.run_decompositions({})
         _Families(program).rewrite()
-    for node in list(program.graph.nodes):
+    order = {node: index for index, node in enumerate(program.graph.nodes)}
+    for node in order:
         if node.target is torch.ops.aten.batch_norm.default and node.args[5]:
-            _functional_batch_norm(program, node)
+            _functional_batch_norm(program, node, order)
+        elif node.target is torch.ops.aten.instance_norm.default and node.args[3] is not None and node.args[5]:
+            raise CaptureError(
+                "The model has an instance norm that tracks running statistics, which has no functional form.",
+                "Build it with track_running_stats=False.",
+            )
     return program
 
 
@@ -197,18 +207,24 @@ class _Families:
         return again
 
 
-def _functional_batch_norm(program: ExportedProgram, node: Node) -> None:
+def _functional_batch_norm(program: ExportedProgram, node: Node, order: dict[Node, int]) -> None:
+    """Replace a training batch norm by the form that returns the new statistics; later readers see those."""
     x, weight, bias, mean, variance, _training, momentum, epsilon, *_ = node.args
-    if mean is None or variance is None:
+    if not isinstance(mean, Node) or not isinstance(variance, Node):
         return
     graph = program.graph
     with graph.inserting_before(node):
         whole = graph.call_function(_BATCH_NORM_FUNCTIONAL, (x, weight, bias, mean, variance, True, momentum, epsilon))
         results = [graph.call_function(operator.getitem, (whole, i)) for i in (0, 3, 4)]
-    values = [node.meta["val"], mean.meta["val"], variance.meta["val"]]  # type: ignore[union-attr] # both are nodes
+    values = [node.meta["val"], mean.meta["val"], variance.meta["val"]]
     whole.meta = {**node.meta, "val": (values[0], values[1], values[1], values[1], values[2])}
     for result, value in zip(results, values, strict=True):
         result.meta = {**node.meta, "val": value}
     node.replace_all_uses_with(results[0])
+    for held, fresh in ((mean, results[1]), (variance, results[2])):
+        held.replace_all_uses_with(fresh, delete_user_cb=lambda user: order.get(user, -1) > order[node])
+        # A module called twice has given its statistics a first new value already.
+        root = held.meta.get(_ROOT, held)
+        fresh.meta[_ROOT] = root
+        root.meta[MUTATED] = fresh
     graph.erase_node(node)
-    mean.meta[MUTATED], variance.meta[MUTATED] = results[1], results[2]  # type: ignore[union-attr]

@@ -7,18 +7,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from shardwright.frontend.custom_functions import call_whole
+
+_MACHINERY = ("torch._", "torch.fx", "torch.export", "torch.library")
 
 
 @contextmanager
 def whole_functions() -> Iterator[None]:
-    """Keep custom autograd functions whole for the duration of one export; torch's own are traced as usual."""
+    """Keep custom autograd functions whole for the duration of one export; those of the tracer are left alone."""
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith("torch."):
+        if cls.__module__.startswith(_MACHINERY):
             return original.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            # It recomputes and does not change what is computed; traced as it is, its body would count as no_grad.
+            body, _preserve_random_state, *inputs = args
+            return body(*inputs)
         return call_whole(cls, args)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment] # restored below
