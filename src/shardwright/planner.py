@@ -34,6 +34,9 @@ DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
 OVERLAPS = (0.8,)
 """Shares of hidden parameter traffic the exact search is also run with; the simulator picks among the answers."""
 
+MEMORY_ROUNDS = 5
+"""How often a search is repeated with a corrected estimate of activations before giving up on its memory limit."""
+
 Progress = Callable[[str], None]
 
 
@@ -232,24 +235,25 @@ def _with_overlap(described: Described, best: Found, options: Options) -> Found:
 def _within_memory(described: Described, mesh: Mesh, name: str, options: Options, overlap: float) -> Found:
     """Search under the device's memory.
 
-    The search's memory row is an estimate; where the exact curve of its answer exceeds the device, the limit is
-    tightened by the excess and the search repeated.
+    The search estimates what is saved for the backward pass; where the exact memory curve of its answer exceeds the
+    device, the estimate is scaled to what the curve has shown and the search repeated.
     """
     limit = options.memory_limit or float("inf")
     if not options.ignore_device_memory:
         limit = min(limit, float(mesh.device.usable_memory))
-    budget = limit
     within = constraints(described.graph, mesh.names, options.pins, options.forbidden)
     best: Found | None = None
-    for _ in range(4):
+    scale = 1.0
+    for _ in range(MEMORY_ROUNDS):
         try:
             searched = find_strategy(
                 described,
                 mesh,
                 name,
                 optimiser=options.optimiser,
-                memory_limit=budget,
+                memory_limit=limit,
                 overlap=overlap,
+                activation_scale=scale,
                 within=within if name in ("auto", options.search) else Restriction(name),
                 time_limit=options.time_limit,
             )
@@ -261,11 +265,11 @@ def _within_memory(described: Described, mesh: Mesh, name: str, options: Options
         result = Found(name, mesh, searched, prediction)
         if best is None or result.rank < best.rank:
             best = result
-        if prediction.fits:
-            return best
-        budget -= 1.02 * (prediction.memory_bytes - limit)
-        if budget <= 0:
+        parameters, activations = searched.formulation.memory(searched.solution.answer)
+        if prediction.fits or not activations:
             break
+        shown = scale * (prediction.memory_bytes - parameters) / activations
+        scale = max(shown, 1.1 * scale)
     assert best is not None  # the first round either returns, raises or sets it
     return best
 

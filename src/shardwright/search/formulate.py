@@ -102,6 +102,13 @@ class Formulation:
                     return True
         return False
 
+    def memory(self, choice: np.ndarray) -> tuple[float, float]:
+        """Bytes the search counts for a choice: of parameters with all that rests beside them, and of activations."""
+        parts = {"parameter": 0.0, "op": 0.0}
+        for node, _, _, amounts in self.problem.usages:
+            parts[self.nodes[node].kind] += float(amounts[choice[node]])
+        return parts["parameter"], parts["op"]
+
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of what every node decides about: its result, its parameter, its tensor."""
@@ -125,15 +132,19 @@ def formulate(
     labels: Labels | None = None,
     fold: bool = True,
     overlap: float = 0.0,
+    activation_scale: float = 1.0,
 ) -> Formulation:
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
-    computation; the sum proper, and every bound on it, has ``overlap=0``.
+    computation; the sum proper, and every bound on it, has ``overlap=0``. ``activation_scale`` multiplies the estimate of
+    saved activations, so that a search can be repeated with the ratio an exact memory curve has shown.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    return _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap).build()
+    return _Builder(
+        graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, activation_scale
+    ).build()
 
 
 class _Builder:
@@ -148,8 +159,9 @@ class _Builder:
         labels: Labels,
         fold: bool,
         overlap: float,
+        activation_scale: float,
     ) -> None:
-        self.overlap = overlap
+        self.overlap, self.activation_scale = overlap, activation_scale
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -235,7 +247,7 @@ class _Builder:
             for i, split in enumerate(splits):
                 layout = output_layouts(rules, split, len(op.outputs))[position]
                 total[i] += largest_shard(tensor.shape, layout, self.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
-        return total
+        return total * self.activation_scale
 
     def _is_saved(self, tensor: str, depth: int = 0) -> bool:
         """Whether autograd keeps this tensor (or a view of it) for some reader's backward."""

@@ -68,6 +68,7 @@ def find_strategy(
     optimiser: str = "adamw",
     memory_limit: float | None = None,
     overlap: float = 0.0,
+    activation_scale: float = 1.0,
     within: Restriction = EVERYTHING,
     time_limit: float | None = 60.0,
 ) -> Searched:
@@ -83,6 +84,7 @@ def find_strategy(
         optimiser=optimiser,
         memory_limit=memory_limit,
         overlap=overlap,
+        activation_scale=activation_scale,
         within=space,
         rules=described.rules,
         labels=described.labels,
