@@ -16,16 +16,16 @@ def attention(call: Call) -> Piece | None:
     span = call.output_spans().get(rank - 2)
     if span is None or not call.argument("is_causal", False):
         return None
-    keys = call.tensors[call.op.inputs[1]].shape[-2]
+    seen = min(span.stop, call.tensors[call.op.inputs[1]].shape[-2])  # later keys are hidden from all these queries
 
     def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
         query = arguments["query"]
         rows = torch.arange(span.start, span.stop, device=query.device).unsqueeze(1)
-        mask = rows >= torch.arange(keys, device=query.device)
+        mask = rows >= torch.arange(seen, device=query.device)
         return torch.ops.aten.scaled_dot_product_attention(
             query,
-            arguments["key"],
-            arguments["value"],
+            arguments["key"].narrow(-2, 0, seen),
+            arguments["value"].narrow(-2, 0, seen),
             mask,
             arguments["dropout_p"],
             False,

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from shardwright.operators.descriptions.losses import MEAN, NONE, broadcast
-from shardwright.operators.kernels.reductions import everywhere
+from shardwright.operators.kernels.reductions import everywhere, wide
 from shardwright.operators.kernels.softmaxes import exchanged_log_sum
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.registry import computes
@@ -52,8 +52,8 @@ def class_loss(call: Call) -> Piece | None:
     def per_class(weight: Any, rank: int) -> Any:
         return weight.view([-1 if d == classes else 1 for d in range(rank)])
 
-    def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = arguments["self"]
+    def accumulate(exchange: Any, arguments: dict[str, Any]) -> Any:
+        x = wide(arguments["self"])
         target, weight = arguments["target"], arguments.get("weight")
         logs = log_probabilities(x, exchange)
         weighted = logs if weight is None else logs * per_class(weight, logs.dim())
@@ -82,6 +82,11 @@ def class_loss(call: Call) -> Piece | None:
                 divisor = everywhere(exchange, divisor, "sum", class_loops)
             total = total / divisor
         return (total, weights.detach().sum()) if several else total
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        made = accumulate(exchange, arguments)
+        dtype = arguments["self"].dtype
+        return tuple(m.to(dtype) for m in made) if isinstance(made, tuple) else made.to(dtype)
 
     return call.kernel(kernel)
 

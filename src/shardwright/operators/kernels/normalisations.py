@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardwright.operators.kernels.reductions import everywhere
+from shardwright.operators.kernels.reductions import everywhere, wide
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.registry import computes
 
@@ -15,11 +15,6 @@ def moments(x: Any, dims: list[int], count: int, loops: list[str], exchange: Any
     mean = everywhere(exchange, x.sum(dims, keepdim=True), "sum", loops) / count
     variance = everywhere(exchange, (x - mean).square().sum(dims, keepdim=True), "sum", loops) / count
     return mean, variance
-
-
-def _wide(x: Any) -> Any:
-    """Half-precision inputs are normalised in single precision, as the fused kernels do."""
-    return x.float() if x.dtype.itemsize < 4 else x
 
 
 @computes("aten.layer_norm.default", "aten.native_layer_norm.default")
@@ -33,14 +28,15 @@ def layer_norm(call: Call) -> Piece | None:
     count, several = math.prod(shape), "native" in call.op.target
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = _wide(arguments["input"])
+        x = wide(arguments["input"])
         mean, variance = moments(x, dims, count, loops, exchange)
         scale = (variance + arguments["eps"]).rsqrt()
-        normal = ((x - mean) * scale).to(arguments["input"].dtype)
+        normal = (x - mean) * scale
         if arguments["weight"] is not None:
             normal = normal * arguments["weight"]
         if arguments["bias"] is not None:
             normal = normal + arguments["bias"]
+        normal = normal.to(arguments["input"].dtype)
         return (normal, mean, scale) if several else normal
 
     return call.kernel(kernel)
@@ -59,13 +55,14 @@ def rms_norm(call: Call) -> Piece | None:
     count, several = math.prod(shape), "fused" in call.op.target
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = _wide(arguments["input"])
+        x = wide(arguments["input"])
         eps = arguments["eps"] if arguments["eps"] is not None else torch.finfo(arguments["input"].dtype).eps
         squares = everywhere(exchange, x.square().sum(dims, keepdim=True), "sum", loops)
         scale = (squares / count + eps).rsqrt()
-        normal = (x * scale).to(arguments["input"].dtype)
+        normal = x * scale
         if arguments["weight"] is not None:
             normal = normal * arguments["weight"]
+        normal = normal.to(arguments["input"].dtype)
         return (normal, scale) if several else normal
 
     return call.kernel(kernel)
@@ -92,10 +89,10 @@ def group_norm(call: Call) -> Piece | None:
 
     def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
         x = arguments["input"]
-        parts = _wide(x).reshape(x.shape[0], groups, -1)
+        parts = wide(x).reshape(x.shape[0], groups, -1)
         mean, variance = moments(parts, [2], count, loops, exchange)
-        normal = ((parts - mean) * (variance + arguments["eps"]).rsqrt()).reshape(x.shape).to(x.dtype)
-        return _per_channel(normal, arguments)
+        normal = ((parts - mean) * (variance + arguments["eps"]).rsqrt()).reshape(x.shape)
+        return _per_channel(normal, arguments).to(x.dtype)
 
     return call.kernel(kernel)
 
@@ -125,10 +122,10 @@ def batch_norm(call: Call) -> Piece | None:
     outputs = len(call.op.outputs)
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = _wide(arguments["input"])
+        x = wide(arguments["input"])
         mean, variance = moments(x, dims, count, loops, exchange)
         scale = (variance + arguments["eps"]).rsqrt()
-        normal = _per_channel(((x - mean) * scale).to(arguments["input"].dtype), arguments)
+        normal = _per_channel((x - mean) * scale, arguments).to(arguments["input"].dtype)
         if outputs == 1:
             return normal
         results = [normal, mean.detach().flatten(), scale.detach().flatten()]
@@ -151,9 +148,9 @@ def instance_norm(call: Call) -> Piece | None:
     count = math.prod(x[2:])
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = _wide(arguments["input"])
+        x = wide(arguments["input"])
         mean, variance = moments(x, dims, count, loops, exchange)
-        normal = ((x - mean) * (variance + arguments["eps"]).rsqrt()).to(arguments["input"].dtype)
-        return _per_channel(normal, arguments)
+        normal = (x - mean) * (variance + arguments["eps"]).rsqrt()
+        return _per_channel(normal, arguments).to(arguments["input"].dtype)
 
     return call.kernel(kernel)

@@ -27,6 +27,11 @@ def count_of(call: Call, dims: list[int]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
+def wide(x: Any) -> Any:
+    """Half-precision inputs are accumulated in single precision, as PyTorch's own kernels do."""
+    return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
+
+
 def everywhere(exchange: Any, x: Any, reduce: str, loops: list[str]) -> Any:
     """Exchange over several loops, one after the other."""
     for loop in loops:
@@ -103,15 +108,17 @@ def deviation(call: Call) -> Piece | None:
     root, both = ".std" in call.op.target, "var_mean" in call.op.target
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x, keepdim = arguments["self"], bool(arguments.get("keepdim"))
+        x, keepdim = wide(arguments["self"]), bool(arguments.get("keepdim"))
+        dtype = arguments["self"].dtype
         correction = arguments.get("correction")
         if correction is None:
             correction = 1 if arguments.get("unbiased", True) else 0
         mean = everywhere(exchange, x.sum(dims, keepdim=True), "sum", loops) / count
         squares = (x - mean).square().sum(dims, keepdim=keepdim) / max(count - correction, 0)
         if root:
-            return everywhere(exchange, squares, "sum", loops).sqrt()
-        return (squares, x.sum(dims, keepdim=keepdim) / count) if both else squares
+            return everywhere(exchange, squares, "sum", loops).sqrt().to(dtype)
+        squares = squares.to(dtype)
+        return (squares, (x.sum(dims, keepdim=keepdim) / count).to(dtype)) if both else squares
 
     return call.kernel(kernel)
 
@@ -127,7 +134,8 @@ def vector_norm(call: Call) -> Piece | None:
     def kernel(exchange: Any, **arguments: Any) -> Any:
         order = arguments.get("ord", arguments.get("p"))
         order = 2.0 if order is None else float(order)
-        powers = arguments["self"].abs().pow(order).sum(dims, keepdim=bool(arguments.get("keepdim")))
-        return everywhere(exchange, powers, "sum", loops).pow(1.0 / order)
+        x = arguments["self"]
+        powers = wide(x).abs().pow(order).sum(dims, keepdim=bool(arguments.get("keepdim")))
+        return everywhere(exchange, powers, "sum", loops).pow(1.0 / order).to(x.dtype)
 
     return call.kernel(kernel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwright.operators.kernels.reductions import wide
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.registry import computes
 
@@ -24,13 +25,13 @@ def exchanged_log_sum(x: Any, dim: int, loop: str, exchange: Any) -> tuple[Any, 
     return shifted, exchange(shifted.exp().sum(dim, keepdim=True), "sum", loop).log()
 
 
-def _cast(x: Any, arguments: dict[str, Any]) -> Any:
+def _result_dtype(x: Any, arguments: dict[str, Any]) -> Any:
     import torch
 
     if arguments.get("half_to_float"):
-        return x.float()
+        return torch.float32
     dtype = arguments.get("dtype")
-    return x if not isinstance(dtype, torch.dtype) else x.to(dtype)
+    return dtype if isinstance(dtype, torch.dtype) else x.dtype
 
 
 @computes("aten.softmax.int", "aten._softmax.default", "aten._safe_softmax.default")
@@ -41,13 +42,14 @@ def softmax(call: Call) -> Piece | None:
     safe = "_safe" in call.op.target
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = _cast(arguments["self"], arguments)
+        dtype = _result_dtype(arguments["self"], arguments)
+        x = wide(arguments["self"].to(dtype))
         largest = exchange(x.detach().amax(dim, keepdim=True), "max", loop)
         if safe:
             largest = largest.masked_fill(largest.isinf(), 0.0)
         powers = (x - largest).exp()
         total = exchange(powers.sum(dim, keepdim=True), "sum", loop)
-        return powers / (total.masked_fill(total == 0, 1.0) if safe else total)
+        return (powers / (total.masked_fill(total == 0, 1.0) if safe else total)).to(dtype)
 
     return call.kernel(kernel)
 
@@ -59,8 +61,9 @@ def log_softmax(call: Call) -> Piece | None:
         return None
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        shifted, log_sum = exchanged_log_sum(_cast(arguments["self"], arguments), dim, loop, exchange)
-        return shifted - log_sum
+        dtype = _result_dtype(arguments["self"], arguments)
+        shifted, log_sum = exchanged_log_sum(wide(arguments["self"].to(dtype)), dim, loop, exchange)
+        return (shifted - log_sum).to(dtype)
 
     return call.kernel(kernel)
 
@@ -72,10 +75,10 @@ def logsumexp(call: Call) -> Piece | None:
         return None
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = arguments["self"]
+        x = wide(arguments["self"])
         largest = exchange(x.detach().amax(dim, keepdim=True), "max", loop)
         largest = largest.masked_fill(largest.isinf(), 0.0)
         total = exchange((x - largest).exp().sum(dim, keepdim=True), "sum", loop).log() + largest
-        return total if arguments["keepdim"] else total.squeeze(dim)
+        return (total if arguments["keepdim"] else total.squeeze(dim)).to(arguments["self"].dtype)
 
     return call.kernel(kernel)
