@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.operators.conftest import define
 
 from shardwright.operators.auditing import audit_call
+
+from .custom import define
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "extending.md"
 
