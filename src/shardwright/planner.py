@@ -34,6 +34,12 @@ DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
 OVERLAPS = (0.8,)
 """Shares of hidden parameter traffic the exact search is also run with; the simulator picks among the answers."""
 
+FEW_MESHES = 3
+"""Up to this many meshes are all searched; more are first ranked by their optimum without a memory limit."""
+
+WORTHWHILE = 1.1
+"""A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
+
 MEMORY_ROUNDS = 5
 """How often a search is repeated with a corrected estimate of activations before giving up on its memory limit."""
 
@@ -201,8 +207,14 @@ def _search_all(
     found: dict[str, Found] = {}
     notes: dict[str, str] = {}
     for name in dict.fromkeys([options.search, *options.baselines]):
-        for mesh in shapes:
-            say(f"searching {name} on {' x '.join(f'{axis} {size}' for axis, size in mesh.names)}")
+        for mesh, floor in _promising(described, shapes, name, options, say):
+            if (
+                name in found
+                and found[name].prediction.fits
+                and floor > WORTHWHILE * found[name].prediction.sum_seconds
+            ):
+                continue
+            say(f"searching {name} on {_mesh_text(mesh)}")
             try:
                 result = _within_memory(described, mesh, name, options, overlap=0.0)
             except Infeasible as error:
@@ -216,6 +228,24 @@ def _search_all(
         if name == "auto" and name in found:
             found[name] = _with_overlap(described, found[name], options)
     return found, notes
+
+
+def _promising(
+    described: Described, shapes: Sequence[Mesh], name: str, options: Options, say: Progress
+) -> list[tuple[Mesh, float]]:
+    """Meshes by what they could at best give: the optimum without a memory limit, which bounds the one with it."""
+    if len(shapes) <= FEW_MESHES:
+        return [(mesh, 0.0) for mesh in shapes]
+    floors = []
+    for mesh in shapes:
+        say(f"bounding {name} on {_mesh_text(mesh)}")
+        searched = find_strategy(described, mesh, name, optimiser=options.optimiser, time_limit=options.time_limit)
+        floors.append((mesh, searched.solution.lower_bound))
+    return sorted(floors, key=lambda pair: pair[1])
+
+
+def _mesh_text(mesh: Mesh) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.names)
 
 
 def _with_overlap(described: Described, best: Found, options: Options) -> Found:
