@@ -24,7 +24,7 @@ from shardwright.search.choose.passes import (
 )
 
 SMOOTHING = 0.92
-PATIENCE = 20
+PATIENCE = 40
 SMALLEST_STEP = 1e-3
 RESTART_STEPS = (1.0, 0.1, 0.3, 0.03)
 LARGEST_FALL = 20.0

@@ -28,7 +28,7 @@ from shardwright.search.solution import Solution
 
 ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
 WALK_WORK = 0.8e8  # about the same time for the walker
-ROUNDS_PER_START = 16
+ROUNDS_PER_START = 8
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
