@@ -1,6 +1,6 @@
 """Small calls of every described operator, on which its rules are checked; one file per family."""
 
-from shardwright.operators.samples import layers, lookups, matmuls, pointwise, reductions, views
+from shardwright.operators.samples import layers, lookups, matmuls, pointwise, reductions, transforms, views
 from shardwright.operators.samples.core import EVEN, SAMPLES, UNEVEN, Sample, Spec, calls, concrete
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "matmuls",
     "pointwise",
     "reductions",
+    "transforms",
     "views",
 ]
