@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwright.errors import ShardwrightError
 from shardwright.operators.checking import Disagreement, check, ranks_of
-from shardwright.operators.deriving import derived
+from shardwright.operators.deriving import FAILED, derived
 from shardwright.operators.extending import operator_target
 from shardwright.operators.rules import OpRules
 from shardwright.operators.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, concrete, pointwise
@@ -60,6 +60,9 @@ def samples_of(target: str, sizes: Iterable[tuple[int, ...]] = (EVEN, UNEVEN)) -
 def audit_sample(sample: Sample, pieces: Sequence[int] = (2, 3, 4), pairs: bool = True) -> Audit:
     """Check one call of an operator along all its loops."""
     rules = derived(sample.op, sample.tensors)
+    if rules.reason.startswith(FAILED):
+        shapes = tuple(tuple(x.shape) for x in sample.inputs)
+        return Audit(1, 1, 0, 0, Disagreement(sample.op.target, (), shapes, rules.reason))
     if rules.kind == "random":
         return Audit(1, 1, 0, 0)  # two draws cannot be compared
     runs = 0

@@ -37,6 +37,8 @@ class Disagreement:
     what: str
 
     def __str__(self) -> str:
+        if not self.cuts:
+            return f"{self.target}: {self.what}; input shapes {list(self.shapes)}"
         cuts = " and ".join(f"loop {loop!r} into {pieces}" for loop, pieces in self.cuts)
         return f"{self.target}: cutting {cuts} disagrees in {self.what}; input shapes {list(self.shapes)}"
 

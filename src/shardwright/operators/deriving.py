@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.distributed.tensor import Partial
 
+from shardwright.errors import DescriptionError
 from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
 from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
@@ -25,6 +26,7 @@ from shardwright.operators.rules import Exchange, LoopRule, OpRules
 CHEAP = frozenset({"elementwise", "view", "copy", "reduction"})
 """Kinds that unreduced sums may pass: every rank does the whole operator, which must cost next to nothing."""
 
+FAILED = "its description failed"
 _CACHE: dict[Any, OpRules] = {}
 
 
@@ -80,7 +82,12 @@ def derived(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     shapes = [None if name is None else tensors[name].shape for name in op.outputs]
     description = DESCRIPTIONS.get(op.target)
     if description is not None:
-        nest = described_nest(description, arguments, shapes)
+        try:
+            nest = described_nest(description, arguments, shapes)
+        except DescriptionError as error:
+            if not op.target.startswith("aten."):
+                raise  # the user's own: let them know
+            return OpRules((), "replicated", description.kind, reason=f"{FAILED}: {error.message}")
         if nest is not None:
             return _rules(op, tensors, nest, inputs, description, "described", arguments)
         return OpRules((), "replicated", description.kind, reason="its description does not cover these arguments")

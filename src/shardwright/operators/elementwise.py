@@ -49,7 +49,7 @@ LINEAR: dict[str, Form] = {
     "div": lambda x, a: call("div", *x) if a.get("rounding_mode") else x[0] / (x[1] if len(x) > 1 else 2),
     "true_divide": lambda x, a: x[0] / (x[1] if len(x) > 1 else 2),
     "neg": lambda x, a: -x[0],
-    "masked_fill": lambda x, a: where(x[1], x[0], x[2] if len(x) > 2 else 0) if a.get("value") == 0 else call("f", *x),
+    "masked_fill": lambda x, a: x[0] * call("kept", x[1]) if a.get("value") == 0 else call("masked_fill", *x),
     "addcmul": lambda x, a: x[0] + x[1] * x[2],
     "addcdiv": lambda x, a: x[0] + x[1] / x[2],
 }
