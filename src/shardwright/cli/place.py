@@ -58,6 +58,8 @@ def place(
     with progress(as_json) as say:
         say("reading")
         loaded, unit, prices = _load(workload, cluster, batch, inference or objective == "latency", devices, bandwidth)
+        if replicate and loaded.backward.any() and loaded.sync_bandwidth == float("inf"):
+            prices += " Replicas synchronise for free: the file has no syncBandwidth."
         say("placing")
         found = solve(
             loaded,
