@@ -41,6 +41,7 @@ POSITIONS = _names(
     "max_(position_embeddings|(source_|target_|text_)positions|seq_len|seq(uence)?_length)|n_positions|n_ctx"
 )
 STAGE_WIDTHS = _names(PART + "hidden_sizes|embed_dims|conv_dim|tdnn_dim|embedding_hidden_sizes|neck_hidden_sizes")
+MAY_FOLLOW = {"head_dim": HEAD_WIDTH, "num_key_value_heads": HEADS}
 SPECIALS = {
     "rotary_dim": 8,
     "qk_rope_head_dim": 8,
@@ -65,8 +66,14 @@ def small_sizes(config: Any) -> dict[str, Any]:
     for name, value in vars(config).items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             sizes[name] = value.to_dict() | small_sizes(value)
-            for derived in ("layer_types", "_name_or_path", "transformers_version"):
+            for derived in ("layer_types", "per_layer_config", "_name_or_path", "transformers_version"):
                 sizes[name].pop(derived, None)
+        elif value is None and name in MAY_FOLLOW:
+            sizes[name] = MAY_FOLLOW[name]  # most configurations would derive it, some forget to
+        elif name == "attention_types":
+            sizes[name] = [[kinds, 1] for kinds, _ in value]
+        elif name == "per_layer_config" and isinstance(value, dict):
+            sizes[name] = {layer: fields for layer, fields in value.items() if int(layer) < _enough_layers(config)}
         elif isinstance(value, bool):
             continue
         elif isinstance(value, int):
@@ -76,7 +83,7 @@ def small_sizes(config: Any) -> dict[str, Any]:
         elif isinstance(value, float) and is_dropout(name):
             sizes[name] = 0.0
         elif name == "rope_parameters" and isinstance(value, dict) and _has_three_axes(config, value):
-            sizes[name] = {**value, "mrope_section": _sections(config, value)}
+            sizes[name] = {**value, "mrope_section": _sections(value)}
     return sizes | _token_ids(config)
 
 
@@ -119,13 +126,14 @@ def _small_number(config: Any, name: str, value: int) -> dict[str, Any]:
         return {name: INNER if value != _width(config) else WIDTH}
     if LAYER_COUNTS.fullmatch(name):
         return {name: min(value, _enough_layers(config))}
+    if name == "num_heads" and hasattr(config, "expand"):  # a state-space model's heads fill its expanded width
+        return {name: config.expand * WIDTH // HEAD_WIDTH}
     if HEAD_COUNTS.fullmatch(name):
         return {name: min(value, HEADS)}
     if KEY_VALUE_HEADS.fullmatch(name):
         return {name: _small_key_value_heads(config, value)}
     if HEAD_WIDTHS.fullmatch(name):
-        # A head width that follows from the others is left for the configuration to derive.
-        return {} if value * _heads(config) == _width(config) else {name: HEAD_WIDTH}
+        return {name: HEAD_WIDTH}
     if EXPERT_COUNTS.fullmatch(name):
         return {name: min(value, 4)}
     if EXPERTS_PER_TOKEN.fullmatch(name):
@@ -146,11 +154,9 @@ def _has_three_axes(config: Any, rope: dict[str, Any]) -> bool:
     return "mrope_section" in rope or any(word in config.model_type for word in ("vl", "glm", "omni", "ocr"))
 
 
-def _sections(config: Any, rope: dict[str, Any]) -> list[int]:
+def _sections(rope: dict[str, Any]) -> list[int]:
     """How the rotated features of a small head are shared by time, height and width."""
-    head = getattr(config, "head_dim", None) or _width(config) // _heads(config)
-    small = WIDTH // HEADS if head * _heads(config) == _width(config) else HEAD_WIDTH
-    pairs = int(small * rope.get("partial_rotary_factor", 1.0)) // 2
+    pairs = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0)) // 2
     share = pairs // 3
     return [pairs - 2 * share, share, share]
 
@@ -167,7 +173,7 @@ def _enough_layers(config: Any) -> int:
         isinstance(getattr(config, name, None), list) for name in ("backbone_out_indices", "deepstack_visual_indexes")
     ):
         return 64
-    types = getattr(config, "layer_types", None) or []
+    types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
     return max([LAYERS, *(types.index(kind) + 1 for kind in set(types))])
 
 

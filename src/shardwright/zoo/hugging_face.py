@@ -140,8 +140,10 @@ def _configure(config_class: Any, given: dict[str, Any], small: bool, sizes: dic
     for owner in (config, config.get_text_config()):
         if hasattr(owner, "use_cache"):
             owner.use_cache = False
-    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = 0  # the hub's files carry it, some classes' defaults do not
+    if config.is_encoder_decoder:
+        for name in ("decoder_start_token_id", "pad_token_id"):  # the hub's files carry them, some defaults do not
+            if getattr(config, name, None) is None:
+                setattr(config, name, 0)
     return config
 
 
