@@ -8,6 +8,7 @@ loads), from filling memory greedily, and from annealing; ``latency_program`` th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +23,8 @@ from shardwright.search.place.problem import Placement, Rules, Stage, Workload
 from shardwright.search.place.reductions import Blocks, reduce
 from shardwright.search.solution import Solution
 
-_ANNEALING_STEPS = 60_000
+_ANNEALING_STEPS = (60_000, 600_000)  # per start: a quick round first, then a long one
+_ANNEALING_VISITS = 400_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +185,9 @@ def best_start(slots: Slots, *, seed: int, seconds: float) -> np.ndarray | None:
     starts = [s for s in _constructed(slots) if slots.fits(s) and np.isfinite(slots.finish_times(s)[0])]
     starts.sort(key=lambda s: slots.finish_times(s)[0])
     improved = list(starts[:1])
-    for turn, start in enumerate(starts[:3] * 2):
+    for turn, (steps, start) in enumerate(itertools.product(_ANNEALING_STEPS, starts[:3])):
         if time.perf_counter() - begun < seconds:
-            improved.append(_annealed(slots, start, seed + turn))
+            improved.append(_annealed(slots, start, steps, seed + turn))
     valid = [s for s in improved if slots.fits(s)]
     return min(valid, key=lambda s: slots.finish_times(s)[0], default=None)
 
@@ -230,7 +232,7 @@ def greedy_fills(slots: Slots) -> Iterator[np.ndarray]:
         yield blocks.back(at)
 
 
-def _annealed(slots: Slots, start: np.ndarray, seed: int) -> np.ndarray:
+def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int) -> np.ndarray:
     from shardwright.search.place._graphs import rows
     from shardwright.search.place._latency import anneal
 
@@ -242,7 +244,8 @@ def _annealed(slots: Slots, start: np.ndarray, seed: int) -> np.ndarray:
     times = blocks.times.sum(axis=2)
     host = times[:, slots.host] if slots.host >= 0 else np.full(blocks.count, np.inf)
     options = np.column_stack([*(times[:, stage.kind] for stage in slots.stages), host])
-    steps = max(2_000, min(_ANNEALING_STEPS, 40_000_000 // (workload.nodes + len(workload.edges))))
+    most = _ANNEALING_VISITS // (workload.nodes + len(workload.edges))
+    steps = max(2_000, min(steps, most, 8_000 * blocks.count))
     found, _ = anneal(
         start.copy(), block_start, block_nodes, *rows(blocks.count, both[:, 0], both[:, 1]), np.isfinite(options),
         slots.host_time, slots.slot_time, slots.pays, slots.follows, slots.device, slots.room * (1 + 1e-9),
