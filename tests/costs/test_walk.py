@@ -1,0 +1,151 @@
+"""The walk of hand-made strategies: shared changes, kept layouts, buckets, regathering, issue order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from shardwright.cluster import Mesh, mesh_of, parse_cluster
+from shardwright.costs import walk_gradients
+from shardwright.costs.walk import COMPUTE, Walk, walk
+from shardwright.errors import PlanError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.operators import analyse
+from shardwright.operators.strategy import Strategy
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+
+
+class Two(torch.nn.Module):
+    """Two products that read one tensor, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.empty(8, 16))
+        self.a, self.b = torch.nn.Linear(16, 16, bias=False), torch.nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(x * self.scale)
+        return (self.a(h) * self.b(h)).sum()
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    with torch.device("meta"):
+        return capture(Two(), (torch.empty(8, 16),))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return mesh_of(parse_cluster("2xH200"))
+
+
+def _loop(graph: Graph, op: str, output: object, weight: object | None = None) -> str:
+    """The loop of an operator whose first output is placed so (and whose last input, if asked for)."""
+    chosen = next(o for o in graph.ops if o.name == op)
+    for loop in analyse(chosen, graph.tensors).loops:
+        if loop.outputs[0] == output and (weight is None or loop.inputs[-1] == weight):
+            return loop.name
+    raise AssertionError(f"{op} has no such loop")
+
+
+def _by_batch(graph: Graph, rest: object = R, **changes: object) -> Strategy:
+    """Everything cuts the rows; the sum leaves partial sums."""
+    splits = {op.name: (_loop(graph, op.name, S0),) for op in graph.ops if op.name != "sum"}
+    splits["sum"] = (next(n.name for n in analyse(graph.ops[-1], graph.tensors).loops if n.inputs[0] == S0),)
+    resting = {p.tensor: (rest,) for p in graph.parameters} | {"p_scale": (S0,)}
+    resting |= {i.tensor: (S0,) for i in graph.inputs if i.tensor}
+    return Strategy((("gpu", 2),), splits, resting, **changes)  # type: ignore[arg-type]
+
+
+def _kinds(found: Walk, phase: str) -> list[str]:
+    return [e.collective for e in found.events if e.collective and e.phase == phase]
+
+
+def test_data_parallel_reduces_one_bucket_and_the_loss(graph: Graph, mesh: Mesh) -> None:
+    found = walk(graph, _by_batch(graph), mesh)
+    assert _kinds(found, "forward") == ["all_reduce"]  # the loss; its gradient needs nothing
+    assert _kinds(found, "backward") == ["all_reduce"]
+    assert [set(bucket.tensors) for bucket in found.buckets] == [{"p_a_weight", "p_b_weight"}]
+    weights = 2 * 16 * 16 * 4
+    assert found.communication == {("all_reduce", "gpu"): (3, weights + 4)}
+    assert found.events[-1].kind == "update"
+
+
+def test_full_buckets_leave_before_the_backward_pass_ends(
+    graph: Graph, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk_gradients, "BUCKET_BYTES", 16 * 16 * 4)
+    found = walk(graph, _by_batch(graph), mesh)
+    assert [bucket.tensors for bucket in found.buckets] == [("p_b_weight",), ("p_a_weight",)]  # reverse order of use
+    first = next(i for i, e in enumerate(found.events) if e.kind == "reduce")
+    assert any(e.kind == "operator" for e in found.events[first:])
+
+
+def test_sharded_parameters_are_gathered_and_their_gradients_scattered(graph: Graph, mesh: Mesh) -> None:
+    kept = walk(graph, _by_batch(graph, S0), mesh)
+    assert kept.communication["all_gather", "gpu"][0] == 2
+    assert kept.communication["reduce_scatter", "gpu"][0] == 2
+    assert not kept.buckets
+    freed = walk(graph, _by_batch(graph, S0, regathered=frozenset({"p_a_weight", "p_b_weight"})), mesh)
+    assert freed.communication["all_gather", "gpu"][0] == 4
+    started = [e.name for e in freed.events if e.collective == "all_gather"]
+    assert started == ["p_a_weight", "p_b_weight", "p_b_weight", "p_a_weight"]
+    first_product = next(i for i, e in enumerate(freed.events) if e.name == "linear")
+    assert freed.events[first_product - 1].name == "p_b_weight"  # both gathers are under way before the first product
+
+
+def test_readers_with_one_need_share_a_change(graph: Graph, mesh: Mesh) -> None:
+    """relu leaves rows cut; both products want the whole and cut their output features."""
+    strategy = _by_batch(graph)
+    columns = {name: (_loop(graph, name, S1, S0),) for name in ("linear", "linear_1")}
+    mul = {"mul_1": (_loop(graph, "mul_1", S1),)}
+    total = {"sum": (next(n.name for n in analyse(graph.ops[-1], graph.tensors).loops if n.inputs[0] == S1),)}
+    resting = strategy.resting | {"p_a_weight": (S0,), "p_b_weight": (S0,)}
+    shared = Strategy(strategy.axes, strategy.splits | columns | mul | total, resting)
+    found = walk(graph, shared, mesh)
+    assert found.communication["all_gather", "gpu"] == (1, 8 * 16 * 4)
+    gathers = [e for e in found.events if e.collective == "all_gather"]
+    assert [e.name for e in gathers] == ["relu"]
+    # the gradients of both readers are added first, then travel back together
+    assert found.communication["reduce_scatter", "gpu"] == (1, 8 * 16 * 4)
+    added = next(i for i, e in enumerate(found.events) if e.kind == "accumulate")
+    assert added < next(i for i, e in enumerate(found.events) if e.collective == "reduce_scatter")
+
+
+def test_a_kept_layout_is_made_once_for_all_readers(graph: Graph, mesh: Mesh) -> None:
+    strategy = _by_batch(graph)
+    alone = dict.fromkeys(("linear", "linear_1", "mul_1", "sum"), (None,))
+    kept = Strategy(strategy.axes, strategy.splits | alone, strategy.resting, kept={"relu": (R,)})
+    found = walk(graph, kept, mesh)
+    assert [e.name for e in found.events if e.collective == "all_gather"] == ["relu"]
+
+
+def test_communication_waits_for_what_was_issued_before_it(graph: Graph, mesh: Mesh) -> None:
+    found = walk(graph, _by_batch(graph), mesh)
+    last = -1
+    for number, event in enumerate(found.events):
+        if event.stream == COMPUTE:
+            last = number
+        elif last >= 0:
+            assert last in event.after
+
+
+def test_inference_has_no_way_back(graph: Graph, mesh: Mesh) -> None:
+    found = walk(graph, _by_batch(graph), mesh, training=False)
+    assert {e.phase for e in found.events} == {"forward"}
+    assert not found.backward_of
+
+
+def test_an_unknown_loop_and_a_missing_split_are_named(graph: Graph, mesh: Mesh) -> None:
+    strategy = _by_batch(graph)
+    with pytest.raises(PlanError, match=r"linear.*no loop 'nope'"):
+        walk(graph, Strategy(strategy.axes, strategy.splits | {"linear": ("nope",)}, strategy.resting), mesh)
+    without = {k: v for k, v in strategy.splits.items() if k != "relu"}
+    with pytest.raises(PlanError, match="no split for operator relu"):
+        walk(graph, Strategy(strategy.axes, without, strategy.resting), mesh)
+    with pytest.raises(PlanError, match="no resting layout for 'x'"):
+        resting = {k: v for k, v in strategy.resting.items() if k != "x"}
+        walk(graph, Strategy(strategy.axes, strategy.splits, resting), mesh)
