@@ -91,6 +91,16 @@ def engine(name: str, reference: str, plan: Any) -> tuple[Any, tuple[torch.Tenso
     return native(name, built.model), local_batch(name, built.args)
 
 
+def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW over lists of tensors; plain tensors and DTensors apart, because one list cannot hold both."""
+    from torch.distributed.tensor import DTensor
+
+    kinds: dict[bool, list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+    return torch.optim.AdamW([{"params": group} for group in kinds.values()], foreach=True)
+
+
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, args: tuple[torch.Tensor, ...]) -> float:
     dist.barrier()
     start = time.perf_counter()
@@ -105,7 +115,7 @@ def times(reference: str, ours: str, plan: Any, repeats: int) -> dict[str, list[
     engines = {}
     for name in (ours, PAIRS[ours]):
         model, args = engine(name, reference, plan)
-        engines[name] = (model, torch.optim.AdamW(model.parameters()), args)
+        engines[name] = (model, optimiser(model), args)
     taken: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(2):
         for parts in engines.values():
@@ -120,7 +130,7 @@ def times(reference: str, ours: str, plan: Any, repeats: int) -> dict[str, list[
 def memory(reference: str, name: str, plan: Any) -> int:
     with Peak() as peak:
         model, args = engine(name, reference, plan)
-        optimizer = torch.optim.AdamW(model.parameters())
+        optimizer = optimiser(model)
         for _ in range(3):
             step(model, optimizer, args)
     return peak.bytes

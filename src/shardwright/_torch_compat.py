@@ -129,3 +129,15 @@ def has_data(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
+
+
+def like_dtensor(local: torch.Tensor, like: Any) -> torch.Tensor:
+    """A local tensor as a DTensor laid out as another one, without the checks of the public constructor."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(local, like._spec, requires_grad=False)
+
+
+def takes_device(target: str) -> bool:
+    """Whether an operator has a keyword ``device``: it creates tensors, or may move them."""
+    return any(argument.name == "device" and argument.kwarg_only for argument in schema(target).arguments)

@@ -61,7 +61,7 @@ def test_too_many_pieces():
 
 def programs(graph, kind):
     for seed in range(20):
-        program = lower(graph, random_strategy(graph, MESH, seed), MESH, (0, 0))
+        program = lower(graph, random_strategy(graph, MESH, seed), MESH, (0, 0), device="meta")
         if any(isinstance(i, kind) for i in program.instructions):
             yield program
 
@@ -100,7 +100,7 @@ def test_swapped_inputs_are_noticed(graph):
 
 
 def test_wrong_local_shapes_are_noticed(graph):
-    program = lower(graph, random_strategy(graph, MESH, 3), MESH, (0, 0))
+    program = lower(graph, random_strategy(graph, MESH, 3), MESH, (0, 0), device="meta")
     last = next(i for i in reversed(range(len(program.instructions))) if isinstance(program.instructions[i], Compute))
     compute = program.instructions[last]
     assert isinstance(compute, Compute)

@@ -9,15 +9,16 @@ holds no process groups: mesh axes stand for them by name until :mod:`shardwrigh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardwright._torch_compat import takes_device
 from shardwright.cluster import Mesh
 from shardwright.costs.redistribute import conversion
 from shardwright.errors import LoweringError, ShardwrightError
-from shardwright.graph import Graph, Op, Ref
+from shardwright.graph import Atom, Graph, Op, Ref, Value
 from shardwright.lowering.bind import Place, bind, dual, final_reduction
 from shardwright.lowering.collectives import BoundStep
 from shardwright.operators import analyse, piece
@@ -103,8 +104,8 @@ class Program:
         return local_shape(self.graph.tensors[tensor].shape, layout, self.place.sizes, self.place.coordinate)
 
 
-def lower(graph: Graph, strategy: Strategy, mesh: Mesh, coordinate: tuple[int, ...]) -> Program:
-    """The program of the rank at ``coordinate``.
+def lower(graph: Graph, strategy: Strategy, mesh: Mesh, coordinate: tuple[int, ...], device: str = "cpu") -> Program:
+    """The program of the rank at ``coordinate``, whose operators create tensors on this kind of device.
 
     Raises
     ------
@@ -116,14 +117,15 @@ def lower(graph: Graph, strategy: Strategy, mesh: Mesh, coordinate: tuple[int, .
             f"the strategy is for a mesh {dict(strategy.axes)}, not for {dict(mesh.names)}.",
             "Make a plan for this cluster.",
         )
-    return _Lowering(graph, strategy, mesh, Place(strategy.axes, tuple(coordinate))).program()
+    return _Lowering(graph, strategy, mesh, Place(strategy.axes, tuple(coordinate)), device).program()
 
 
 class _Lowering:
     """The walk's state: instructions so far and the values that exist already."""
 
-    def __init__(self, graph: Graph, strategy: Strategy, mesh: Mesh, place: Place) -> None:
+    def __init__(self, graph: Graph, strategy: Strategy, mesh: Mesh, place: Place, device: str) -> None:
         self.graph, self.strategy, self.mesh, self.place = graph, strategy, mesh, place
+        self.device = Atom("device", device)
         self.instructions: list[Instruction] = []
         self.home: dict[str, tuple[str, Layout]] = {}
         self.changed: dict[tuple[str, tuple[Need, ...], tuple[tuple[int, int], ...]], str] = {}
@@ -152,11 +154,12 @@ class _Lowering:
         inputs = tuple(
             self._value(name, need, _window_extents(need, extents)) for name, need in zip(op.inputs, needs, strict=True)
         )
-        made = piece(op, self.graph.tensors, ranges)
+        placed = self._placed(op)
+        made = piece(placed, self.graph.tensors, ranges)
         layouts = output_layouts(rules, split, len(op.outputs))
         self.instructions.append(
             Compute(
-                op=made.op if made.op is not None else op,
+                op=made.op if made.op is not None else placed,
                 inputs=inputs,
                 needs=tuple(needs),
                 outputs=op.outputs,
@@ -170,6 +173,19 @@ class _Lowering:
         for name, layout in zip(op.outputs, layouts, strict=True):
             if name is not None:
                 self.home[name] = (name, layout)
+
+    def _placed(self, op: Op) -> Op:
+        """The operator with this rank's device wherever it names one or could: the model was captured on another."""
+
+        def here(value: Value) -> Value:
+            if isinstance(value, Atom) and value.kind == "device":
+                return self.device
+            return tuple(here(item) for item in value) if isinstance(value, tuple) else value
+
+        kwargs = {key: here(value) for key, value in op.kwargs}
+        if takes_device(op.target):
+            kwargs["device"] = self.device
+        return replace(op, args=tuple(here(value) for value in op.args), kwargs=tuple(kwargs.items()))
 
     def _ranges(self, rules: OpRules, split: Split) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, ...]]]:
         """This rank's piece of every cut loop, and the axes that cut it."""

@@ -40,11 +40,11 @@ def validate(graph: Graph, strategy: Strategy, mesh: Mesh) -> None:
     LoweringError
     """
     for coordinate in {(0,) * len(mesh.sizes), tuple(size - 1 for size in mesh.sizes)}:  # largest and smallest shards
-        validate_program(lower(graph, strategy, mesh, coordinate))
+        validate_program(lower(graph, strategy, mesh, coordinate, device="meta"))
 
 
 def validate_program(program: Program) -> None:
-    """Refuse a program that is not sound; see the module's text."""
+    """Refuse a program that is not sound; see the module's text. It must have been lowered for the meta device."""
     layouts: dict[str, tuple[Need, ...]] = {}
     for step in program.instructions:
         if isinstance(step, Read):

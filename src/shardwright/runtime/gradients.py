@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import after_backward, group_named, local_of
+from shardwright._torch_compat import after_backward, group_named, like_dtensor, local_of
 from shardwright.lowering.collectives import BoundStep, Line, finish_scatter, ledger, run_step, start_scatter
 
 BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
 IN_FLIGHT_BYTES = 64 * 2**20
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """One parameter and what completes its gradient: ``lines`` are the axes along which replicas are summed."""
 
@@ -40,18 +41,11 @@ class Slot:
             return
         if gradient.dtype != parameter.dtype:
             gradient = gradient.to(parameter.dtype)
-        if isinstance(parameter, DTensor):
-            whole = DTensor.from_local(
-                gradient,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-            parameter.grad = whole
-        else:
-            parameter.grad = gradient
+        parameter.grad = self.wrapped(gradient)
+
+    def wrapped(self, gradient: Tensor) -> Tensor:
+        """A local gradient laid out as the parameter is."""
+        return like_dtensor(gradient, self.parameter) if isinstance(self.parameter, DTensor) else gradient
 
 
 @dataclass
@@ -60,6 +54,40 @@ class _Bucket:
 
     members: list[tuple[Slot, Tensor]] = field(default_factory=list)
     bytes: int = 0
+
+
+class _Prepared:
+    """A bucket whose members are known from an earlier step: gradients are copied into its memory as they come."""
+
+    def __init__(self, slots: list[Slot], shapes: list[torch.Size], like: Tensor) -> None:
+        self.slots, self.shapes = slots, shapes
+        self.places = {slot: place for place, slot in enumerate(slots)}
+        self.filled: set[int] = set()
+        self._allocate(like)
+
+    def _allocate(self, like: Tensor) -> None:
+        sizes = [shape.numel() for shape in self.shapes]
+        self.flat = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
+        parts = self.flat.split(sizes)
+        self.views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        self.gradients = [slot.wrapped(view) for slot, view in zip(self.slots, self.views, strict=True)]
+
+    def fill(self, slot: Slot, gradient: Tensor) -> bool:
+        """Take a gradient; true when the bucket is full."""
+        if not self.filled and any(s.parameter.grad is g for s, g in zip(self.slots, self.gradients, strict=True)):
+            self._allocate(self.flat)  # the last step's gradients still live in the old memory
+        place = self.places[slot]
+        self.views[place].copy_(gradient)
+        self.filled.add(place)
+        return len(self.filled) == len(self.slots)
+
+    def deposit(self) -> None:
+        self.filled.clear()
+        for slot, view, gradient in zip(self.slots, self.views, self.gradients, strict=True):
+            if slot.parameter.grad is None:
+                slot.parameter.grad = gradient
+            else:
+                slot.deposit(view)
 
 
 @dataclass
@@ -79,8 +107,10 @@ class Gradients:
         self._buckets: dict[tuple[tuple[Line, ...], torch.dtype], _Bucket] = {}
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
-        self._shared: dict[int, tuple[Slot, Tensor]] = {}
+        self._shared: dict[Slot, tuple[Slot, Tensor]] = {}
         self._listening = False
+        self._order: list[Slot] = []
+        self._prepared: dict[Slot, _Prepared] | None = None
 
     def expect_end(self) -> None:
         """Make sure that :meth:`finish` runs when this backward pass is through."""
@@ -133,30 +163,52 @@ class Gradients:
             slot.deposit(gradient)
             return
         if not alone:
-            known = self._shared.get(id(slot))
-            self._shared[id(slot)] = (slot, gradient if known is None else known[1] + gradient)
+            known = self._shared.get(slot)
+            self._shared[slot] = (slot, gradient if known is None else known[1] + gradient)
             return
         self._join(slot, gradient)
 
     def _join(self, slot: Slot, gradient: Tensor) -> None:
+        if self._prepared is None:
+            self._order.append(slot)
+        elif (bucket := self._prepared.get(slot)) is not None and gradient.dtype == bucket.flat.dtype:
+            if bucket.fill(slot, gradient):
+                self._reduce_prepared(bucket)
+            return
+        self._join_loose(slot, gradient)
+
+    def _join_loose(self, slot: Slot, gradient: Tensor) -> None:
+        """The bucket of gradients that were not expected, as all are in the first step."""
         key = (slot.lines, gradient.dtype)
-        bucket = self._buckets.setdefault(key, _Bucket())
-        bucket.members.append((slot, gradient))
-        bucket.bytes += gradient.numel() * gradient.itemsize
-        if bucket.bytes >= self.bucket_bytes:
+        loose = self._buckets.setdefault(key, _Bucket())
+        loose.members.append((slot, gradient))
+        loose.bytes += gradient.numel() * gradient.itemsize
+        if loose.bytes >= self.bucket_bytes:
             self._reduce(key)
 
     def _reduce(self, key: tuple[tuple[Line, ...], torch.dtype]) -> None:
-        bucket, lines = self._buckets.pop(key), key[0]
-        members = bucket.members
+        members, lines = self._buckets.pop(key).members, key[0]
         flat = torch.cat([gradient.reshape(-1) for _, gradient in members])
+        sizes = [gradient.numel() for _, gradient in members]
+        places = [(slot, gradient.shape) for slot, gradient in members]
+
+        def deposit() -> None:
+            for (slot, shape), part in zip(places, flat.split(sizes), strict=True):
+                slot.deposit(part.view(shape))
+
+        self._all_reduce(flat, lines, [gradient for _, gradient in members], deposit)
+
+    def _reduce_prepared(self, bucket: _Prepared) -> None:
+        self._all_reduce(bucket.flat, bucket.slots[0].lines, bucket.views, bucket.deposit)
+
+    def _all_reduce(
+        self, flat: Tensor, lines: tuple[Line, ...], members: list[Tensor], deposit: Callable[[], None]
+    ) -> None:
         record = ledger()
         if record is not None:
             for line in lines:
-                for _, gradient in members:
+                for gradient in members:
                     record.record(BoundStep("all_reduce", line), gradient, gradient)
-        sizes = [gradient.numel() for _, gradient in members]
-        places = [(slot, gradient.shape) for slot, gradient in members]
         work = dist.all_reduce(flat, group=group_named(lines[0].group), async_op=True)
 
         def finish() -> None:
@@ -164,19 +216,53 @@ class Gradients:
             work.wait()
             for line in lines[1:]:
                 dist.all_reduce(flat, group=group_named(line.group))
-            for (slot, shape), part in zip(places, flat.split(sizes), strict=True):
-                slot.deposit(part.view(shape))
+            deposit()
 
-        self._launch(finish, bucket.bytes)
+        self._launch(finish, flat.numel() * flat.itemsize)
+
+    def _prepare(self) -> None:
+        """After the first step the order of gradients is known: lay out the buckets of the steps to come.
+
+        The first bucket of a kind is small, so that communication starts early.
+        """
+        self._prepared = {}
+        groups: dict[tuple[tuple[Line, ...], torch.dtype], list[list[tuple[Slot, torch.Size]]]] = {}
+        held: dict[int, int] = {}
+        for slot in self._order:
+            local = local_of(slot.parameter)
+            if (self.reduce_dtype or local.dtype) != local.dtype:
+                continue
+            runs = groups.setdefault((slot.lines, local.dtype), [[]])
+            limit = FIRST_BUCKET_BYTES if len(runs) == 1 else self.bucket_bytes
+            if held.get(id(runs[-1]), 0) >= limit:
+                runs.append([])
+            runs[-1].append((slot, local.shape))
+            held[id(runs[-1])] = held.get(id(runs[-1]), 0) + local.numel() * local.itemsize
+        for runs in groups.values():
+            for run in runs:
+                slots = [slot for slot, _ in run]
+                bucket = _Prepared(slots, [shape for _, shape in run], local_of(slots[0].parameter))
+                self._prepared.update(dict.fromkeys(slots, bucket))
+        self._order = []
 
     def finish(self) -> None:
         """Complete everything; called when the backward pass is through."""
         self._listening = False
-        while self._pending or self._shared or self._buckets:
+        while self._pending or self._shared or self._buckets or self._unfilled():
             while self._pending:
                 self._finish_oldest()
+            for bucket in self._unfilled():  # some of its members got no gradient in this step: reduce what is there
+                for place in sorted(bucket.filled):
+                    self._join_loose(bucket.slots[place], bucket.views[place].clone())
+                bucket.filled.clear()
             shared, self._shared = self._shared, {}
             for slot, gradient in shared.values():
-                self._join(slot, gradient)
+                self._join_loose(slot, gradient)
             for key in list(self._buckets):
                 self._reduce(key)
+        if self._prepared is None and self._order:
+            self._prepare()
+
+    def _unfilled(self) -> list[_Prepared]:
+        buckets = dict.fromkeys((self._prepared or {}).values())
+        return [bucket for bucket in buckets if 0 < len(bucket.filled) < len(bucket.slots)]

@@ -83,8 +83,9 @@ def parallelize(
         plan.check(graph)
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
-    program = lower(graph, strategy, priced_mesh(plan), coordinate_on(mesh))
-    validate_program(program)
+    priced, coordinate = priced_mesh(plan), coordinate_on(mesh)
+    validate_program(lower(graph, strategy, priced, coordinate, device="meta"))
+    program = lower(graph, strategy, priced, coordinate, mesh.device_type)
     shards = materialised(model, program, mesh, weights, initialise)
     parallel = ParallelModule(
         program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, recompute=recompute
