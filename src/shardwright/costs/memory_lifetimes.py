@@ -147,7 +147,7 @@ class _Replay:
         """
         for place, (step, event) in enumerate(zip(steps, events, strict=True)):
             self.ledger.clock = event
-            if step.kind in ("slice", "mask") and step.window is None:
+            if step.kind in ("slice", "mask"):
                 continue
             until = max(event, min(awaited, self.end) - 1) if awaited is not None and place == 0 else event
             self.ledger.passing(_buffers(step), COMMUNICATION, f"{step.kind} buffer", module, until)

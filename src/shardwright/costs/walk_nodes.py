@@ -85,6 +85,8 @@ class Change:
 
 
 Node = Compute | Change
+Extents = tuple[tuple[int, int], ...]
+"""For every mesh axis along which a window is read, the extent of the loop that reads it."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.rest: dict[str, int] = {}
         self.home: dict[str, int] = {}
-        self.changed: dict[tuple[str, tuple[Need, ...], int], int] = {}
+        self.changed: dict[tuple[str, tuple[Need, ...], Extents], int] = {}
         self.zero = (0,) * len(mesh.axes)
 
     def build(self) -> Nodes:
@@ -174,13 +176,14 @@ class _Builder:
         scalars = [r for r in with_gradient if not self.graph.tensors[self.values[r].tensor].shape]
         return tuple(scalars[:1] or dict.fromkeys(with_gradient))
 
-    def _value(self, tensor: str, needs: tuple[Need, ...], loop_extent: int = 0) -> int:
+    def _value(self, tensor: str, needs: tuple[Need, ...], extents: Extents = ()) -> int:
         meta = self.graph.tensors[tensor]
         plain: Layout = tuple(Replicate() if isinstance(n, Window) else n for n in needs)
         shape = list(local_shape(meta.shape, plain, self.mesh.sizes, self.zero))
-        for need, size in zip(needs, self.mesh.sizes, strict=True):
+        for axis, extent in extents:
+            need = needs[axis]
             if isinstance(need, Window):
-                start, stop = nested_chunk(loop_extent, [(size, 0)])
+                start, stop = nested_chunk(extent, [(self.mesh.sizes[axis], 0)])
                 first, end, _, _ = need.region(start, stop, meta.shape[need.dim])
                 shape[need.dim] = end - first
         local = Strided.contiguous(tuple(shape), meta.dtype, meta.grad and self.training)
@@ -248,24 +251,24 @@ class _Builder:
         home = self.home[tensor]
         kept = self.strategy.kept.get(tensor)
         if kept is not None and self.values[home].needs != kept:
-            home = self.home[tensor] = self._change(tensor, home, kept, 0, module)
+            home = self.home[tensor] = self._change(tensor, home, kept, (), module)
         if self.values[home].needs == needs:
             return home
-        extent = next((e for e, n in zip(extents or (), needs, strict=False) if isinstance(n, Window)), 0)
-        key = (tensor, needs, extent)
+        windows = tuple((a, e) for a, e in enumerate(extents or ()) if isinstance(needs[a], Window))
+        key = (tensor, needs, windows)
         if key not in self.changed:
-            self.changed[key] = self._change(tensor, home, needs, extent, module)
+            self.changed[key] = self._change(tensor, home, needs, windows, module)
         return self.changed[key]
 
-    def _change(self, tensor: str, source: int, needs: tuple[Need, ...], extent: int, module: str) -> int:
+    def _change(self, tensor: str, source: int, needs: tuple[Need, ...], extents: Extents, module: str) -> int:
         meta, layout = self.graph.tensors[tensor], self.values[source].needs
-        steps = conversion(meta.shape, meta.dtype, layout, needs, self.mesh)
+        steps = conversion(meta.shape, meta.dtype, layout, needs, self.mesh, meta.grad)
         if not steps.possible:
             raise PlanError(
                 f"tensor {tensor!r} of shape {meta.shape} cannot be brought from {layout} to {needs}.",
                 "Make the plan again.",
             )
-        result = self._value(tensor, needs, extent)
+        result = self._value(tensor, needs, extents)
         if is_view(steps):
             local = replace(self.values[result].local, strides=self.values[source].local.strides)
             self.values[result] = replace(self.values[result], local=local)
@@ -296,7 +299,7 @@ class _Builder:
         kept = self.strategy.kept.get(tensor)
         home = self.home[tensor]
         if kept is not None and self.values[home].needs != kept:
-            home = self.home[tensor] = self._change(tensor, home, kept, 0, "")
+            home = self.home[tensor] = self._change(tensor, home, kept, (), "")
         return home
 
 
