@@ -128,6 +128,42 @@ def model_types() -> list[str]:
     return sorted(found)
 
 
+STAGES = {
+    "done": "captured, and the graph gives the eager loss and gradients",
+    "differs": "captured, but the graph gives other numbers",
+    "replay": "captured, but the graph does not run",
+    "capture": "refused by capture, with the reason below",
+    "time limit": "not finished within the time limit",
+    "crash": "the process died",
+    "eager": "no test of capture: the tiny model does not run eagerly with our example inputs",
+    "build": "no test of capture: no tiny model can be built",
+}
+
+
+def report(results: list[dict[str, Any]]) -> str:
+    """The results as Markdown: how many came how far, and every architecture that did not come through."""
+    counts = Counter(result["stage"] for result in results)
+    runnable = sum(counts[stage] for stage in STAGES if stage not in ("eager", "build"))
+    lines = [
+        f"{len(results)} model types with a head that computes a loss; {runnable} of them run eagerly at tiny sizes;",
+        f"{counts['done']} of those {runnable} ({counts['done'] / max(1, runnable):.0%}) are captured faithfully.",
+        "",
+        "| architectures | outcome |",
+        "|---|---|",
+        *(f"| {counts[stage]} | {words} |" for stage, words in STAGES.items() if counts[stage]),
+        "",
+    ]
+    for stage, words in STAGES.items():
+        found = sorted((r for r in results if r["stage"] == stage), key=lambda r: r["type"])
+        if stage != "done" and found:
+            lines += [f"### {words.capitalize()}", "", "| type | why |", "|---|---|"]
+            for result in found:
+                why = result.get("why") or f"largest relative difference {result.get('difference', 0):.1e}"
+                lines.append(f"| {result['type']} | {' '.join(why.replace('|', '/').split())[:220]} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit", type=float, default=60.0)
@@ -149,6 +185,8 @@ def main() -> None:
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     for stage, count in Counter(result["stage"] for result in results).most_common():
         print(f"{stage:>12} {count}")
+    if options.markdown:
+        options.markdown.write_text(report(results))
 
 
 if __name__ == "__main__":
