@@ -21,7 +21,6 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
-from shardwright.costs.layouts import dual
 from shardwright.costs.optimizer import state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.graph import Graph, Op, refs
@@ -42,6 +41,8 @@ from shardwright.operators.strategy import Strategy
 from shardwright.search.choose import Edge, Problem, Usage
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
+from shardwright.search.prices import EdgePrices, places
+from shardwright.search.saving import is_saved, needed_in_backward
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class _Builder:
         overlap: float,
         activation_scale: float,
     ) -> None:
-        self.overlap, self.activation_scale = overlap, activation_scale
+        self.activation_scale = activation_scale
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -170,8 +171,7 @@ class _Builder:
         self.number: dict[tuple[str, str], int] = {}
         self.amounts: dict[int, np.ndarray] = {}
         self.pairs: dict[tuple[int, int], np.ndarray] = {}
-        self.matrices: dict[object, np.ndarray] = {}
-        self.alive: list[object] = []
+        self.prices = EdgePrices(mesh, within, graph.training, overlap)
         self.made: dict[tuple[int, int], list[Layout]] = {}
         self.needed: dict[tuple[int, int], list[tuple[Need, ...]]] = {}
 
@@ -241,26 +241,13 @@ class _Builder:
         if not self.graph.training or rules.kind == "view":
             return total
         for position, out in enumerate(op.outputs):
-            if out is None or not self._is_saved(out):
+            if out is None or not is_saved(self.graph, self.rules, out):
                 continue
             tensor = self.graph.tensors[out]
             for i, split in enumerate(splits):
                 layout = output_layouts(rules, split, len(op.outputs))[position]
                 total[i] += largest_shard(tensor.shape, layout, self.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
         return total * self.activation_scale
-
-    def _is_saved(self, tensor: str, depth: int = 0) -> bool:
-        """Whether autograd keeps this tensor (or a view of it) for some reader's backward."""
-        for op in self.graph.consumers[tensor]:
-            if not op.grad:
-                continue
-            kind = self.rules[op.name].kind
-            if kind == "view":
-                if depth < 8 and any(o is not None and self._is_saved(o, depth + 1) for o in op.outputs):
-                    return True
-            elif any(o is not None and self.graph.tensors[o].grad for o in op.outputs) and _keeps_inputs(op):
-                return True
-        return False
 
     def _parameter(self, tensor: str) -> None:
         meta = self.graph.tensors[tensor]
@@ -345,53 +332,22 @@ class _Builder:
             self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs)
         elif ("parameter", tensor) in self.number:
             node = self.number["parameter", tensor]
-            reads = 2 if self.within.regather and _needed_in_backward(self.graph, op, tensor) else 1
+            reads = 2 if self.within.regather and needed_in_backward(self.graph, op, tensor) else 1
             self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
         else:
             replicated = [(Replicate(),) * len(self.mesh.sizes)]
-            self.costs[reader] = self.costs[reader] + self._price(tensor, replicated, needs)[0]
+            self.costs[reader] = (
+                self.costs[reader] + self.prices.price(self.graph.tensors[tensor], replicated, needs)[0]
+            )
 
     def _pay(self, first: int, second: int, tensor: str, sources: Sequence, needs: Sequence, reads: int = 0) -> None:
         """``reads`` counts how often a parameter is brought into place; 0 for what is no parameter."""
-        costs = self._price(tensor, sources, needs, reads)
+        costs = self.prices.price(self.graph.tensors[tensor], sources, needs, reads)
         if first == second:
             self.costs[first] = self.costs[first] + np.diag(costs)
             return
         key, matrix = ((first, second), costs) if first < second else ((second, first), costs.T)
         self.pairs[key] = self.pairs[key] + matrix if key in self.pairs else matrix
-
-    def _price(self, tensor: str, sources: Sequence, needs: Sequence, reads: int = 0) -> np.ndarray:
-        meta = self.graph.tensors[tensor]
-        grad = meta.grad and self.graph.training
-        # Lists of layouts are shared between repeats, so their identity is enough for most look-ups.
-        quick = (meta.shape, meta.dtype, grad, reads, id(sources), id(needs))
-        if quick in self.matrices:
-            return self.matrices[quick]
-        key = (meta.shape, meta.dtype, grad, reads, tuple(sources), tuple(needs))
-        if key not in self.matrices:
-            from_set, to_set = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
-            there, back = conversion_matrix(meta.shape, meta.dtype, from_set, to_set, self.mesh, grad=grad)
-            if reads and grad:
-                there = there * reads
-                # A parameter's gradient rests as the parameter does: a sum over ranks must be reduced, not left open.
-                duals = [dual(need) for need in to_set]
-                back = conversion_matrix(meta.shape, meta.dtype, duals, from_set, self.mesh, grad=False)[0].T
-            total = (there + back) * (1.0 - self.overlap if reads else 1.0)
-            if reads:
-                total = np.where(self._forbidden_gathers(from_set, to_set), np.inf, total)
-            self.matrices[key] = total[np.ix_(_places(sources, from_set), _places(needs, to_set))]
-        self.alive += [sources, needs]  # an identity is only unique while its object lives
-        self.matrices[quick] = self.matrices[key]
-        return self.matrices[key]
-
-    def _forbidden_gathers(self, sources: list[Layout], needs: list) -> np.ndarray:
-        forbidden = [axis for axis in range(len(self.mesh.sizes)) if not self.within.gather(axis)]
-        return np.array(
-            [
-                [any(isinstance(s[a], Shard) and not isinstance(n[a], Shard) for a in forbidden) for n in needs]
-                for s in sources
-            ]
-        )
 
     def _results(self) -> None:
         """Producers pay for handing out results: sums are reduced, new buffer values made whole."""
@@ -410,35 +366,9 @@ class _Builder:
             there, _ = conversion_matrix(
                 meta.shape, meta.dtype, made, list(dict.fromkeys(target)), self.mesh, grad=False
             )
-            columns = _places(target, list(dict.fromkeys(target)))
+            columns = places(target, list(dict.fromkeys(target)))
             self.costs[node] = self.costs[node] + there[np.arange(len(made)), columns]
-
-
-def _places(items: Sequence, distinct: list) -> list[int]:
-    """Where each item stands in the list of distinct ones."""
-    place = {item: i for i, item in enumerate(distinct)}
-    return [place[item] for item in items]
 
 
 def _resting(need: Need) -> Replicate | Shard | Partial:
     return Shard(need.dim) if isinstance(need, Window) else need
-
-
-_BIASED = {"linear": 2, "conv1d": 2, "conv2d": 2, "conv3d": 2, "convolution": 2, "addmm": 0, "layer_norm": 3}
-"""Where an operator's bias stands among its tensor inputs: its value is not needed in the backward pass."""
-
-
-def _needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
-    """Whether a parameter's value is used again in the backward pass of a reader."""
-    name = op.target.split(".")[1]
-    position = op.inputs.index(tensor)
-    if name in _KEEPS_NOTHING or name == "embedding" or _BIASED.get(name) == position:
-        return False
-    return graph.training and any(graph.tensors[other].grad for other in op.inputs if other != tensor)
-
-
-_KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
-
-
-def _keeps_inputs(op: Op) -> bool:
-    return op.target.split(".")[1] not in _KEEPS_NOTHING
