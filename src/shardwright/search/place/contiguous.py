@@ -39,8 +39,8 @@ def place_contiguous(
     """The best contiguous placement for throughput, proved; with ``order`` (of blocks) the best along that order.
 
     ``upper`` is a known placement whose load bounds the search; ``time_limit`` is for separate passes, which walk a
-    trade-off, and may leave a gap. Raises ``Infeasible`` when nothing fits and ``TooLarge``
-    when there are too many ideals. Example: ``place_contiguous(read_workload("bert24.json")).cost``.
+    trade-off and may leave a gap. Raises ``Infeasible`` when nothing fits and ``TooLarge`` when there are too many
+    ideals. Example: ``place_contiguous(read_workload("bert24.json")).cost``.
     """
     begun = time.perf_counter()
     rules = rules or Rules()
@@ -56,7 +56,9 @@ def place_contiguous(
 
         placement, proved = best_sum_of_passes(search, workload, upper, time_limit)
     else:
-        placement = search.smallest(throughput_cost(workload, upper, rules) if upper is not None else np.inf)
+        placement = search.smallest(throughput_cost(workload, upper, rules)) if upper is not None else None
+        if placement is None:  # no known placement, or one that is not contiguous
+            placement = search.smallest(np.inf)
     if placement is None:
         raise Infeasible(
             "no contiguous placement fits the devices' memory and support.",
@@ -139,7 +141,10 @@ class ChainSearch:
             )
         states = len(self.states)
         if len(bits) * (states * 13 + 200) > MOST_KEPT_BYTES:
-            raise TooLarge(f"{len(bits):,} ideals with {states} device counts exceed the memory budget.", "As above.")
+            raise TooLarge(
+                f"{len(bits):,} ideals with {states} device counts exceed the memory budget.",
+                "Use the heuristic solver, or a fixed topological order.",
+            )
         size = np.bitwise_count(bits).sum(axis=1)
         if len(bits) == 0 or size.max() < self.blocks.count or size.min() > 0:
             return None
