@@ -38,6 +38,15 @@ def test_probed_rules_are_read_from_disk(monkeypatch):
     assert len(list(probing.cache_folder().glob("*.json"))) == 1
 
 
+def test_probed_operators_are_listed():
+    from shardwright.operators.listing import listing
+
+    sample = concrete("shardwright_tests.squares.default", (torch.randn(20, 32),))
+    probing.probe(sample.op, sample.tensors)
+    (entry,) = [e for e in listing() if e.target == "shardwright_tests.squares.default"]
+    assert entry.origin == "probed" and entry.loops == ("p1: shard",)
+
+
 def test_a_broken_cache_file_is_probed_again():
     sample = concrete("shardwright_tests.squares.default", (torch.randn(20, 32),))
     first = probing.probe(sample.op, sample.tensors)

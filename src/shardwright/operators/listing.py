@@ -9,6 +9,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from shardwright.operators.auditing import targets_with_samples
 from shardwright.operators.deriving import derived
+from shardwright.operators.probing import known
 from shardwright.operators.registry import DESCRIPTIONS
 from shardwright.operators.rules import LoopRule, Window
 from shardwright.operators.samples import EVEN, SAMPLES, calls
@@ -25,7 +26,7 @@ class Listed:
 
 
 def listing(names: Sequence[str] = ()) -> list[Listed]:
-    """Every operator with a rule, those without a sample call too.
+    """Every operator with a rule: described, element-wise, and those that were probed on this machine.
 
     >>> listing(["aten.bmm"])[0].loops
     ('n: shard', 'i: shard', 'j: shard', 'k: sum')
@@ -33,6 +34,8 @@ def listing(names: Sequence[str] = ()) -> list[Listed]:
     found = [_of_sample(target) for target in targets_with_samples(names) if target in SAMPLES]
     rest = [d for t, d in DESCRIPTIONS.items() if t not in SAMPLES and (not names or any(n in t for n in names))]
     found += [Listed(d.target, d.kind, "described", ()) for d in rest]
+    probed = {t: rules for t, rules in known() if rules.loops and (not names or any(n in t for n in names))}
+    found += [Listed(t, rules.kind, "probed", tuple(map(in_words, rules.loops))) for t, rules in probed.items()]
     return sorted(found, key=lambda entry: entry.target)
 
 

@@ -30,7 +30,7 @@ MOST_RULES = 96
 """Candidates tried per operator; beyond it the remaining ones are left out."""
 MOST_ELEMENTS = 1 << 18
 """Inputs that cannot be shrunk are probed at their real size up to this many elements."""
-VERSION = 1
+VERSION = 2
 
 
 def probe(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
@@ -39,8 +39,18 @@ def probe(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     if (known := _load(key)) is not None:
         return known
     rules = _probe(op, tensors)
-    _store(key, rules)
+    _store(key, op.target, rules)
     return rules
+
+
+def known() -> list[tuple[str, OpRules]]:
+    """Every operator that was probed on this machine, with its rules, one entry per signature."""
+    found = []
+    for file in sorted(cache_folder().glob("*.json")):
+        rules = _load(file.stem)
+        if rules is not None:
+            found.append((str(json.loads(file.read_text()).get("target", "?")), rules))
+    return found
 
 
 @dataclass(frozen=True)
@@ -238,13 +248,14 @@ def _placement(text: str) -> Any:
     return Partial("sum") if text == "P" else Replicate()
 
 
-def _store(key: str, rules: OpRules) -> None:
+def _store(key: str, target: str, rules: OpRules) -> None:
     loops = [[r.name, r.extent, [_text(n) for n in r.inputs], [_text(p) for p in r.outputs]] for r in rules.loops]
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         partial = folder / f"{key}.{os.getpid()}.tmp"
-        partial.write_text(json.dumps({"origin": rules.origin, "reason": rules.reason, "loops": loops}))
+        record = {"target": target, "origin": rules.origin, "reason": rules.reason, "loops": loops}
+        partial.write_text(json.dumps(record))
         partial.replace(folder / f"{key}.json")
     except OSError:
         return  # a cache that cannot be written costs time, nothing else

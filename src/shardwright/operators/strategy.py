@@ -20,6 +20,7 @@ class Strategy:
     source tensors (parameters, buffers, constants, inputs) to layouts. ``kept`` maps a tensor with several readers to
     the layout it is brought into once, right after it is made; its readers start from there. ``regathered`` names the
     parameters whose gathered copy is freed after its forward use and gathered again for backward (FSDP's way).
+    ``recomputed`` names blocks (module paths) whose activations are not kept but computed again in the backward pass.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -27,6 +28,7 @@ class Strategy:
     resting: Mapping[str, Layout]
     kept: Mapping[str, Layout] = field(default_factory=dict)
     regathered: frozenset[str] = frozenset()
+    recomputed: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, ...]:
