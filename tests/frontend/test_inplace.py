@@ -198,3 +198,38 @@ def test_changing_inputs_or_parameters_is_refused(kind: type[nn.Module], word: s
         capture(kind(), (torch.randn(4, 6),))
     assert word in refusal.value.message
     assert refusal.value.remedy
+
+
+class MovingAverage(Layered):
+    """A codebook updated under no_grad, as vector-quantising models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        return hidden / self.average
+
+
+def test_buffers_updated_without_gradient() -> None:
+    torch.manual_seed(0)
+    assert len(faithful(MovingAverage(), (torch.randn(4, 6),)).mutations) == 1
+
+
+class HiddenWrite(Layered):
+    """Autograd does not see this write: gradients pass as if nothing had happened, which no functional form does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x) * 1
+        with torch.no_grad():
+            hidden.clamp_(min=0.0)
+        return hidden * 2
+
+
+def test_writing_behind_the_back_of_autograd_is_refused() -> None:
+    with pytest.raises(CaptureError, match="no_grad") as refusal:
+        capture(HiddenWrite(), (torch.randn(4, 6),))
+    assert "test_inplace.py" in refusal.value.message

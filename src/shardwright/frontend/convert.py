@@ -7,7 +7,6 @@ from data is refused, since a plan made for one value would be wrong for the nex
 from __future__ import annotations
 
 import operator
-import re
 from typing import Any
 
 import torch
@@ -17,13 +16,11 @@ from torch.fx import Node
 
 from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data
 from shardwright.errors import CaptureError
-from shardwright.frontend.diagnose import short_path
 from shardwright.frontend.functionalise import MUTATED
+from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def convert(program: ExportedProgram, model: torch.nn.Module) -> Graph:
@@ -140,7 +137,7 @@ class _Conversion:
                 continue
             if not isinstance(item, torch.Tensor):
                 raise CaptureError(
-                    f"The model reads a scalar from data: {target} at {_source(node)} (module {_module(node)!r}).",
+                    f"The model reads a scalar from data: {target} at {source_of(node)} (module {module_of(node)!r}).",
                     "Pass the value as a Python number, or keep it a tensor (torch.where instead of if).",
                 )
             name = f"{node.name}.{index}" if many else node.name
@@ -155,8 +152,8 @@ class _Conversion:
                 args=tuple(self._value(a) for a in node.args),
                 kwargs=tuple((k, self._value(v)) for k, v in node.kwargs.items() if k not in ("device", "pin_memory")),
                 outputs=tuple(outputs),
-                module=_module(node),
-                source=_source(node),
+                module=module_of(node),
+                source=source_of(node),
                 grad=differentiable,
             )
         )
@@ -209,7 +206,8 @@ def _passes_through(target: str, node: Node, source: Tensor) -> bool:
     if kind == "detach":
         return not source.grad
     if kind in ("dropout", "feature_dropout", "alpha_dropout"):
-        return bool(node.args[1] == 0 or not node.args[2])
+        _, rate, training = (*node.args, *node.kwargs.values())
+        return bool(rate == 0 or not training)
     value = node.meta.get("val")
     if kind not in ("to", "type_as", "_to_copy") or not isinstance(value, torch.Tensor):
         return False
@@ -231,7 +229,7 @@ def _with_grad(tensor: Tensor, grad: bool) -> Tensor:
 def _shape(value: torch.Tensor, node: Node) -> tuple[int, ...]:
     if not all(isinstance(extent, int) for extent in value.shape):
         raise CaptureError(
-            f"Tensor {node.name!r} at {_source(node)} has a shape that depends on data: {tuple(value.shape)}.",
+            f"Tensor {node.name!r} at {source_of(node)} has a shape that depends on data: {tuple(value.shape)}.",
             "Use an operator with a fixed output shape (masking instead of boolean indexing or nonzero).",
         )
     return tuple(int(extent) for extent in value.shape)
@@ -265,21 +263,9 @@ def _target(node: Node) -> str:
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     raise CaptureError(
-        f"The model calls {getattr(node.target, '__name__', node.target)} at {_source(node)}, which is not an operator.",
+        f"The model calls {getattr(node.target, '__name__', node.target)} at {source_of(node)}, which is not an operator.",
         "Higher-order operators and Python scalars computed from tensors cannot be split; rewrite that part with tensors.",
     )
-
-
-def _module(node: Node) -> str:
-    stack = node.meta.get("nn_module_stack")
-    return list(stack.values())[-1][0] if stack else ""
-
-
-def _source(node: Node) -> str:
-    """The innermost line of the model's own code: ``package/file.py:line``."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    outside = [f for f in frames if "/torch/" not in f[0] and not f[0].startswith("<")] or frames
-    return f"{short_path(outside[-1][0])}:{outside[-1][1]}" if outside else ""
 
 
 def _raw_bytes(value: torch.Tensor, name: str) -> bytes:

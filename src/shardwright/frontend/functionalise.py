@@ -19,6 +19,8 @@ from torch.fx import Node
 
 from shardwright._torch_compat import has_data
 from shardwright.errors import CaptureError
+from shardwright.frontend.provenance import module_of, source_of
+from shardwright.frontend.regions import NO_GRAD
 from shardwright.frontend.views import aliased_inputs, put_back, reversible
 
 MUTATED = "shardwright_mutated"
@@ -37,6 +39,7 @@ _CARRIERS = {"view", "reshape", "expand", "to", "_to_copy", "lift_fresh_copy", "
 def functionalise(program: ExportedProgram) -> ExportedProgram:
     """A program without in-place operators, equal in every result."""
     if any(_written(node) for node in program.graph.nodes):
+        _refuse_hidden_writes(program)
         if any(not _manageable(node) for node in program.graph.nodes):
             return program.run_decompositions({})
         _Families(program).rewrite()
@@ -50,6 +53,26 @@ def functionalise(program: ExportedProgram) -> ExportedProgram:
                 "Build it with track_running_stats=False.",
             )
     return program
+
+
+def _refuse_hidden_writes(program: ExportedProgram) -> None:
+    """Under no_grad, autograd does not see a write into a tensor it tracks: no functional form has those gradients."""
+    tracked: set[Node] = set()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor) and value.requires_grad:
+            tracked.add(node)
+        if node.op != "call_function":
+            continue
+        if node.meta.get(NO_GRAD):
+            if any(target in tracked and target.op != "placeholder" for target in _written(node)):
+                raise CaptureError(
+                    f"The model writes into a tensor that has a gradient, under no_grad, at {source_of(node)} "
+                    f"(module {module_of(node)!r}).",
+                    "Compute a new tensor instead, and detach it if no gradient shall flow.",
+                )
+        elif node.target is not torch.ops.aten.detach.default and tracked & set(node.all_input_nodes):
+            tracked.add(node)
 
 
 def _written(node: Node) -> list[Node]:
