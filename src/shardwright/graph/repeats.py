@@ -121,3 +121,26 @@ def _same_wiring(
         if bt - at != period and not entry:
             return False
     return True
+
+
+def block_paths(graph: Graph) -> tuple[str, ...]:
+    """Module paths of the repeated blocks (``blocks.0``, ``blocks.1``, …): what recomputation is named by.
+
+    Taken from the runs of at least four operators a block; empty where repeats do not coincide with numbered modules.
+    """
+    paths: dict[str, None] = {}
+    for run in repeated_blocks(graph):
+        if run.period < 4:
+            continue
+        for op in graph.ops[run.start : run.stop]:
+            parts = op.module.split(".")
+            numbered = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+            if numbered is not None:
+                paths[".".join(parts[: numbered + 1])] = None
+    return tuple(paths)
+
+
+def span_of(graph: Graph, path: str) -> range:
+    """Indices from the first to the last operator of a module: what is computed again when it is recomputed."""
+    inside = [i for i, op in enumerate(graph.ops) if op.module == path or op.module.startswith(path + ".")]
+    return range(inside[0], inside[-1] + 1) if inside else range(0)

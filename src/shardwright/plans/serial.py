@@ -76,6 +76,7 @@ def to_json(plan: Plan) -> str:
         "resting": {name: layout_text(layout) for name, layout in s.resting.items()},
         "kept": {name: layout_text(layout) for name, layout in s.kept.items()},
         "regathered": sorted(s.regathered),
+        "recomputed": list(s.recomputed),
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
     }
     return _readable(document)
@@ -131,6 +132,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         resting={name: _layout(layout) for name, layout in data["resting"].items()},
         kept={name: _layout(layout) for name, layout in data["kept"].items()},
         regathered=frozenset(data["regathered"]),
+        recomputed=tuple(data["recomputed"]),
     )
     signature = data["signature"]
     return Plan(

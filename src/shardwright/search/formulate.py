@@ -25,7 +25,7 @@ from shardwright.costs.optimizer import state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.core import DTYPE_BYTES
-from shardwright.graph.repeats import representatives
+from shardwright.graph.repeats import representatives, span_of
 from shardwright.operators import analyse
 from shardwright.operators.rules import (
     Layout,
@@ -68,6 +68,7 @@ class Formulation:
     """``(kind, name)`` of every operator, parameter and kept tensor of the graph → its node."""
     rules: Mapping[str, OpRules]
     regather: bool = True
+    recompute: tuple[str, ...] = ()
 
     def strategy(self, choice: np.ndarray) -> Strategy:
         """The strategy a choice describes, unfolded over all repeats."""
@@ -84,7 +85,7 @@ class Formulation:
             p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
         )
         again = gathered if self.graph.training and self.regather else frozenset()
-        return Strategy(self.mesh.names, splits, resting, kept, again)
+        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute)
 
     def choice(self, strategy: Strategy) -> np.ndarray:
         """The choice a strategy describes, so that any strategy can be priced by this problem."""
@@ -134,17 +135,19 @@ def formulate(
     fold: bool = True,
     overlap: float = 0.0,
     activation_scale: float = 1.0,
+    recompute: Sequence[str] = (),
 ) -> Formulation:
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
     computation; the sum proper, and every bound on it, has ``overlap=0``. ``activation_scale`` multiplies the estimate of
-    saved activations, so that a search can be repeated with the ratio an exact memory curve has shown.
+    saved activations, so that a search can be repeated with the ratio an exact memory curve has shown. ``recompute``
+    names blocks that keep only what leaves them and run forward twice.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
     return _Builder(
-        graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, activation_scale
+        graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, activation_scale, recompute
     ).build()
 
 
@@ -161,7 +164,10 @@ class _Builder:
         fold: bool,
         overlap: float,
         activation_scale: float,
+        recompute: Sequence[str],
     ) -> None:
+        self.recompute = tuple(recompute)
+        self.block = {graph.ops[i].name: path for path in recompute for i in span_of(graph, path)}
         self.activation_scale = activation_scale
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
@@ -196,7 +202,9 @@ class _Builder:
         for number in self.number.values():
             counted[number] += 1
         nodes = tuple(Node(n.kind, n.name, n.options, c) for n, c in zip(self.nodes, counted, strict=True))
-        return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules, self.within.regather)
+        return Formulation(
+            self.graph, self.mesh, nodes, problem, self.number, self.rules, self.within.regather, self.recompute
+        )
 
     def _add(self, kind: str, name: str, options: Sequence, costs: np.ndarray) -> int:
         self.nodes.append(Node(kind, name, options, 1))
@@ -220,7 +228,8 @@ class _Builder:
             return
         rules = self.rules[op.name]
         splits = splits_of(op, rules, self.mesh.sizes, dict(self.labels[op.name]), self.within)
-        seconds = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training).sum(axis=1)
+        times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
+        seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.block else 0.0)
         node = self._add("op", op.name, splits, seconds)
         self._base[node] = seconds
         saved = self._saved_bytes(op, rules, splits)
@@ -241,13 +250,18 @@ class _Builder:
         if not self.graph.training or rules.kind == "view":
             return total
         for position, out in enumerate(op.outputs):
-            if out is None or not is_saved(self.graph, self.rules, out):
+            if out is None or not (self._leaves_block(op, out) and is_saved(self.graph, self.rules, out)):
                 continue
             tensor = self.graph.tensors[out]
             for i, split in enumerate(splits):
                 layout = output_layouts(rules, split, len(op.outputs))[position]
                 total[i] += largest_shard(tensor.shape, layout, self.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
         return total * self.activation_scale
+
+    def _leaves_block(self, op: Op, tensor: str) -> bool:
+        """Whether a tensor outlives the block it is made in; inside a recomputed block nothing else is kept."""
+        block = self.block.get(op.name)
+        return block is None or any(self.block.get(reader.name) != block for reader in self.graph.consumers[tensor])
 
     def _parameter(self, tensor: str) -> None:
         meta = self.graph.tensors[tensor]
@@ -301,7 +315,8 @@ class _Builder:
         """What bringing a shared tensor into its kept layout costs its producer, once."""
         maker, node = self.graph.producer[tensor], self.number["kept", tensor]
         made = self._made(maker, maker.outputs.index(tensor))
-        self._pay(self.number["op", maker.name], node, tensor, made, self.nodes[node].options)
+        again = maker.name in self.block
+        self._pay(self.number["op", maker.name], node, tensor, made, self.nodes[node].options, again=again)
 
     def _made(self, op: Op, position: int) -> list[Layout]:
         """The layout of one output under every split; computed once for all repeats of the operator."""
@@ -323,16 +338,17 @@ class _Builder:
         """What it costs to bring ``tensor`` from where it is kept (made, or rests) to what ``op`` needs."""
         reader = self.number["op", op.name]
         needs = self._needs(op, tensor)
+        again = op.name in self.block
         if ("kept", tensor) in self.number:
             node = self.number["kept", tensor]
-            self._pay(node, reader, tensor, self.nodes[node].options, needs)
+            self._pay(node, reader, tensor, self.nodes[node].options, needs, again=again)
         elif tensor in self.graph.producer:
             maker = self.graph.producer[tensor]
             node = self.number["op", maker.name]
-            self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs)
+            self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs, again=again)
         elif ("parameter", tensor) in self.number:
             node = self.number["parameter", tensor]
-            reads = 2 if self.within.regather and needed_in_backward(self.graph, op, tensor) else 1
+            reads = 2 if self.within.regather and (again or needed_in_backward(self.graph, op, tensor)) else 1
             self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
         else:
             replicated = [(Replicate(),) * len(self.mesh.sizes)]
@@ -340,9 +356,18 @@ class _Builder:
                 self.costs[reader] + self.prices.price(self.graph.tensors[tensor], replicated, needs)[0]
             )
 
-    def _pay(self, first: int, second: int, tensor: str, sources: Sequence, needs: Sequence, reads: int = 0) -> None:
-        """``reads`` counts how often a parameter is brought into place; 0 for what is no parameter."""
-        costs = self.prices.price(self.graph.tensors[tensor], sources, needs, reads)
+    def _pay(
+        self,
+        first: int,
+        second: int,
+        tensor: str,
+        sources: Sequence,
+        needs: Sequence,
+        reads: int = 0,
+        again: bool = False,
+    ) -> None:
+        """Add the price of an edge; ``reads`` and ``again`` as in :meth:`EdgePrices.price`."""
+        costs = self.prices.price(self.graph.tensors[tensor], sources, needs, reads, again)
         if first == second:
             self.costs[first] = self.costs[first] + np.diag(costs)
             return

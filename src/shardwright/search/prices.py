@@ -27,27 +27,35 @@ class EdgePrices:
         self._matrices: dict[object, np.ndarray] = {}
         self._alive: list[object] = []
 
-    def price(self, tensor: Tensor, sources: Sequence, needs: Sequence, reads: int = 0) -> np.ndarray:
-        """Seconds of every change from a source to a need; ``reads`` is how often a parameter is read, 0 for others."""
+    def price(
+        self, tensor: Tensor, sources: Sequence, needs: Sequence, reads: int = 0, again: bool = False
+    ) -> np.ndarray:
+        """Seconds of every change from a source to a need.
+
+        ``reads`` is how often a parameter is read, 0 for what is no parameter; ``again`` says that the reader belongs to a
+        recomputed block, so the forward change happens twice.
+        """
         grad = tensor.grad and self.training
         # Lists of layouts are shared between repeats, so their identity is enough for most look-ups.
-        quick = (tensor.shape, tensor.dtype, grad, reads, id(sources), id(needs))
+        quick = (tensor.shape, tensor.dtype, grad, reads, again, id(sources), id(needs))
         if quick in self._matrices:
             return self._matrices[quick]
-        key = (tensor.shape, tensor.dtype, grad, reads, tuple(sources), tuple(needs))
+        key = (tensor.shape, tensor.dtype, grad, reads, again, tuple(sources), tuple(needs))
         if key not in self._matrices:
             distinct, wanted = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
-            total = self._distinct(tensor, grad, distinct, wanted, reads)
+            total = self._distinct(tensor, grad, distinct, wanted, reads, again)
             self._matrices[key] = total[np.ix_(places(sources, distinct), places(needs, wanted))]
         self._alive += [sources, needs]  # an identity is only unique while its object lives
         self._matrices[quick] = self._matrices[key]
         return self._matrices[key]
 
-    def _distinct(self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, reads: int) -> np.ndarray:
+    def _distinct(
+        self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, reads: int, again: bool
+    ) -> np.ndarray:
         shape, dtype = tensor.shape, tensor.dtype
         there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad=grad and not reads)
         if not reads:
-            return there + back
+            return there * (2 if again else 1) + back
         if grad:
             there = there * reads
             back = conversion_matrix(shape, dtype, [dual(n) for n in needs], sources, self.mesh, grad=False)[0].T

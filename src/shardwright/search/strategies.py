@@ -7,7 +7,7 @@ problem and carries its bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -69,6 +69,7 @@ def find_strategy(
     memory_limit: float | None = None,
     overlap: float = 0.0,
     activation_scale: float = 1.0,
+    recompute: Sequence[str] = (),
     within: Restriction = EVERYTHING,
     time_limit: float | None = 60.0,
 ) -> Searched:
@@ -85,6 +86,7 @@ def find_strategy(
         memory_limit=memory_limit,
         overlap=overlap,
         activation_scale=activation_scale,
+        recompute=recompute,
         within=space,
         rules=described.rules,
         labels=described.labels,
