@@ -36,7 +36,10 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One compared tensor: largest difference, largest value, what was allowed."""
+    """One compared tensor: its worst difference, the size it is measured by, what was allowed.
+
+    A gradient is measured by its own largest value plus the noise floor of the model's largest gradient.
+    """
 
     what: str
     name: str
@@ -148,8 +151,9 @@ def compare(reference: Run, other: Run, tolerance: Tolerance) -> list[Comparison
             if name not in mine or name not in theirs:
                 found.append(Comparison("gradient", f"{name} at step {step}", float("inf"), 0.0, 0.0))
                 continue
-            allowed = tolerance.relative * _size(mine[name]) + tolerance.noise * largest
-            found.append(_tensors("gradient", f"{name} at step {step}", mine[name], theirs[name], allowed))
+            scale = _size(mine[name]) + tolerance.noise / tolerance.relative * largest
+            allowed = tolerance.relative * scale
+            found.append(_tensors("gradient", f"{name} at step {step}", mine[name], theirs[name], allowed, scale=scale))
             explained = (3 * allowed / (mine[name].abs() + EPSILON)).clamp(max=2.0) * LEARNING_RATE
             slack[name] = slack.get(name, torch.zeros_like(explained)) + explained
     for name in sorted(reference.parameters.keys() | other.parameters.keys()):
@@ -168,7 +172,13 @@ def _size(tensor: Tensor | None) -> float:
 
 
 def _tensors(
-    what: str, name: str, mine: Tensor | None, theirs: Tensor | None, allowed: float, slack: Tensor | None = None
+    what: str,
+    name: str,
+    mine: Tensor | None,
+    theirs: Tensor | None,
+    allowed: float,
+    slack: Tensor | None = None,
+    scale: float | None = None,
 ) -> Comparison:
     if mine is None or theirs is None or mine.shape != theirs.shape:
         return Comparison(what, name, float("inf"), 0.0, 0.0)
@@ -181,4 +191,5 @@ def _tensors(
         return Comparison(what, name, 0.0 if same else float("inf"), _size(mine), allowed)
     limits = torch.full_like(difference, allowed) if slack is None else allowed + slack.to(difference.dtype)
     worst = int((difference - limits).argmax())
-    return Comparison(what, name, float(difference.flatten()[worst]), _size(mine), float(limits.flatten()[worst]))
+    size = _size(mine) if scale is None else scale
+    return Comparison(what, name, float(difference.flatten()[worst]), size, float(limits.flatten()[worst]))
