@@ -35,24 +35,32 @@ class Order:
     work: int
 
 
-def elimination_order(sizes: list[int], pairs: list[tuple[int, int]]) -> Order:
-    """The order that always eliminates the node with the smallest resulting table.
+def elimination_order(
+    sizes: list[int],
+    pairs: list[tuple[int, int]],
+    *,
+    max_entries: int = DEFAULT_ENTRIES,
+    max_work: int = DEFAULT_WORK,
+    name: str = "the problem",
+) -> Order:
+    """The order that always eliminates the node with the smallest resulting table; `TooLarge` once that does not fit.
 
     >>> elimination_order([2, 3, 2], [(0, 1), (1, 2)]).nodes
     [0, 1, 2]
     """
     neighbours: list[set[int]] = [set() for _ in sizes]
     for first, second in pairs:
-        if first != second:
+        if first != second and sizes[first] > 1 and sizes[second] > 1:  # one option alone is no decision
             neighbours[first].add(second)
             neighbours[second].add(first)
 
     # Ties go to the node that fewest eliminations lie behind: equal layers then shrink in step, with equal tables.
     behind = [0] * len(sizes)
 
+    tables = [prod([sizes[other] for other in neighbours[node]]) for node in range(len(sizes))]
+
     def priority(node: int) -> tuple[int, int, int]:
-        entries = prod([sizes[other] for other in neighbours[node]])
-        return entries, entries * sizes[node], behind[node]
+        return tables[node], tables[node] * sizes[node], behind[node]
 
     current = [priority(node) for node in range(len(sizes))]
     heap = [(*current[node], node) for node in range(len(sizes))]
@@ -63,15 +71,25 @@ def elimination_order(sizes: list[int], pairs: list[tuple[int, int]]) -> Order:
         entries, cost, depth, node = heapq.heappop(heap)
         if done[node] or (entries, cost, depth) != current[node]:
             continue
+        work += cost
+        if entries > max_entries or work > max_work:
+            raise TooLarge(
+                f"Exact elimination of {name} needs a table of at least {entries:.3g} entries "
+                f"({8 * entries / 2**30:.3g} GiB) and {work:.3g} additions.",
+                "Use the bounded search instead, or allow larger tables.",
+            )
         done[node] = True
         around = neighbours[node]
         nodes.append(node)
         scopes.append(tuple(sorted(around)))
         largest = max(largest, entries)
-        work += cost
         for other in around:
-            neighbours[other] |= around
-            neighbours[other] -= {node, other}
+            fresh_ones = around - neighbours[other]
+            fresh_ones.discard(other)
+            neighbours[other] |= fresh_ones
+            neighbours[other].discard(node)
+            # Kept up to date rather than multiplied anew: some nodes have thousands of neighbours.
+            tables[other] = tables[other] // sizes[node] * prod([sizes[one] for one in fresh_ones])
             behind[other] = max(behind[other], depth + 1)
             fresh = priority(other)
             if fresh != current[other]:
@@ -92,13 +110,8 @@ def eliminate(
     """
     sizes = [len(cost) for cost in problem.costs]
     if order is None:
-        order = elimination_order(sizes, [(edge.first, edge.second) for edge in problem.edges])
-    if order.largest > max_entries or order.work > max_work:
-        raise TooLarge(
-            f"Exact elimination of {problem.name} needs a table of {order.largest:.3g} entries "
-            f"({8 * order.largest / 2**30:.3g} GiB) and {order.work:.3g} additions.",
-            "Use the bounded search instead, or allow larger tables.",
-        )
+        pairs = [(edge.first, edge.second) for edge in problem.edges]
+        order = elimination_order(sizes, pairs, max_entries=max_entries, max_work=max_work, name=problem.name)
     tables = _Tables(problem)
     total = 0.0
     for node, scope in zip(order.nodes, order.scopes, strict=True):
@@ -139,7 +152,10 @@ class _Tables:
         self.alive: list[object] = []  # keys hold ids, so what they name must live as long
         for first, second, matrix in problem.edges:
             if first == second:
-                self.unary[first] = self._sum(("diagonal",), self.unary[first], matrix)
+                self.unary[first] = self._sum("diagonal", self.unary[first], matrix)
+            elif self.sizes[first] == 1 or self.sizes[second] == 1:
+                free = second if self.sizes[first] == 1 else first
+                self.unary[free] = self._sum("flat", self.unary[free], matrix)
             elif first < second:
                 self._add((first, second), matrix)
             else:
@@ -148,10 +164,13 @@ class _Tables:
     def _transposed(self, matrix: np.ndarray) -> np.ndarray:
         return self._once(("transpose", id(matrix)), lambda: np.ascontiguousarray(matrix.T), matrix)
 
-    def _sum(self, kind: tuple[object, ...], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        diagonal = kind == ("diagonal",)
-        key = (kind, id(left), id(right))
-        return self._once(key, lambda: left + (np.diagonal(right) if diagonal else right), left, right)
+    def _sum(self, kind: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        def add() -> np.ndarray:
+            if kind == "diagonal":
+                return left + np.diagonal(right)
+            return left + (right.ravel() if kind == "flat" else right)
+
+        return self._once((kind, id(left), id(right)), add, left, right)
 
     def _once(self, key: object, make: Callable[[], np.ndarray], *inputs: np.ndarray) -> np.ndarray:
         found = self.made.get(key)
@@ -167,7 +186,7 @@ class _Tables:
             for node in scope:
                 self.around[node][scope] = entry
         else:
-            first[0] = self._sum(("sum",), first[0], table)
+            first[0] = self._sum("sum", first[0], table)
 
     def eliminate(self, node: int, scope: tuple[int, ...]) -> float:
         tables = [(variables, entry[0]) for variables, entry in self.around[node].items()]
@@ -191,7 +210,7 @@ class _Tables:
         if not scope:
             return float(result)
         if len(scope) == 1:
-            self.unary[scope[0]] = self._sum(("sum",), self.unary[scope[0]], result)
+            self.unary[scope[0]] = self._sum("sum", self.unary[scope[0]], result)
         else:
             self._add(scope, result)
         return 0.0

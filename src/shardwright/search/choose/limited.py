@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.choose.ascent import Ascent
+from shardwright.search.choose.cutting import price_by_elimination
 from shardwright.search.choose.flat import Flat, flatten
 from shardwright.search.choose.integer import solve_by_integer_program
 from shardwright.search.choose.passes import round_messages
@@ -111,10 +112,25 @@ def solve_limited(problem: Problem, *, time_limit: float | None = None, seed: in
     core, back = reduce_problem(problem)
     check_peak(core)
     with ThreadPoolExecutor(1) as pool:
-        stage: _Stage | None = _Stage(core, back, progress, seed, None, None)
+        stage: _Stage | None = _first_stage(core, back, progress, seed)
         while stage is not None:
             stage = stage.run(pool)
     return progress.solution()
+
+
+def _first_stage(core: Problem, back: Back, progress: _Progress, seed: int) -> _Stage:
+    """Start from exact prices where the problem is narrow enough for them."""
+    deadline = None if progress.time_limit is None else progress.started + 0.5 * progress.time_limit
+    priced = price_by_elimination(core, deadline=deadline) if core.limited else None
+    if priced is None:
+        return _Stage(core, back, progress, seed, None, None)
+    if priced.choice is not None:
+        progress.offer(back(priced.choice))
+    progress.raise_bound(priced.bound)
+    stage = _Stage(core, back, progress, seed, None, priced.prices)
+    if priced.choice is not None:
+        stage.walker.jump(priced.choice)
+    return stage
 
 
 class _Stage:
