@@ -26,6 +26,7 @@ class Kernel:
     make: Callable[[Maker, int, str], Tensors]
     apply: Callable[..., torch.Tensor]
     backward: bool = True
+    channels: int = 0
 
 
 def _one(make: Maker, elements: int, dtype: str) -> Tensors:
@@ -45,7 +46,15 @@ def _image(make: Maker, elements: int, dtype: str) -> Tensors:
 
 
 def _image_norm(make: Maker, elements: int, dtype: str) -> Tensors:
-    return [*_image(make, elements, dtype), make(64, dtype="float32"), make(64, dtype="float32")]
+    return _channel_norm(64)(make, elements, dtype)
+
+
+def _channel_norm(channels: int) -> Callable[[Maker, int, str], Tensors]:
+    def build(make: Maker, elements: int, dtype: str) -> Tensors:
+        image = make(max(elements // (channels * 28 * 28), 2), channels, 28, 28, dtype=dtype)
+        return [image, make(channels, dtype="float32"), make(channels, dtype="float32")]
+
+    return build
 
 
 def _lookup(make: Maker, elements: int, dtype: str) -> Tensors:
@@ -89,7 +98,7 @@ KERNELS = (
     Kernel("layer_norm", _norm, lambda x, w, b: F.layer_norm(x, (1024,), w, b)),
     Kernel("rms_norm", _norm, lambda x, w, b: F.rms_norm(x, (1024,), w)),
     Kernel("group_norm", _image_norm, lambda x, w, b: F.group_norm(x, 8, w.to(x.dtype), b.to(x.dtype))),
-    Kernel("batch_norm", _image_norm, _batch_norm),
+    *(Kernel("batch_norm", _channel_norm(c), _batch_norm, channels=c) for c in (32, 64, 128, 256, 1024)),
     Kernel("max_pool2d", _image, lambda x: F.max_pool2d(x, 3, 2, 1)),
     Kernel("avg_pool2d", _image, lambda x: F.avg_pool2d(x, 3, 1, 1)),
     Kernel("adaptive_avg_pool2d", _image, lambda x: F.adaptive_avg_pool2d(x, 1)),
@@ -132,11 +141,12 @@ def memory_kernels(make: Maker, dtype: str, sizes: tuple[int, ...]) -> Iterator[
                 used = [t for t in tensors if t.requires_grad]
                 return out, used[:2] if kernel.name == "rms_norm" else used
 
-            yield Case(kernel.name, "forward", dtype, (("bytes", amount),), 0.0, amount, forward)
+            more = (("channels", float(kernel.channels)),) if kernel.channels else ()
+            yield Case(kernel.name, "forward", dtype, (("bytes", amount), *more), 0.0, amount, forward)
             if kernel.backward:
                 if kernel.name == "embedding":  # the table's gradient is written as a whole
                     amount += sample[1].numel() * bytes_of(dtype)
-                yield Case(kernel.name, "backward", dtype, (("bytes", amount),), 0.0, amount, gradients(result))
+                yield Case(kernel.name, "backward", dtype, (("bytes", amount), *more), 0.0, amount, gradients(result))
 
 
 def dispatch_cases(make: Maker) -> Iterator[tuple[str, Callable[[], Run], Callable[[], Run]]]:

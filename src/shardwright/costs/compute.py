@@ -21,6 +21,10 @@ KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "depthwis
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
+MEASURED_CHANNELS, RESIDENT_BLOCKS = 64, 264
+"""Channels of the batch norms that profiles with one feature were measured with; blocks a Hopper GPU holds at once."""
+BATCH_NORM_PASSES = {"forward": 1.5, "backward": 2.5}
+"""Passes over memory per byte of input and output: two reads and a write forward, four reads and a write backward."""
 
 
 def _cuts(rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
@@ -98,11 +102,32 @@ def _ratio(work: Work, device: Device) -> np.ndarray:
     if curve is None:
         return _assumed_ratio(work, device)
     ratio = curve(work.features[:, : len(curve.features)])
-    if work.odd is not None and work.odd.any():
-        slow = _curve(f"{family}_unaligned", work.dtype, which, device)
-        if slow is not None:
-            ratio = np.where(work.odd, slow(work.features[:, : len(slow.features)]), ratio)
+    if family == "batch_norm" and len(curve.features) == 1 and device.kind == "cuda":
+        ratio = _fewer_channels(ratio, work.features[:, 1], which)
+    if work.alignment is not None and (work.alignment < 16).any():
+        ratio = _misaligned(ratio, work, device)
     return ratio
+
+
+def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
+    """Products whose rows are no multiple of 16 bytes: measured for odd widths, half way (in logarithms) for even ones.
+
+    Asynchronous copies need 4 bytes, so odd widths of 2-byte numbers fall back two generations of kernels, others one.
+    """
+    assert work.alignment is not None
+    family, which = work.curve.split("/")
+    slow = _curve(f"{family}_unaligned", work.dtype, which, device)
+    if slow is None:
+        return ratio
+    odd = slow(work.features[:, : len(slow.features)])
+    even = np.sqrt(ratio * odd) if DTYPE_BYTES[work.dtype] < 4 else odd
+    return np.select([work.alignment >= 16, work.alignment >= 4], [ratio, even], odd)
+
+
+def _fewer_channels(ratio: np.ndarray, channels: np.ndarray, which: str) -> np.ndarray:
+    """A batch norm measured at one number of channels: blocks of threads, one a channel, share the processors."""
+    scaled = ratio * MEASURED_CHANNELS / np.minimum(channels, RESIDENT_BLOCKS)
+    return np.maximum(scaled, BATCH_NORM_PASSES[which] / MEMORY_EFFICIENCY)
 
 
 def kernel_seconds(work: Work, device: Device) -> np.ndarray:

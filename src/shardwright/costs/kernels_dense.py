@@ -25,11 +25,11 @@ def product(
     k: np.ndarray,
     batch: np.ndarray,
     curve: str,
-    odd: np.ndarray | None = None,
+    alignment: np.ndarray | None = None,
 ) -> Work:
     """A (batch of) matrix product(s)."""
     moved = (m * k + k * n + m * n) * batch * DTYPE_BYTES[dtype]
-    return Work(curve, dtype, 2 * m * n * k * batch, moved, np.stack([m, n, k, batch], axis=1), odd)
+    return Work(curve, dtype, 2 * m * n * k * batch, moved, np.stack([m, n, k, batch], axis=1), alignment)
 
 
 def _with_backward(
@@ -38,13 +38,14 @@ def _with_backward(
     single = bool((batch == 1).all())
     kind = "matmul" if single else "bmm"
     size = DTYPE_BYTES[dtype]
-    odd = ((np.round(n) * size) % 16 != 0) | ((np.round(k) * size) % 16 != 0)
+    rows = np.gcd(np.round(n * size).astype(np.int64), np.round(k * size).astype(np.int64))
+    alignment = np.gcd(rows, 16)
     backward = []
     if left:
-        backward.append(product(dtype, m, k, n, batch, f"{kind}/{'input' if single else 'forward'}", odd))
+        backward.append(product(dtype, m, k, n, batch, f"{kind}/{'input' if single else 'forward'}", alignment))
     if right:
-        backward.append(product(dtype, n, k, m, batch, f"{kind}/{'weight' if single else 'forward'}", odd))
-    return [product(dtype, m, n, k, batch, f"{kind}/forward", odd)], backward
+        backward.append(product(dtype, n, k, m, batch, f"{kind}/{'weight' if single else 'forward'}", alignment))
+    return [product(dtype, m, n, k, batch, f"{kind}/forward", alignment)], backward
 
 
 def matmul(local: LocalOp) -> Kernels:

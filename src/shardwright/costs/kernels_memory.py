@@ -38,6 +38,7 @@ PRODUCTS = frozenset(("mul", "div", "maximum", "minimum", "where", "pow"))
 LOOKUPS = frozenset(("embedding", "index_select", "gather", "index"))
 CUTS = frozenset(("slice", "select", "narrow"))
 PIECES = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split"))
+STEPS = ("forward", "backward")
 ALIASES = frozenset(("detach", "alias", "lift_fresh_copy"))
 
 
@@ -45,7 +46,8 @@ ALIASES = frozenset(("detach", "alias", "lift_fresh_copy"))
 class Work:
     """One kernel for many splits at once: ``curve`` names its calibration, arrays have one entry per split.
 
-    ``odd`` marks splits whose sizes do not suit the fast kernel (rows that are no multiple of 16 bytes).
+    ``alignment`` is, for a product, the power of two of bytes that its rows are multiples of: below 16 its fast kernels
+    do not run.
     """
 
     curve: str
@@ -53,7 +55,7 @@ class Work:
     flops: np.ndarray
     bytes: np.ndarray
     features: np.ndarray
-    odd: np.ndarray | None = None
+    alignment: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,14 @@ def _lookup(local: LocalOp) -> tuple[list[Work], list[Work]]:
     return forward, [memory_work("embedding/backward", local.dtype, moved + local.input_bytes(table))]
 
 
+def _batch_norm(local: LocalOp) -> tuple[list[Work], list[Work]]:
+    """Its kernels give each channel one block of threads, so few channels leave most of a GPU idle."""
+    moved = local.bytes
+    features = np.stack([moved, local.input_shapes[0][:, 1]], axis=1)
+    passes = [Work(f"batch_norm/{step}", local.dtype, np.zeros_like(moved), moved, features) for step in STEPS]
+    return passes[:1], passes[1:] if any(t.grad for t in local.inputs) else []
+
+
 def _view_backward(local: LocalOp) -> list[Work]:
     """A view's gradient is a view, unless elements were left out (zeros are filled in) or repeated (they are summed)."""
     if not local.inputs or not local.inputs[0].grad:
@@ -170,6 +180,8 @@ def memory_kernels(local: LocalOp, copies: bool) -> tuple[list[Work], list[Work]
     if local.name in LOOKUPS and len(local.inputs) >= 2:
         return _lookup(local)
     name = SAME_KERNEL.get(local.name, local.name)
+    if name == "batch_norm":
+        return _batch_norm(local)
     forward = [memory_work(f"{name}/forward", local.dtype, local.bytes)]
     if not any(t.grad for t in local.inputs) or local.kind == "creation":
         return forward, []
