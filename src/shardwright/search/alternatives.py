@@ -44,7 +44,7 @@ def alternatives(
         except Infeasible:
             total = float("inf")
         picked = formulation.nodes[node].options[option]
-        rows.append(Alternative(picked, total, float(own[option]), option == choice[node]))
+        rows.append(Alternative(picked, total, float(own[option]), bool(option == choice[node])))
     return sorted(rows, key=lambda row: (row.total_seconds, not row.chosen))
 
 

@@ -27,7 +27,7 @@ def read_problem(path: str | Path) -> Problem:
     >>> read_problem("no-such-file.json")
     Traceback (most recent call last):
         ...
-    shardwright.errors.ProblemError: Cannot read no-such-file.json: No such file or directory.
+    shardwright.errors.ProblemError: Cannot read no-such-file.json: No such file or directory. Check the path.
     """
     path = Path(path)
     try:
@@ -36,7 +36,7 @@ def read_problem(path: str | Path) -> Problem:
             data = gzip.decompress(data)
         content = json.loads(data)
     except OSError as error:
-        raise ProblemError(f"Cannot read {path}: {error.strerror or error}.") from None
+        raise ProblemError(f"Cannot read {path}: {error.strerror or error}.", "Check the path.") from None
     except (ValueError, EOFError, zlib.error) as error:
         raise ProblemError(f"{path} is not JSON: {error}.") from None
     try:
