@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-import torch
 
 from . import custom  # noqa: F401 - registers the operators
-
-os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -63,6 +63,13 @@ def test_the_command_lists_checks_and_fails(registry):
     assert failed.exit_code != 0
 
 
+def test_the_command_writes_the_document(tmp_path):
+    target = tmp_path / "operators.md"
+    result = CliRunner().invoke(app, ["ops", "--coverage", "--model", "gpt:small", "--write", str(target), "--json"])
+    assert result.exit_code == 0 and json.loads(result.stdout)[0]["share"] == 1.0
+    assert "| gpt:small |" in target.read_text()
+
+
 def test_a_word_that_matches_nothing_is_an_error(capsys):
     from shardwright.errors import ShardwrightError
 

@@ -13,14 +13,37 @@ from shardwright.operators.registry import describes
     "aten.ones.default",
     "aten.full.default",
     "aten.empty.memory_format",
+    kind="creation",
+)
+def constant() -> Any:
+    return lambda *i: value(0)
+
+
+@describes(
     "aten.new_zeros.default",
     "aten.new_ones.default",
     "aten.new_full.default",
     "aten.new_empty.default",
     kind="creation",
 )
-def constant() -> Any:
-    return lambda *i: value(0)
+def constant_like(x: TensorArgument, *, out: Any) -> Any:
+    """Only the type of ``x`` matters, so any part of it will do: where a dim of the result has the extent of one of
+    ``x``, as batches do, both are cut together, and nothing has to be gathered for it."""
+    free = list(range(x.rank))
+    partner: dict[int, int] = {}
+    for d, extent in enumerate(out[0]):
+        matching = [s for s in free if x.shape[s] == extent and extent > 1]
+        if matching:
+            partner[d] = min(matching, key=lambda s: abs(s - d))
+            free.remove(partner[d])
+
+    def element(*i: Any) -> Any:
+        index: list[Any] = [slice(None)] * x.rank
+        for d, s in partner.items():
+            index[s] = i[d]
+        return call("constant", x[tuple(index)])
+
+    return element
 
 
 @describes("aten.scalar_tensor.default", "aten.scalar_tensor.default", kind="creation")

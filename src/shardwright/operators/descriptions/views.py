@@ -44,8 +44,6 @@ def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     "aten.squeeze_copy.dims",
     "aten.unsqueeze.default",
     "aten.unsqueeze_copy.default",
-    "aten.reshape_as.default",
-    "aten.view_as.default",
     "aten.atleast_1d.default",
     "aten.atleast_2d.default",
     "aten.atleast_3d.default",
@@ -53,6 +51,12 @@ def unflat(position: Any, shape: Sequence[int]) -> tuple[Any, ...]:
 )
 def reshape(x: TensorArgument, *, out: Any) -> Any:
     return lambda *i: x[unflat(flat(i, out[0]), x.shape)]
+
+
+@describes("aten.reshape_as.default", "aten.view_as.default", kind="view")
+def reshape_as(x: TensorArgument, other: TensorArgument) -> Any:
+    """``other`` only lends its shape, so it is cut like the result."""
+    return lambda *i: x[unflat(flat(i, other.shape), x.shape)] * call("shape", other[i])
 
 
 @describes("aten.view.dtype", "aten.view_copy.dtype", kind="view")
@@ -112,11 +116,15 @@ def movedim(x: TensorArgument, source: int, destination: int) -> Any:
     "aten.expand.default",
     "aten.expand_copy.default",
     "aten.broadcast_to.default",
-    "aten.expand_as.default",
     kind="view",
 )
 def expand(x: TensorArgument) -> Any:
     return lambda *i: x.at(i)
+
+
+@describes("aten.expand_as.default", kind="view")
+def expand_as(x: TensorArgument, other: TensorArgument) -> Any:
+    return lambda *i: x.at(i) * call("shape", other[i])
 
 
 @describes("aten.repeat.default", "aten.tile.default", kind="view")

@@ -269,8 +269,9 @@ def full(pick: Pick) -> Iterator[Any]:
 
 @sample("aten.new_zeros.default", "aten.new_ones.default")
 def new_zeros(pick: Pick) -> Iterator[Any]:
-    a, b = pick(2)
+    a, b, c = pick(3)
     yield t(3), (a, b)
+    yield t(a, c, b), (a, b)
 
 
 @sample("aten.new_full.default")
