@@ -57,3 +57,16 @@ def test_unlimited_but_too_wide_for_elimination():
     solution = solve(problem, time_limit=3.0)
     assert evaluate(problem, solution.answer).cost == pytest.approx(solution.cost)
     assert 0 < solution.lower_bound <= solution.cost
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_costs_in_microseconds_are_as_exact(seed):
+    """Tolerances are relative: scaling all costs by a millionth of a second changes no choice's rank."""
+    problem = random_problem(seed, nodes=6)
+    small = Problem(
+        [cost * 1e-6 for cost in problem.costs],
+        [Edge(e.first, e.second, e.costs * 1e-6) for e in problem.edges],
+        problem.usages,
+        problem.usage_limit,
+    )
+    assert solve(small).cost == pytest.approx(1e-6 * solve(problem, method="brute").cost, rel=1e-9)

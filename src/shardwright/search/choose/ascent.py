@@ -147,6 +147,6 @@ class Ascent:
         starts = self.flat.option_start
         least = np.repeat(np.minimum.reduceat(self.beliefs, starts[:-1]), np.diff(starts))
         error = rounding_error(self.flat, self.priced, self.messages, self.beliefs)
-        struck = bound + (self.beliefs - least) > worth + error + 1e-9 * max(1.0, abs(worth))
+        struck = bound + (self.beliefs - least) > worth + error + 1e-9 * abs(worth)
         self.return_to_best()
         return struck

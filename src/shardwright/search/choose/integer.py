@@ -93,7 +93,7 @@ def solve_by_integer_program(
     if best is None:
         raise TooLarge(f"HiGHS found no choice for {problem.name} in {time_limit} s.", "Allow more time.")
     bound = min(bound, best_cost)
-    optimal = bound >= best_cost - 1e-9 * max(1.0, abs(best_cost))
+    optimal = bound >= best_cost - 1e-9 * abs(best_cost)
     return Solution(best, best_cost, best_cost if optimal else bound, optimal, time.perf_counter() - started)
 
 
@@ -170,7 +170,7 @@ class _Program:
         everything = np.concatenate(self.costs)
         self.forbidden = ~np.isfinite(everything)
         largest = np.abs(everything[~self.forbidden]).max(initial=0.0)
-        self.scale = float(largest) / 1e4 if largest > 1e6 else 1.0
+        self.scale = float(largest) / 1e4 if largest > 0 else 1.0
         self.objective = np.where(self.forbidden, 0.0, everything / self.scale)
 
     def _row(self, columns: np.ndarray, values: np.ndarray, lower: float, upper: float) -> None:

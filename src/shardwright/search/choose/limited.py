@@ -55,7 +55,7 @@ class _Progress:
             self.choice, self.cost = choice, cost
 
     def raise_bound(self, bound: float) -> None:
-        bound -= 1e-9 * max(1.0, abs(bound))  # what rounding may have added
+        bound -= 1e-9 * abs(bound)  # what rounding may have added
         if self.whole:
             bound = np.ceil(bound - 1e-6)
         self.bound = max(self.bound, min(bound, self.cost))
@@ -85,7 +85,7 @@ class _Progress:
 
     @property
     def closed(self) -> bool:
-        return self.cost < np.inf and self.bound >= self.cost - 1e-9 * max(1.0, abs(self.cost))
+        return self.cost < np.inf and self.bound >= self.cost - 3e-9 * abs(self.cost)
 
     @property
     def worth(self) -> float:
