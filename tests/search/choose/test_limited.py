@@ -70,3 +70,24 @@ def test_costs_in_microseconds_are_as_exact(seed):
         problem.usage_limit,
     )
     assert solve(small).cost == pytest.approx(1e-6 * solve(problem, method="brute").cost, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_option_of_an_optimal_choice_is_ever_struck_out(seed):
+    """Whatever the prices and however few the passes: what the optimum takes is not hopeless, and no bound exceeds it."""
+    from shardwright.search.choose.ascent import Ascent
+    from shardwright.search.choose.flat import flatten
+    from shardwright.search.choose.reductions import reduce_problem
+
+    core, _ = reduce_problem(random_problem(seed, nodes=9, options=5, density=1.8))
+    best = solve(core, method="integer")
+    flat = flatten(core)
+    generator = np.random.default_rng(seed)
+    for scale in (0.0, 1.0, 1e3, 1e12):
+        ascent = Ascent(flat, scale * generator.random(len(flat.times)))
+        ascent.warm_up(1)
+        for iterations in (1, 5, 50):
+            ascent.run(iterations, best.cost * 1.1 + 1.0)
+            assert ascent.best <= best.cost + 1e-6
+            struck = ascent.hopeless(best.cost)
+            assert not struck[flat.option_start[:-1] + best.answer].any()
