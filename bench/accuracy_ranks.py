@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 CLUSTER = "8xH200"
@@ -133,47 +135,89 @@ def measure(folder: Path, output: Path) -> None:
         command = [sys.executable, __file__, "one", str(folder), "--number", str(number)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=180)
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        row = json.loads(lines[-1]) if lines else {"case": list(case), "error": done.stderr[-1500:]}
+        row = (
+            json.loads(lines[-1])
+            if lines
+            else {"case": list(case), "error": done.stderr.strip().splitlines()[-1][:300]}
+        )
         rows.append(row)
         shown = row.get("error", f"{1e3 * row.get('seconds', 0):.2f} ms, {row.get('peak_bytes', 0) / 2**30:.2f} GiB")
         print(f"{_slug(case)}: {shown}", flush=True)
         output.write_text(json.dumps(rows))
 
 
+def _counts(timeline: Any) -> np.ndarray:
+    """How often the runtime's Python runs: operators, parameters, collectives, exchanges inside operators."""
+    events = timeline.events
+    exchanges = sum(event.kind == "exchange" for event in events)
+    collectives = sum(bool(event.collective) for event in events) - exchanges
+    operators = sum(event.kind == "operator" for event in events)
+    return np.array([operators, len(timeline.walk.nodes.graph.parameters), collectives, exchanges], dtype=float)
+
+
+def _fit(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Least squares on relative errors without negative seconds."""
+    used = list(range(counts.shape[1]))
+    while True:
+        found = np.linalg.lstsq(counts[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
+        if (found >= 0).all():
+            break
+        used = [u for u, value in zip(used, found, strict=True) if value > 0]
+    result = np.zeros(counts.shape[1])
+    result[used] = found
+    return result
+
+
 def predict(folder: Path, measured: Path) -> str:
-    """The error table in Markdown."""
+    """The error table in Markdown.
+
+    The host's seconds of the runtime itself (per operator, parameter, collective and exchange) are fitted to the other
+    rows for each row: leave-one-out, because the runtime was not calibrated separately.
+    """
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.simulator import simulate
     from shardwright.simulator.engine import run
 
-    lines = ["| plan | model | measured ms | predicted ms | error | measured GiB | predicted GiB | error |"]
-    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
-    times, sizes = [], []
-    for row in json.loads(measured.read_text()):
-        case = tuple(row["case"])
-        if "error" in row:
-            lines.append(f"| {case[0]} | {case[1]}, batch {case[2]} | failed | | | | | |")
-            continue
-        plan = Plan.load(folder / f"{_slug(case)}.json")
-        resolved = _model(case, "meta")
+    rows = [row for row in json.loads(measured.read_text()) if "error" not in row]
+    timelines = []
+    for row in rows:
+        plan = Plan.load(folder / f"{_slug(tuple(row['case']))}.json")
+        resolved = _model(tuple(row["case"]), "meta")
         graph = capture(resolved.model, resolved.args, resolved.kwargs)
-        timeline = simulate(graph, plan.strategy, plan.mesh)
-        events = [replace(e, seconds=0.0) if e.collective else e for e in timeline.events]
-        seconds = run(events).seconds
+        timelines.append(simulate(graph, plan.strategy, plan.mesh))
+    counts = np.stack([_counts(timeline) for timeline in timelines])
+    hosts = np.array([row["host_seconds"] for row in rows])
+    device = [run([replace(e, seconds=0.0) if e.collective else e for e in t.events]).seconds for t in timelines]
+    lines = [
+        "| plan | model | measured ms | its host ms | device alone ms | predicted ms | error "
+        "| measured GiB | predicted GiB | error |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    times, sizes = [], []
+    for number, (row, timeline) in enumerate(zip(rows, timelines, strict=True)):
+        others = np.arange(len(rows)) != number
+        issued = float(counts[number] @ _fit(counts[others], hosts[others]))
+        seconds = max(device[number], issued)
         times.append(seconds / row["seconds"] - 1)
         sizes.append(timeline.peak_bytes / row["peak_bytes"] - 1)
+        name, reference, batch, _, dtype = row["case"]
         lines.append(
-            f"| {case[0]} | {case[1]}, batch {case[2]}, {case[4]} | {1e3 * row['seconds']:.2f} | {1e3 * seconds:.2f} "
+            f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * row['seconds']:.1f} "
+            f"| {1e3 * row['host_seconds']:.1f} | {1e3 * device[number]:.1f} | {1e3 * seconds:.1f} "
             f"| {100 * times[-1]:+.1f} % | {row['peak_bytes'] / 2**30:.2f} | {timeline.peak_bytes / 2**30:.2f} "
             f"| {100 * sizes[-1]:+.1f} % |"
         )
+    failed = [row["case"][:2] for row in json.loads(measured.read_text()) if "error" in row]
+    lines += [f"| {name} | {model} | did not run | | | | | | | |" for name, model in failed]
     worst = [100 * max(abs(v) for v in values) for values in (times, sizes)]
     middle = [100 * statistics.median(abs(v) for v in values) for values in (times, sizes)]
+    constants = ", ".join(f"{1e6 * c:.0f} µs" for c in _fit(counts, hosts))
     lines.append("")
     lines.append(
         f"Step time: median absolute error {middle[0]:.1f} %, worst {worst[0]:.1f} %. "
-        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %."
+        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %. "
+        f"Host seconds per operator pass, parameter, collective and exchange, fitted to all rows: {constants}."
     )
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ import numpy as np
 from shardwright.cluster import Curve, Device, Mesh
 from shardwright.costs import collectives
 from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
+from shardwright.costs.kernels_memory import SAME_KERNEL
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
 from shardwright.operators.rules import OpRules, Shard, Split, Window
 
@@ -188,10 +189,11 @@ def op_times(
 
 
 def dispatch_seconds(op: Op, device: Device, training: bool = True) -> tuple[float, float]:
-    """The host's seconds to issue an operator's forward and backward kernels."""
-    if device.profile is None:
+    """The host's seconds to issue an operator's forward and backward kernels, the call of its module included."""
+    if device.profile is None or not device.profile.dispatch:
         return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
     table = device.profile.dispatch_of
-    default = table.get("*", (device.launch_overhead, 2 * device.launch_overhead))
-    forward, backward = table.get(base_name(op.target), default)
-    return forward, backward if training else 0.0
+    name = base_name(op.target)
+    typical = table.get("*", (device.launch_overhead, 2 * device.launch_overhead))  # the median of those measured
+    forward, backward = table.get(name, table.get(SAME_KERNEL.get(name, "*"), typical))
+    return forward + table.get("module", (0.0, 0.0))[0], backward if training else 0.0
