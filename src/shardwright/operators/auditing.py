@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import ShardwrightError
-from shardwright.operators.checking import Disagreement, check, ranks_of
+from shardwright.operators.checking import Disagreement, check, one_thread, ranks_of
 from shardwright.operators.deriving import FAILED, derived
 from shardwright.operators.extending import operator_target
 from shardwright.operators.rules import OpRules
@@ -102,7 +102,8 @@ def audit(
     for target in _shown(targets) if progress else targets:
         operators += 1
         for sample in samples_of(target, sizes):
-            one = audit_sample(sample, pieces, pairs)
+            with one_thread():
+                one = audit_sample(sample, pieces, pairs)
             number, rules, runs = number + 1, rules + one.rules, runs + one.runs
             if one.disagreement is not None:
                 return Audit(operators, number, rules, runs, one.disagreement)

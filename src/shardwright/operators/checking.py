@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,17 @@ class Disagreement:
             return f"{self.target}: {self.what}; input shapes {list(self.shapes)}"
         cuts = " and ".join(f"loop {loop!r} into {pieces}" for loop, pieces in self.cuts)
         return f"{self.target}: cutting {cuts} disagrees in {self.what}; input shapes {list(self.shapes)}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors are tiny here and ranks are threads: PyTorch's own threads only get in their way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def execute(op: Op, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

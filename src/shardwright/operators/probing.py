@@ -21,7 +21,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.graph import Op, Ref, Tensor, Value
-from shardwright.operators.checking import check, execute
+from shardwright.operators.checking import check, execute, one_thread
 from shardwright.operators.rules import LoopRule, Need, OpRules, Placement
 
 STAND_INS = ((6, 10, 4, 12, 9, 5, 8, 7, 11), (8, 6, 9, 4, 10, 7, 5, 12, 11))
@@ -38,7 +38,8 @@ def probe(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     key = _key(op, tensors)
     if (known := _load(key)) is not None:
         return known
-    rules = _probe(op, tensors)
+    with one_thread():
+        rules = _probe(op, tensors)
     _store(key, op.target, rules)
     return rules
 
