@@ -11,9 +11,7 @@ HUGGING_FACE = ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "resnet")
 
 
 def ops(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Only operators that contain one of these words.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Only operators that contain one of these words.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Run every rule: whole against split into 2, 3 and 4.")
     ] = False,
