@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from shardwright.planner import plan
-from shardwright.runtime.torchrun import torchrun_arguments
+from shardwright.runtime.torchrun import FRESH_STORE, torchrun_arguments
 from shardwright.zoo.reference import resolve
 
-STEPS = 6
+STEPS = int(os.environ.get("SHARDWRIGHT_STEPS", "6"))
 SCRIPT = Path(__file__).with_name("killed_training.py")
-# The acceptance run kills ten times; two deaths are enough to notice a regression.
-DEATHS = int(os.environ.get("SHARDWRIGHT_KILLS", "2"))
+# The acceptance run kills ten times (SHARDWRIGHT_STEPS=12 SHARDWRIGHT_KILLS=10); one death notices a regression.
+DEATHS = int(os.environ.get("SHARDWRIGHT_KILLS", "1"))
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,11 @@ def train(plan_file: Path, folder: Path, deaths: list[str]) -> float:
     arguments = torchrun_arguments(
         Plan.load(plan_file), [str(SCRIPT), str(plan_file), str(folder), str(STEPS), *deaths], max_restarts=len(deaths)
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", FRESH_STORE[0]: FRESH_STORE[1]}
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240 + 60 * len(deaths), check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return float((folder / "final").read_text())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -37,11 +38,12 @@ def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
         return
     rank, size, number = dist.get_rank(), dist.get_world_size(), next(_rounds)
     store = default_store()
+    round_ = f"shardwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"  # stores outlive restarts
     mine = "\n".join(f"{what}\t{digest}" for what, digest in about.items())
-    store.set(f"shardwright/{number}/{rank}", mine)
+    store.set(f"{round_}/{rank}", mine)
     answers: list[dict[str, str]] = []
     for other in range(size):
-        key = f"shardwright/{number}/{other}"
+        key = f"{round_}/{other}"
         try:
             store.wait([key], timedelta(seconds=seconds))
         except Exception:  # the store's timeout differs in type between versions

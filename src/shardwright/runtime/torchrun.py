@@ -9,6 +9,8 @@ from shardwright.errors import PlanError, RunError
 from shardwright.plans import Plan
 
 PLAN_VARIABLE = "SHARDWRIGHT_PLAN"
+# Otherwise the processes of a restarted job find the addresses of the dead ones in the store and cannot connect.
+FRESH_STORE = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 def torchrun_arguments(
@@ -55,6 +57,7 @@ def start(plan_file: Path, script: list[str], **options: object) -> None:
         raise RunError(f"There is no script {named!r}.", "Write: shardwright run plan.json -- script.py arguments")
     arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
     os.environ[PLAN_VARIABLE] = str(plan_file.resolve())
+    os.environ.setdefault(*FRESH_STORE)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.strategy.devices)))
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
