@@ -1,0 +1,118 @@
+"""From raw points to a device file and back; collectives fitted; local:N remembers its calibration."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from shardwright.cli import app
+from shardwright.cluster import Axis, calibration, parse_cluster
+from shardwright.cluster.calibrate import run
+from shardwright.cluster.communication import fit_link, measure_ranks
+from shardwright.cluster.fitting import calibrated, device_file
+from shardwright.cluster.local import quick_figures, remember
+from shardwright.costs import collectives
+from shardwright.errors import ClusterError
+
+
+def _raw() -> dict[str, Any]:
+    """A machine of 1e12 flops and 1e11 bytes per second whose products reach half of that on small sizes."""
+    points = []
+    for m in (64.0, 256.0, 1024.0):
+        flops = 2 * m**3
+        seconds = flops / 1e12 * (2 if m == 64 else 1)
+        features = {"m": m, "n": m, "k": m}
+        point = {"kernel": "matmul", "step": "forward", "dtype": "float32", "features": features}
+        points.append(point | {"flops": flops, "bytes": 12 * m * m, "seconds": seconds})
+    for size in (1e4, 1e6, 1e8):
+        point = {"kernel": "add", "step": "forward", "dtype": "float32", "features": {"bytes": size}}
+        points.append(point | {"flops": 0.0, "bytes": size, "seconds": 1e-6 + size / 1e11})
+    rows = [
+        {
+            "name": "adamw",
+            "dtype": "float32",
+            "tensors": n,
+            "bytes": n * size,
+            "host": 1e-4 + 1e-5 * n,
+            "device": n * size * 1e-11,
+        }
+        for n, size in ((1, 2**12), (16, 2**12), (256, 2**12), (16, 2**24))
+    ]
+    machine = {"name": "Thing", "kind": "cpu", "torch": "2", "date": "2026-01-01", "memory": 10**9}
+    dispatch = {"add": [1e-6, 2e-6], "linear": [3e-6, 6e-6], "module": [1e-6, 0.0]}
+    return {"machine": machine, "points": points, "dispatch": dispatch, "optimizers": rows}
+
+
+def test_fitting_finds_peaks_curves_and_the_optimiser(tmp_path: Path) -> None:
+    device = calibrated(_raw())
+    assert device.peak("float32") == pytest.approx(1e12) and device.bandwidth == pytest.approx(1e11, rel=0.01)
+    assert device.profile is not None and device.calibration.startswith("measured 2026-01-01 on Thing")
+    curve = device.profile.by_name["matmul/float32/forward"]
+    assert list(curve.ratios) == pytest.approx([2, 1, 1], rel=1e-3)
+    _, base, each, per_byte = device.profile.optimizer[0]
+    assert (base, each, per_byte) == pytest.approx((1e-4, 1e-5, 1e-11), rel=0.01)
+    path = tmp_path / "device.toml"
+    path.write_text(device_file(_raw()))
+    assert parse_cluster(str(path)).device == device
+
+
+def test_too_few_points_are_refused() -> None:
+    with pytest.raises(ClusterError, match="too few"):
+        calibrated(_raw() | {"points": _raw()["points"][:2]})
+
+
+def test_collectives_fitted_are_collectives_priced() -> None:
+    points = []
+    for kind, rounds in (("all_reduce", 1.5), ("all_gather", 0.75), ("all_to_all", 0.75), ("reduce_scatter", 0.75)):
+        for size in (2**12, 2**20, 2**24):
+            seconds = 2 * 1e-4 + rounds * size / 1e9
+            points.append({"kind": kind, "bytes": size, "ranks": 4, "seconds": seconds})
+    link = fit_link(points, "test")
+    axis = Axis("cpu", 4, link.latency, link.bandwidth, link.fits)
+    for point in points:
+        assert collectives.SECONDS[point["kind"]](point["bytes"], axis) == pytest.approx(point["seconds"], rel=0.01)
+    assert math.isclose(link.bandwidth, 1e9, rel_tol=0.01)
+
+
+def test_two_real_processes_time_their_collectives() -> None:
+    data = measure_ranks(2, "cpu", 0.0, False)
+    kinds = {point["kind"] for point in data["collectives"]}
+    assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}
+    assert all(point["seconds"] > 0 for point in data["collectives"])
+
+
+def test_measuring_stays_within_its_time() -> None:
+    data = calibration.measure(torch.device("cpu"), 2.0, only=["memory float32"])
+    assert data["points"] and data["seconds"] < 60 and "add" in data["dispatch"]
+
+
+def test_local_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert parse_cluster("local:2").device.profile is None
+    _, link = quick_figures(2)
+    device = calibrated(_raw())
+    remember(2, device, link)
+    assert parse_cluster("local:2").device == device and parse_cluster("local:3").device.profile is None
+
+
+@pytest.mark.parametrize("target", ["local:0", "tpu", "cuda"])
+def test_what_cannot_be_calibrated(target: str) -> None:
+    if target == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(ClusterError):
+        run(target, 1.0)
+
+
+def test_the_command_lists_presets_and_meshes() -> None:
+    runner = CliRunner()
+    listed = json.loads(runner.invoke(app, ["clusters", "--json"]).stdout)
+    assert {row["device"] for row in listed} >= {"H200", "K80"}
+    shown = json.loads(runner.invoke(app, ["clusters", "2x8xH200", "--json"]).stdout)
+    assert shown[0]["mesh"] == "node=2 × gpu=8" and "measured" in shown[0]["calibration"]
+    assert "[[group]]" in runner.invoke(app, ["clusters", "8xH200", "--toml"]).stdout
