@@ -59,14 +59,6 @@ def train(case: tuple, plan_text: str, steps: int) -> tuple[list[float], dict[st
     return times, sizes
 
 
-def _calibrate(seconds: float) -> None:
-    from shardwright.cluster.calibrate import run
-    from shardwright.cluster.local import cache_file
-
-    if not cache_file(2).exists():
-        print(run("local:2", seconds).summary, file=sys.stderr, flush=True)
-
-
 def compare(case: tuple, steps: int) -> dict[str, Any]:
     from shardwright.cluster import parse_cluster
     from shardwright.frontend import capture
@@ -98,7 +90,9 @@ def compare(case: tuple, steps: int) -> dict[str, Any]:
 
 def report(seconds: float, steps: int) -> None:
     """Calibrate if need be, measure and predict all six, print the table."""
-    _calibrate(seconds)
+    from shardwright.cluster.calibrate import ensure_local
+
+    ensure_local("local:2", seconds)
     print("| plan | model | fastest ms | median ms | predicted ms | error | MB performed | MB predicted |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
     errors = []

@@ -12,7 +12,7 @@ from shardwright.cluster import calibration, communication, toml_text
 from shardwright.cluster.calibration import Progress
 from shardwright.cluster.fitting import calibrated
 from shardwright.cluster.hardware import Device, Link
-from shardwright.cluster.local import remember
+from shardwright.cluster.local import cache_file, remember
 from shardwright.cluster.serial import device_to, link_to
 from shardwright.errors import ClusterError
 
@@ -60,3 +60,18 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
     best = ", ".join(f"{dtype} {rate / 1e12:.3g} Tflop/s" for dtype, rate in device.peak_flops)
     summary = f"{device.name}: {device.calibration}; {best}; memory {device.bandwidth / 1e9:.0f} GB/s{kept}"
     return Calibrated(toml_text.dumps(table), raw, summary)
+
+
+def ensure_local(target: str, seconds: float = 40.0, report: Progress = lambda share, what: None) -> bool:
+    """Calibrate ``local:N`` the first time it is planned for on this machine; whether that was needed.
+
+    Anything else than ``local:N`` is left alone.
+
+    >>> ensure_local("8xH200")
+    False
+    """
+    match = re.fullmatch(r"local(?::(\d+))?", target.strip())
+    if match is None or cache_file(int(match.group(1) or 1)).exists():
+        return False
+    run(target.strip(), seconds, report)
+    return True
