@@ -164,6 +164,13 @@ def test_dropout_keeps_a_byte_per_element_on_cuda_and_a_float_on_cpu() -> None:
         assert sum(told.fresh[i] for i in told.saved_fresh) == size
 
 
+def test_rms_norm_keeps_no_float32_copies_on_cuda() -> None:
+    x, w = Strided.contiguous((8, 128, 64), "bfloat16", True), Strided.contiguous((64,), "bfloat16", True)
+    told = _ask("rms_norm.default", (R[0], (64,), R[1], 1e-5), x, w)
+    assert told.known and told.saved_inputs == (0, 1)
+    assert sum(told.fresh[i] for i in told.saved_fresh) == 8 * 128 * 4  # one float32 statistic per row
+
+
 def test_backward_of_cross_entropy_holds_two_more_logits() -> None:
     logits = Strided.contiguous((8, 100), "float32", True)
     targets = Strided.contiguous((8,), "int64")

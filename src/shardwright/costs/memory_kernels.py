@@ -127,10 +127,30 @@ def _dropout_cuda(x: Any, p: float, train: bool) -> Any:
     return aten.native_dropout.default(x, p, True)[0] if train and 0 < p < 1 else aten.dropout.default(x, p, train)
 
 
+class _FusedRmsNorm(torch.autograd.Function):
+    """CUDA's one kernel keeps its input and a statistic per row; written out, a norm would keep float32 copies."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, dims: int, weight: Any) -> Any:
+        rows = x.new_empty((*x.shape[: x.dim() - dims], *[1] * dims), dtype=torch.float32)
+        ctx.save_for_backward(x, rows, *(() if weight is None else (weight,)))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, _, *weight = ctx.saved_tensors
+        return torch.empty_like(x), None, *([torch.empty_like(weight[0])] if weight else [None])
+
+
+def _rms_norm_cuda(x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    return _FusedRmsNorm.apply(x, len(normalized_shape), weight)
+
+
 _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "cuda": {
         "aten.scaled_dot_product_attention.default": _attention_cuda,
         "aten.dropout.default": _dropout_cuda,
+        "aten.rms_norm.default": _rms_norm_cuda,
         "aten.lstm.input": lstm_on("cuda"),
     },
     "cpu": {
