@@ -40,3 +40,14 @@ def test_the_loss_is_the_first_output_and_tied_weights_are_one_parameter() -> No
     (tied,) = [p for p in graph.parameters if len(p.paths) > 1]
     assert set(tied.paths) == {"lm_head.weight", "transformer.wte.weight"}
     assert graph.parameter_bytes == 4 * resolved.parameter_count
+
+
+def test_attention_is_that_of_eager_mode() -> None:
+    """No mask is built where eager mode needs none: the kernel is told that attention is causal."""
+    resolved = resolve("hf:llama:small", batch=2)
+    graph = capture(resolved.model, (), resolved.kwargs)
+    attention = next(op for op in graph.ops if "scaled_dot_product_attention" in op.target)
+    assert attention.args[3:6] == (None, 0.0, True)
+    packed = {**resolved.kwargs, "position_ids": resolved.kwargs["input_ids"] * 0}
+    masked = capture(resolved.model, (), packed)
+    assert next(op for op in masked.ops if op.target == attention.target).args[3] is not None

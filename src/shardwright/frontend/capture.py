@@ -27,7 +27,7 @@ from shardwright.frontend.ctc import WholeCtc
 from shardwright.frontend.diagnose import explain_failure
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
-from shardwright.frontend.guards import whole_functions
+from shardwright.frontend.guards import as_in_eager_mode, whole_functions
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.graph import Graph
@@ -60,7 +60,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     try:
         with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc():
             traced, args, kwargs = stand_in(model, args, kwargs)
-            with opened_outputs(traced):
+            with opened_outputs(traced), as_in_eager_mode(packed=kwargs.get("position_ids") is not None):
                 program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)

@@ -1,9 +1,16 @@
-"""What is replaced while a model is being traced: a custom ``autograd.Function`` is called as one operator."""
+"""What is replaced while a model is being traced.
+
+A custom ``autograd.Function`` is called as one operator. And models that ask ``torch.compiler.is_exporting()`` hear
+no: they ask in order to export for shapes not known yet (Hugging Face then builds attention masks instead of setting
+``is_causal``), while our graphs are for the shapes given, and shall hold what the model does in eager mode.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from shardwright.frontend.custom_functions import call_whole
 
+_TORCH = f"{Path(torch.__file__).parent}/"
 _MACHINERY = ("torch._", "torch.fx", "torch.export", "torch.library")
 
 
@@ -33,3 +41,29 @@ def whole_functions() -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = original  # type: ignore[method-assign] # the original descriptor
+
+
+@contextmanager
+def as_in_eager_mode(packed: bool) -> Iterator[None]:
+    """Let the model take the way it takes in eager mode where it distinguishes.
+
+    ``packed`` says that the call gives positions of its own, several sequences in a row perhaps. Without them Hugging Face counts
+    positions itself; it still looks in them for a second sequence, which it can rule out by their values only in eager mode.
+    """
+    real = torch.compiler.is_exporting
+    masking = sys.modules.get("transformers.masking_utils")
+    search = getattr(masking, "find_packed_sequence_indices", None)
+
+    def answer() -> bool:
+        asked_by_torch = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
+        return real() if asked_by_torch else False
+
+    torch.compiler.is_exporting = answer
+    if search is not None and not packed:
+        masking.find_packed_sequence_indices = lambda position_ids: None  # type: ignore[union-attr]  # search is its own
+    try:
+        yield
+    finally:
+        torch.compiler.is_exporting = real
+        if search is not None:
+            masking.find_packed_sequence_indices = search  # type: ignore[union-attr]
