@@ -47,8 +47,8 @@ def whole_functions() -> Iterator[None]:
 def as_in_eager_mode(packed: bool) -> Iterator[None]:
     """Let the model take the way it takes in eager mode where it distinguishes.
 
-    ``packed`` says that the call gives positions of its own, several sequences in a row perhaps. Without them Hugging Face counts
-    positions itself; it still looks in them for a second sequence, which it can rule out by their values only in eager mode.
+    ``packed`` says that the call gives positions of its own, several sequences in a row perhaps. Without them Hugging Face
+    counts positions itself; it still looks in them for a second sequence, and rules it out by their values in eager mode.
     """
     real = torch.compiler.is_exporting
     masking = sys.modules.get("transformers.masking_utils")
