@@ -58,7 +58,8 @@ def test_data_parallel_cuts_only_the_batch_and_keeps_parameters_whole(gpt: Graph
     labels = label_loops(gpt, stated.rules)
     for op in gpt.ops:
         for loop in strategy.splits[op.name]:
-            assert loop in (None, "+") or labels[op.name][loop] == "batch"
+            passes = loop is None or not stated.rules[op.name].by_name[loop].divides
+            assert passes or labels[op.name][loop] == "batch"
     assert all(set(strategy.resting[p.tensor]) == {Replicate()} for p in gpt.parameters)
     assert not strategy.regathered
 

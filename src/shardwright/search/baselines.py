@@ -20,7 +20,7 @@ from shardwright.search.options import Restriction
 
 
 def _batch_only(op: Op, loop: LoopRule, label: str, axis: int) -> bool:
-    return label == "batch" or loop.name == "+"
+    return label == "batch" or not loop.divides
 
 
 def _whole(tensor: Tensor, layout: Layout) -> bool:

@@ -68,7 +68,7 @@ def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, st
     for axis, size in enumerate(sizes):
         names: list[str | None] = [None]
         for loop in rules.loops:
-            if loop.name == "+" and rules.kind not in _PASSES_SUMS:
+            if not loop.divides and rules.kind not in _PASSES_SUMS:
                 continue  # passing a sum through a matrix product never beats reducing it first
             if loop.allows(size) and within.loop(op, loop, labels.get(loop.name, ""), axis):
                 names.append(loop.name)
