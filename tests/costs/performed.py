@@ -53,7 +53,8 @@ def case(name: str, sizes: dict[str, Any], search: str, axes: tuple[int, ...]) -
     axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in mesh.names}
     performed = {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()}
     state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
-    held = sum(map(_bytes, [*parallel.parameters(), *parallel.buffers(), *state, *args]))
+    buckets = {id(bucket): bucket.flat for bucket in (parallel.gradients._prepared or {}).values()}
+    held = sum(map(_bytes, [*parallel.parameters(), *parallel.buffers(), *state, *buckets.values(), *args]))
     return {
         "predicted": {" ".join(key): list(value) for key, value in timeline.walk.communication.items()},
         "performed": performed,

@@ -77,7 +77,7 @@ def test_data_parallel_reduces_one_bucket_and_the_loss(graph: Graph, mesh: Mesh)
 def test_full_buckets_leave_before_the_backward_pass_ends(
     graph: Graph, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk_gradients, "BUCKET_BYTES", 16 * 16 * 4)
+    monkeypatch.setattr(walk_gradients, "FIRST_BUCKET_BYTES", 16 * 16 * 4)
     found = walk(graph, _by_batch(graph), mesh)
     assert [bucket.tensors for bucket in found.buckets] == [("p_b_weight",), ("p_a_weight",)]  # reverse order of use
     first = next(i for i, e in enumerate(found.events) if e.kind == "reduce")

@@ -30,6 +30,7 @@ from shardwright.costs.memory_probe import Strided, backward
 from shardwright.costs.optimizer import optimizer
 from shardwright.costs.redistribute import Step
 from shardwright.costs.walk import Walk
+from shardwright.costs.walk_gradients import Bucket
 from shardwright.costs.walk_nodes import Change, Compute
 
 
@@ -164,7 +165,6 @@ class _Replay:
         for root in self.nodes.roots:
             loss = self.ledger.make(4, FLOWING, "gradient of the loss", "")
             self._deposit(root, loss, self.nodes.values[root].local)
-        packed = {bucket.tensors[-1]: bucket for bucket in self.walk.buckets}
         for number in sorted(self.walk.backward_of, reverse=True):
             node = self.nodes.nodes[number]
             before = len(self.ledger.storages)
@@ -177,8 +177,8 @@ class _Replay:
                 waiting[value] -= 1
                 if waiting[value] == 0 and value in self.gradient:
                     self._complete(value)
-        for tensor in packed:
-            self._pack(packed[tensor].tensors, packed[tensor].packed)
+        for bucket in self.walk.buckets:
+            self._pack(bucket)
         self._update()
 
     def _backward_operator(self, number: int, node: Compute) -> None:
@@ -268,18 +268,21 @@ class _Replay:
         storage.kind, storage.what, storage.module = GRADIENTS, "gradient", parameter.paths[0]
         self.gradient[value] = (storage, local)
 
-    def _pack(self, tensors: tuple[str, ...], event: int) -> None:
-        """One flat tensor takes the place of the gradients of a bucket."""
-        self.ledger.clock = event
-        members = [self.nodes.rest[tensor] for tensor in tensors if self.nodes.rest[tensor] in self.gradient]
+    def _pack(self, bucket: Bucket) -> None:
+        """One flat tensor takes the place of the gradients of a bucket; a prepared one was there all along."""
+        rest = self.nodes.rest
+        members = [(rest[t], event) for t, event in zip(bucket.tensors, bucket.packed, strict=True)]
+        members = [(value, event) for value, event in members if value in self.gradient]
         if not members:
             return
-        size = sum(self.nodes.values[member].local.bytes for member in members)
-        path = self.nodes.graph.parameter_of[tensors[-1]].paths[0]
-        flat = self.ledger.make(size, GRADIENTS, f"bucket of {len(tensors)} gradients", path)
-        for member in members:
-            self.ledger.drop(self.gradient[member][0])
-            self.gradient[member] = (self.ledger.hold(flat), self.gradient[member][1])
+        size = sum(self.nodes.values[value].local.bytes for value, _ in members)
+        path = self.nodes.graph.parameter_of[bucket.tensors[-1]].paths[0]
+        self.ledger.clock = -1 if bucket.prepared else bucket.packed[0]
+        flat = self.ledger.make(size, GRADIENTS, f"bucket of {len(members)} gradients", path)
+        for value, event in members:
+            self.ledger.clock = event
+            self.ledger.drop(self.gradient[value][0])
+            self.gradient[value] = (self.ledger.hold(flat), self.gradient[value][1])
 
     def _update(self) -> None:
         self.ledger.clock = self.end

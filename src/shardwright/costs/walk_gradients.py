@@ -1,8 +1,9 @@
 """How gradients of parameters get home, event by event, as the runtime does it (:mod:`shardwright.runtime.gradients`).
 
-A gradient of a gathered parameter is reduce-scattered without waiting. A gradient that has to be summed between replicas
-joins a bucket; a full bucket is reduced without waiting. When more than a few bytes are under way the oldest is awaited,
-and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et al. 2023).
+A gradient of a gathered parameter is reduce-scattered without waiting. A gradient that has to be summed between replicas is
+copied into a bucket that exists since the first step; a full bucket is reduced without waiting. Gradients that several
+reads of a parameter bring are added up first and packed at the end. When more than a few bytes are under way the oldest
+is awaited, and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et al. 2023).
 """
 
 from __future__ import annotations
@@ -17,21 +18,26 @@ from shardwright.costs.walk_events import Recorder
 from shardwright.operators.rules import Shard
 
 BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
 IN_FLIGHT_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients are reduced together, and the event that packs them into one flat tensor."""
+    """Parameters whose gradients are reduced together, and the events that copy them into one flat tensor.
+
+    ``prepared``: that tensor lives on from step to step.
+    """
 
     tensors: tuple[str, ...]
-    packed: int
+    packed: tuple[int, ...]
+    prepared: bool
 
 
 @dataclass
 class _Open:
     tensors: list[str] = field(default_factory=list)
-    after: list[int] = field(default_factory=list)
+    packed: list[int] = field(default_factory=list)
     bytes: int = 0
 
 
@@ -48,6 +54,7 @@ class GradientFlow:
         self._flight: deque[tuple[Callable[[], None], int]] = deque()
         self._flight_bytes = 0
         self._shared: dict[str, list[int]] = {}
+        self._reduced: set[tuple[tuple[int, ...], str]] = set()
 
     def add(
         self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
@@ -101,37 +108,39 @@ class GradientFlow:
         else:
             self._shared[tensor] = list(after)
 
+    def _key(self, tensor: str) -> tuple[tuple[int, ...], str]:
+        return self._axes(tensor), self.recorder.nodes.graph.tensors[tensor].dtype
+
     def _join(self, tensor: str, after: tuple[int, ...]) -> None:
-        nodes = self.recorder.nodes
-        key = (self._axes(tensor), nodes.graph.tensors[tensor].dtype)
+        """Copy a gradient into its bucket. The first bucket of a kind is small, so that communication starts early."""
+        key = self._key(tensor)
         bucket = self._open.setdefault(key, _Open())
+        seconds = self.recorder.copy_seconds(self._bytes(tensor), 2)
+        bucket.packed.append(self.recorder.compute("pack", "backward", tensor, seconds, after))
         bucket.tensors.append(tensor)
-        bucket.after.extend(after)
         bucket.bytes += self._bytes(tensor)
-        if bucket.bytes >= BUCKET_BYTES:
-            self._reduce(key)
+        if bucket.bytes >= (BUCKET_BYTES if key in self._reduced else FIRST_BUCKET_BYTES):
+            self._reduce(key, self._open.pop(key), prepared=True)
 
-    def _reduce(self, key: tuple[tuple[int, ...], str]) -> None:
-        bucket, axes, recorder = self._open.pop(key), key[0], self.recorder
-        count = len(bucket.tensors)
+    def _reduce(self, key: tuple[tuple[int, ...], str], bucket: _Open, prepared: bool) -> None:
+        axes, recorder, count = key[0], self.recorder, len(bucket.tensors)
+        self._reduced.add(key)
+        self.buckets.append(Bucket(tuple(bucket.tensors), tuple(bucket.packed), prepared))
         label = f"{count} gradients" if count > 1 else bucket.tensors[0]
-        packing = recorder.copy_seconds(bucket.bytes, 2)
-        packed = recorder.compute("pack", "backward", label, packing, bucket.after)
-        self.buckets.append(Bucket(tuple(bucket.tensors), packed))
 
-        def reduce(axis: int, after: int) -> int:
+        def reduce(axis: int, after: tuple[int, ...]) -> int:
             seconds = float(collectives.all_reduce(bucket.bytes, recorder.mesh.axes[axis]))
             return recorder.communicate(
-                "reduce", "backward", label, "all_reduce", axis, bucket.bytes, seconds, (after,), calls=count
+                "reduce", "backward", label, "all_reduce", axis, bucket.bytes, seconds, after, calls=count
             )
 
-        event = reduce(axes[0], packed)
+        event = reduce(axes[0], tuple(bucket.packed))
 
         def finish() -> None:
             last = event
             recorder.wait(last)
             for axis in axes[1:]:
-                last = reduce(axis, last)
+                last = reduce(axis, (last,))
                 recorder.wait(last)
             self.done.append(last)
 
@@ -140,13 +149,29 @@ class GradientFlow:
     def finish(self) -> None:
         """Complete everything, in the order of the runtime."""
         while self._flight or self._shared or self._open:
+            for key in list(self._open):  # their last member has come
+                self._reduce(key, self._open.pop(key), prepared=True)
             while self._flight:
                 self._finish_oldest()
-            shared, self._shared = self._shared, {}
-            for tensor, after in shared.items():
-                self._join(tensor, tuple(after))
-            for key in list(self._open):
-                self._reduce(key)
+            self._pack_shared()
+
+    def _pack_shared(self) -> None:
+        """Gradients that several reads of a parameter brought: packed into a new tensor at the end."""
+        shared, self._shared = self._shared, {}
+        loose: dict[tuple[tuple[int, ...], str], _Open] = {}
+        after: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        for tensor, events in shared.items():
+            key = self._key(tensor)
+            bucket = loose.setdefault(key, _Open())
+            bucket.tensors.append(tensor)
+            bucket.bytes += self._bytes(tensor)
+            after.setdefault(key, []).extend(events)
+        for key, bucket in loose.items():
+            seconds = self.recorder.copy_seconds(bucket.bytes, 2)
+            name = f"{len(bucket.tensors)} gradients"
+            packed = self.recorder.compute("pack", "backward", name, seconds, after[key])
+            bucket.packed = [packed] * len(bucket.tensors)
+            self._reduce(key, bucket, prepared=False)
 
     def _axes(self, tensor: str) -> tuple[int, ...]:
         """The mesh axes along which replicas of a parameter are summed."""
