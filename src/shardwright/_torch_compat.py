@@ -121,7 +121,7 @@ def in_backward() -> bool:
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors, real or fake, lie in the same storage (``torch._C._is_alias_of``)."""
-    return bool(torch._C._is_alias_of(one, other))
+    return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]  # not in the stubs
 
 
 def has_data(tensor: torch.Tensor) -> bool:
