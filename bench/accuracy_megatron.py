@@ -6,7 +6,8 @@ The model is the same as everywhere here, written out for a GPT: products at the
 bandwidth, all-reduces from :mod:`shardwright.costs.collectives`, a host that issues kernels while the device works (the
 slower of the two decides, softly), 1F1B's (micro-batches + stages - 1) passes of the slowest stage. What is fitted: how far
 products, memory-bound kernels and links stay from the datasheet, the host's seconds per layer and for embedding and head,
-and the optimiser's seconds per parameter. The rest of the rows is predicted.
+and the optimiser's seconds per parameter. The rest of the rows is predicted. (The form of the model itself was settled while
+looking at all rows; docs/accuracy.md says what else was tried.)
 """
 
 from __future__ import annotations

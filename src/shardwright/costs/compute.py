@@ -23,7 +23,8 @@ KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_m
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
 MEASURED_CHANNELS, RESIDENT_BLOCKS = 64, 264
-"""Channels of the batch norms that profiles with one feature were measured with; blocks a Hopper GPU holds at once."""
+"""Channels of the batch norms that profiles with one feature were measured with; blocks an H200 runs at once (two on each
+of its 132 processors, which suits the residual networks of the accuracy benchmark)."""
 BATCH_NORM_PASSES = {"forward": 1.5, "backward": 2.5}
 """Passes over memory per byte of input and output: two reads and a write forward, four reads and a write backward."""
 
@@ -114,6 +115,7 @@ def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
     """Products whose rows are no multiple of 16 bytes: measured for odd widths, half way (in logarithms) for even ones.
 
     Asynchronous copies need 4 bytes, so odd widths of 2-byte numbers fall back two generations of kernels, others one.
+    Half way is an assumption that the accuracy benchmark's BERT bears out; nobody calibrated even widths.
     """
     assert work.alignment is not None
     family, which = work.curve.split("/")
