@@ -22,12 +22,13 @@ def pruned(graph: Graph) -> Graph:
     constants = tuple(c for c in graph.constants if c.tensor in used)
     grads = _gradients(graph, ops)
     names = _canonical(ops, graph.sources)
-    kept = {names.get(n, n) for op in ops for n in (*op.inputs, *op.outputs) if n is not None}
-    kept |= {names.get(n, n) for n in _results(graph)} | set(_held(graph, constants))
+    # By old names: a dead tensor may be called what a live one is called from now on.
+    kept = {name for op in ops for name in (*op.inputs, *op.outputs) if name is not None}
+    kept |= _results(graph) | set(_held(graph, constants))
     tensors = {
         names.get(name, name): dataclasses.replace(tensor, name=names.get(name, name), grad=name in grads)
         for name, tensor in graph.tensors.items()
-        if names.get(name, name) in kept
+        if name in kept
     }
     return dataclasses.replace(
         graph,
