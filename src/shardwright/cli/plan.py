@@ -40,13 +40,15 @@ def plan(
     from dataclasses import replace
 
     from shardwright.cluster import parse_cluster
+    from shardwright.cluster.calibrate import ensure_local
     from shardwright.planner import plan as find
     from shardwright.search.strategies import check_name
     from shardwright.zoo.reference import resolve
 
     check_name(search)
-    target = parse_cluster(cluster)
     with progress(as_json) as say:
+        ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
+        target = parse_cluster(cluster)
         say("building the model")
         resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
         found = find(
