@@ -8,8 +8,9 @@ explains, because AdamW divides by the gradient's size and so turns rounding noi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from shardwright._torch_compat import flatten_tree
 
 LEARNING_RATE = 1e-3
 EPSILON = 1e-8
+WOBBLES = 16.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Tolerance:
 class Comparison:
     """One compared tensor: its worst difference, the size it is measured by, what was allowed.
 
-    A gradient is measured by its own largest value plus the noise floor of the model's largest gradient.
+    A gradient is measured by its own largest value plus the noise floor of the model's largest gradient, a
+    parameter by its own plus one step of the learning rate.
     """
 
     what: str
@@ -138,8 +141,31 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-def compare(reference: Run, other: Run, tolerance: Tolerance) -> list[Comparison]:
-    """Every loss, gradient, parameter and buffer of two runs; what only one of them has disagrees."""
+def shaken(model: torch.nn.Module) -> torch.nn.Module:
+    """A copy of a model whose parameters differ from it by about one rounding each."""
+    other = copy.deepcopy(model)
+    dice = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            noise = torch.randn(parameter.shape, generator=dice).to(parameter)
+            parameter.mul_(1 + noise * torch.finfo(parameter.dtype).eps)
+    return other
+
+
+def compare(reference: Run, other: Run, tolerance: Tolerance, wobble: Run | None = None) -> list[Comparison]:
+    """Every loss, gradient, parameter and buffer of two runs; what only one of them has disagrees.
+
+    ``wobble`` is the reference again from weights that differ by one rounding: what it differs by, a model does to
+    rounding by itself (batch norm over few values is such a model), and sixteen times that is allowed in addition.
+    """
+    found = _compared(reference, other, tolerance)
+    if wobble is None:
+        return found
+    natural = {(item.what, item.name): item.difference for item in _compared(reference, wobble, tolerance)}
+    return [replace(item, allowed=item.allowed + WOBBLES * natural.get((item.what, item.name), 0.0)) for item in found]
+
+
+def _compared(reference: Run, other: Run, tolerance: Tolerance) -> list[Comparison]:
     found = []
     for step, (loss, other_loss) in enumerate(zip(reference.losses, other.losses, strict=True), 1):
         allowed = tolerance.relative * max(abs(loss), 1e-3)
@@ -158,8 +184,9 @@ def compare(reference: Run, other: Run, tolerance: Tolerance) -> list[Comparison
             slack[name] = slack.get(name, torch.zeros_like(explained)) + explained
     for name in sorted(reference.parameters.keys() | other.parameters.keys()):
         parameter = reference.parameters.get(name)
-        allowed = tolerance.relative * _size(parameter)
-        found.append(_tensors("parameter", name, parameter, other.parameters.get(name), allowed, slack.get(name)))
+        allowed, scale = tolerance.relative * _size(parameter), _size(parameter) + LEARNING_RATE
+        theirs_too = other.parameters.get(name)
+        found.append(_tensors("parameter", name, parameter, theirs_too, allowed, slack.get(name), scale))
     for name in sorted(reference.buffers.keys() | other.buffers.keys()):
         buffer = reference.buffers.get(name)
         allowed = tolerance.relative * max(_size(buffer), 1e-3)

@@ -113,7 +113,9 @@ def materialised(
                 local = cut(owners.whole(paths, held), layout, place)
             local = local.detach().to(device=device, dtype=held.dtype).clone(memory_format=torch.contiguous_format)
             made[paths] = _wrapped(entry, local, layout, mesh, shape)
+            del local
         shards[entry.tensor] = made[paths]
+    owners.drop()
     return shards
 
 
@@ -143,9 +145,17 @@ class _Owners:
             return held.detach()
         owner, _, leaf = paths[0].rpartition(".")
         if self._path != owner or self._module is None:
+            self.drop()
             self._module = self._initialised(owner)
             self._path = owner
         return getattr(self._module, leaf).detach()
+
+    def drop(self) -> None:
+        """Free the last module's tensors at once: it may sit in a cycle that the collector finds too late."""
+        if self._module is not None:
+            self._module._parameters.clear()
+            self._module._buffers.clear()
+            self._module = None
 
     def _initialised(self, path: str) -> torch.nn.Module:
         module = copy.copy(self.model.get_submodule(path))

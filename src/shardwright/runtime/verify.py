@@ -23,7 +23,7 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import Tolerance, Verification, compare, train
+from shardwright.runtime.compare import Tolerance, Verification, compare, shaken, train
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.runtime.precision import all_double
@@ -45,16 +45,17 @@ def check(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     with all_double(dtype == torch.float64):
         parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph)
-        reference = None
+        reference = wobble = None
         if first:
             own_args, own_kwargs = map_tree(_cloned, (tuple(args), dict(kwargs)))
             reference = train(copy.deepcopy(model), own_args, own_kwargs, steps, keep=True)
+            wobble = train(shaken(model), own_args, own_kwargs, steps, keep=True) if dtype != torch.float64 else None
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first)
     if reference is None:
         return None
     return Verification(
-        tuple(compare(reference, run, Tolerance.of(dtype))),
+        tuple(compare(reference, run, Tolerance.of(dtype), wobble)),
         tuple(reference.losses),
         str(dtype).removeprefix("torch."),
         per_step(performed, steps),

@@ -1,0 +1,88 @@
+"""A model whose weights alone exceed what a process may hold trains on four, from meta and from a checkpoint."""
+
+from __future__ import annotations
+
+import gc
+import resource
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Shard
+
+from shardwright.frontend import capture
+from shardwright.operators.strategy import Strategy
+from shardwright.runtime import parallelize
+from shardwright.runtime.checkpoint import save_checkpoint
+from shardwright.runtime.launch import run_locally
+from shardwright.runtime.materialise import parameters_on_meta
+
+LAYERS, WIDTH, BATCH = 128, 1024, 8
+MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
+
+
+def build() -> torch.nn.Module:
+    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
+    return torch.nn.Sequential(*layers)
+
+
+def keep_size(module: torch.nn.Module) -> None:
+    """So that the numbers neither vanish nor explode on their way through all layers."""
+    torch.nn.init.normal_(module.weight, std=WIDTH**-0.5)
+
+
+def limit_memory(extra: int) -> None:
+    """From now on this process may map ``extra`` more bytes of private memory than it has."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[5]) * resource.getpagesize()  # data + stack
+    resource.setrlimit(resource.RLIMIT_DATA, (used + extra, used + extra))
+
+
+def whole_model_does_not_fit() -> bool:
+    try:
+        build()
+    except (RuntimeError, MemoryError):
+        return True
+    return False
+
+
+def trains(folder: str) -> tuple[list[float], list[float], bool]:
+    with parameters_on_meta():
+        model = build()
+    x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0))
+    graph = capture(model, (x.to("meta"),))
+    sharded = {name: (Shard(0),) for name in graph.sources}
+    strategy = Strategy((("cpu", 4),), {op.name: ("n0",) for op in graph.ops}, sharded, {}, frozenset(sharded))
+    torch.randn(WIDTH, WIDTH) @ torch.randn(WIDTH, WIDTH)  # let the libraries allocate what they need once
+    dist.barrier()
+    limit_memory(int(0.85 * MODEL_BYTES))
+    parallel = parallelize(model, strategy, graph=graph, initialise=keep_size)
+    parallel.queue.ahead_bytes = 2**22
+    first = train(parallel, x)
+    save_checkpoint(folder, 1, parallel)
+    before = train(parallel, x)
+    del parallel
+    gc.collect()
+    again = parallelize(model, strategy, graph=graph, weights=f"{folder}/step-1")
+    again.queue.ahead_bytes = 2**22
+    return first + before, train(again, x), whole_model_does_not_fit()
+
+
+def train(model: torch.nn.Module, x: torch.Tensor) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-1, foreach=False)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = model(x).full_tensor().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_model_larger_than_a_process(tmp_path, monkeypatch):
+    # Large blocks go back to the system when freed, instead of leaving holes that only small ones fit.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+    for losses, resumed, refused in run_locally(trains, 4, str(tmp_path), seconds=200):
+        assert refused, "the limit is too wide to prove anything"
+        assert losses[0] > losses[1] > losses[2] > losses[3]
+        assert resumed == losses[2:]
