@@ -35,14 +35,24 @@ IMAGE = (4, 3, 9, 8)
 
 
 class Sandwich(nn.Module):
-    """A trained layer, the operator, a trained layer, a scalar."""
+    """A trained layer, the operator, a trained layer, a scalar in which every place counts differently.
 
-    def __init__(self, before: nn.Module, middle: Callable[[Tensor], Tensor], after: nn.Module) -> None:
+    Without the weights a roll or a sort could put its results anywhere, and loss and gradients would be the same.
+    """
+
+    weights: Tensor
+
+    def __init__(self, before: nn.Module, middle: Callable[[Tensor], Tensor], after: nn.Module, x: Tensor) -> None:
         super().__init__()
         self.before, self.middle, self.after = before, middle, after
+        self.double()
+        self.register_buffer("weights", torch.randn_like(self._result(x)).detach())
+
+    def _result(self, x: Tensor) -> Tensor:
+        return self.after(self.middle(self.before(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.middle(self.before(x))).pow(2).mean()
+        return (self._result(x).pow(2) * self.weights).mean()
 
 
 class Grouped(nn.Module):
@@ -181,7 +191,8 @@ def model_of(name: str) -> tuple[Sandwich, Tensor]:
         if shape == ROWS
         else (nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(width, 2, 1))
     )
-    return Sandwich(layers[0], middle(), layers[1]).double(), torch.randn(shape, dtype=torch.float64)
+    x = torch.randn(shape, dtype=torch.float64)
+    return Sandwich(layers[0], middle(), layers[1], x), x
 
 
 def strategies_of(name: str) -> tuple[Graph, dict[str, Strategy]]:
