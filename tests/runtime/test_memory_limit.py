@@ -68,7 +68,7 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
 
 
 def train(model: torch.nn.Module, x: torch.Tensor) -> list[float]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-1, foreach=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, foreach=False)
     losses = []
     for _ in range(2):
         optimizer.zero_grad()
