@@ -161,7 +161,7 @@ def plan_graph(
         search=options.search,
         optimiser=options.optimiser,
         prediction=winner.prediction,
-        proof=_proof(best, notes, perf_counter() - started),
+        proof=_proof(notes, perf_counter() - started),
         calibration=winner.mesh.calibration,
         candidates=tuple(
             _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
@@ -203,7 +203,7 @@ def describe_graph(graph: Graph) -> Described:
 def _search_all(
     described: Described, shapes: Sequence[Mesh], options: Options, say: Progress
 ) -> tuple[dict[str, Found], dict[str, str]]:
-    """The best of every name over all meshes; ``notes`` holds why a name found nothing, and ``:bound`` the bound."""
+    """The best of every name over all meshes; ``notes`` holds why a name found nothing, and the proof."""
     found: dict[str, Found] = {}
     notes: dict[str, str] = {}
     for name in dict.fromkeys([options.search, *options.baselines]):
@@ -221,8 +221,9 @@ def _search_all(
                 notes.setdefault(name, error.message)
                 continue
             if name == options.search:
-                bound = result.searched.solution.lower_bound
-                notes[":bound"] = repr(min(bound, float(notes.get(":bound", "inf"))))
+                solution = result.searched.solution
+                for key, value in ((":bound", solution.lower_bound), (":cost", solution.cost)):
+                    notes[key] = repr(min(float(value), float(notes.get(key, "inf"))))
             if name not in found or result.rank < found[name].rank:
                 found[name] = result
         if name == "auto" and name in found:
@@ -319,8 +320,9 @@ def predict(
     )
 
 
-def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:
-    cost = best.prediction.sum_seconds
+def _proof(notes: Mapping[str, str], seconds: float) -> Proof:
+    """What the search proved about the sum it minimises; the simulator may prefer a plan with a larger sum."""
+    cost = float(notes[":cost"])
     bound = min(float(notes[":bound"]), cost)
     return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, SCOPE)
 
