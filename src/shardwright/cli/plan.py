@@ -134,8 +134,8 @@ def _print(found: Any) -> None:
         f"{found.model or 'model'} on {found.cluster.name}",
         ["strategy", "mesh", "step (simulated)", "ratio", "memory/device", "communication/device", "fits"],
         rows,
-        caption=f"The search's smallest sum of seconds is {seconds_text(proof.cost)}, {quality} ({proof.scope}); the simulator "
-        f"chose among the best. Planned in {proof.seconds:.1f} s. Prices: {found.calibration}.",
+        caption=f"The search's smallest sum of seconds is {seconds_text(proof.cost)}, {quality} ({proof.scope}); the "
+        f"simulator chose among the best. Planned in {proof.seconds:.1f} s. Prices: {found.calibration}.",
     )
     for note in found.notes:
         console.print(note)
