@@ -43,7 +43,7 @@ def parallelize(
     initialise: Initialise | None = None,
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
-    recompute: Sequence[str] = (),
+    recompute: Sequence[str] | None = None,
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
@@ -67,7 +67,7 @@ def parallelize(
         Mixed precision: parameters are kept as the model has them and cast for use; gradients are reduced in
         ``reduce_dtype`` (default: the dtype they are computed in).
     recompute
-        Paths of blocks (``"blocks.0"``) whose activations are computed again in the backward pass.
+        Paths of blocks (``"blocks.0"``) whose activations are computed again in the backward pass (default: the plan's).
 
     Examples
     --------
@@ -81,6 +81,7 @@ def parallelize(
         graph = _captured(model, plan, args, kwargs)
     if isinstance(plan, Plan):
         plan.check(graph)
+    recompute = strategy.recomputed if recompute is None else recompute
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     priced, coordinate = priced_mesh(plan), coordinate_on(mesh)
@@ -101,7 +102,7 @@ def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
     agree(
         {
             "model": fingerprint(graph),
-            "plan": digest((str(strategy.axes), *chosen, str(sorted(strategy.regathered)))),
+            "plan": digest((str(strategy.axes), *chosen, str(sorted(strategy.regathered)), str(strategy.recomputed))),
             "weights": digest(held),
         }
     )
