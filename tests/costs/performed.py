@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.frontend import capture
+from shardwright.graph.repeats import block_paths
 from shardwright.lowering.collectives import counting
 from shardwright.runtime.parallelize import parallelize
 from shardwright.search.baselines import restriction
@@ -30,12 +31,14 @@ from shardwright.search.options import EVERYTHING
 from shardwright.simulator import simulate
 
 
-def case(name: str, sizes: dict[str, Any], search: str, axes: tuple[int, ...]) -> dict[str, Any]:
+def case(
+    name: str, sizes: dict[str, Any], search: str, axes: tuple[int, ...], recompute: bool = False
+) -> dict[str, Any]:
     model, args, kwargs = zoo.build(name, **(dict(zoo.entry(name).small) | sizes))
     graph = capture(model, args, kwargs)
     mesh = mesh_of(parse_cluster("local:4"), axes)
     within = EVERYTHING if search == "auto" else restriction(search, len(axes))
-    formulation = formulate(graph, mesh, within=within)
+    formulation = formulate(graph, mesh, within=within, recompute=block_paths(graph) if recompute else ())
     strategy = formulation.strategy(solve(formulation.problem, time_limit=10).answer)
     timeline = simulate(graph, strategy, mesh)
     parallel = parallelize(model, strategy, args, kwargs, graph=graph)
@@ -84,4 +87,5 @@ def peak_of(profiler: Any) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    print(json.dumps([case(name, sizes, search, tuple(axes)) for name, sizes, search, axes in json.loads(sys.argv[1])]))
+    cases = json.loads(sys.argv[1])
+    print(json.dumps([case(name, sizes, search, tuple(axes), *rest) for name, sizes, search, axes, *rest in cases]))

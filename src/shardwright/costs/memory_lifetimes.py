@@ -2,12 +2,14 @@
 
 The walk's events are replayed with the reference counts PyTorch would keep: a value lives until its last reader has run,
 what autograd saved until the backward event that reads it, a gradient until it is consumed, added in place where nobody
-else holds it. Views share the storage they look at. Parameters, buffers, inputs and optimiser state live throughout.
+else holds it. Views share the storage they look at. Parameters, buffers, inputs and optimiser state live throughout. Of a
+recomputed block only the inputs are kept; what it saves lives from its second forward pass on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -30,6 +32,7 @@ from shardwright.costs.memory_probe import Strided, backward
 from shardwright.costs.optimizer import optimizer
 from shardwright.costs.redistribute import Step
 from shardwright.costs.walk import Walk
+from shardwright.costs.walk_blocks import Block, made, read, saves
 from shardwright.costs.walk_gradients import Bucket
 from shardwright.costs.walk_nodes import Change, Compute
 
@@ -54,18 +57,17 @@ class _Replay:
         self.passed_on: set[int] = set()
         """Values whose gradient is the very tensor that arrived at their reader, not a new one."""
         self.again: dict[int, Storage] = {}
+        self.entered: dict[Block, list[Storage]] = {}
+        self.recomputed: set[Block] = set()
 
     def run(self) -> list[Storage]:
         self._rest()
-        done = self._last_readers()
-        for number, node in enumerate(self.nodes.nodes):
-            before = len(self.ledger.storages)
-            if isinstance(node, Compute):
-                self._forward(number, node)
-            else:
-                self._change(number, node)
-            self.ledger.drop(*(self.owner[value] for value in done.get(number, ())))
-            self.ledger.settle(before)
+        done = self._last_readers(range(len(self.nodes.nodes)), {*self.nodes.results, *self.nodes.rest.values()})
+        for number in range(len(self.nodes.nodes)):
+            block = self.walk.blocks.get(number)
+            if block is not None and number == block.nodes.start:
+                self._enter(block)
+            self._run(number, self.walk.forward_of[number], done, keeps=block is None)
         if self.walk.backward_of:
             self._backward()
         return self.ledger.close(self.end)
@@ -87,15 +89,42 @@ class _Replay:
         if extra := workspace(self.nodes.mesh.device, self.nodes.training):
             ledger.hold(ledger.make(extra, WORKSPACE, "workspace of matrix products", ""))
 
-    def _last_readers(self) -> dict[int, list[int]]:
-        """Per node, the values whose last reader it is (or that nobody reads); results are never let go of."""
+    def _run(self, number: int, events: tuple[int, ...], done: Mapping[int, list[int]], keeps: bool) -> None:
+        """A node of a forward pass; ``keeps``: what autograd saves is held until its backward."""
+        node, before = self.nodes.nodes[number], len(self.ledger.storages)
+        if isinstance(node, Compute):
+            self._forward(number, node, events, keeps)
+        else:
+            self._change(number, node, events)
+        self.ledger.drop(*(self.owner[value] for value in done.get(number, ())))
+        self.ledger.settle(before)
+
+    def _enter(self, block: Block) -> None:
+        """The inputs of a recomputed block are kept; a parameter gathered for an earlier reader is gathered again."""
+        inputs = [self.owner[v] for v in block.inputs if self.nodes.roots_of[v] not in self._freed]
+        self.entered[block] = [self.ledger.hold(storage) for storage in inputs]
+
+    def _recompute(self, block: Block) -> None:
+        """The forward pass of a block once more; what it saves is held until the backward of the node that saved it."""
+        self.recomputed.add(block)
+        nodes, span = self.nodes.nodes, range(block.nodes.start, block.last + 1)
+        inside = {value for number in block.again for value in made(nodes[number])}
+        seen = {value for number in span for value in (*made(nodes[number]), *read(nodes[number]))}
+        done = self._last_readers(span, keep=seen - inside)
+        for number in block.again:
+            self._run(number, self.walk.recomputed_of[number], done, keeps=True)
+        if block.last not in block.again:  # it only had its inputs to save
+            node = nodes[block.last]
+            assert isinstance(node, Compute)
+            self._save(block.last, node, [])
+            self.ledger.drop(*(self.owner[value] for value in done.get(block.last, ())))
+
+    def _last_readers(self, numbers: range, keep: set[int]) -> dict[int, list[int]]:
+        """Per node, the values whose last reader it is (or that nobody reads), except those to ``keep``."""
         last: dict[int, int] = {}
-        for number, node in enumerate(self.nodes.nodes):
-            made = (node.result,) if isinstance(node, Change) else node.outputs
-            for value in (*made, *_read(node)):
-                if value is not None:
-                    last[value] = number
-        keep = set(self.nodes.results) | set(self.nodes.rest.values())
+        for number in numbers:
+            node = self.nodes.nodes[number]
+            last.update(dict.fromkeys((*made(node), *read(node)), number))
         table: dict[int, list[int]] = {}
         for value, number in last.items():
             if value not in keep:
@@ -107,8 +136,8 @@ class _Replay:
         """Values that are gathered again for the backward pass → the node that gathers them."""
         return {n.result: i for i, n in enumerate(self.nodes.nodes) if isinstance(n, Change) and n.again}
 
-    def _forward(self, number: int, node: Compute) -> None:
-        events, footprint, op, ledger = self.walk.forward_of[number], node.footprint, node.op, self.ledger
+    def _forward(self, number: int, node: Compute, events: tuple[int, ...], keeps: bool) -> None:
+        footprint, op, ledger = node.footprint, node.op, self.ledger
         ledger.clock = events[0]
         what = op.target.split(".")[1]
         fresh = [ledger.make(size, ACTIVATIONS, what, op.module) for size in footprint.fresh]
@@ -117,20 +146,29 @@ class _Replay:
             if value is not None and result is not None:
                 source = fresh[result.owner] if result.owner >= 0 else self.owner[node.inputs[-1 - result.owner]]
                 self.owner[value] = ledger.hold(source)
-        if number in self.walk.backward_of:
-            inputs = [node.inputs[i] for i in footprint.saved_inputs]
-            kept = [self.owner[v] for v in inputs if self.nodes.roots_of[v] not in self._freed]
-            kept += [fresh[i] for i in footprint.saved_fresh]
-            self.saved[number], self.fresh[number] = [ledger.hold(storage) for storage in kept], fresh
+        if keeps:
+            self._save(number, node, fresh)
         ledger.clock = events[-1]
 
-    def _change(self, number: int, node: Change) -> None:
+    def _save(self, number: int, node: Compute, fresh: list[Storage]) -> None:
+        """What autograd saves; parameters to be gathered again are noted only, unless a recomputed block just did so."""
+        if number not in self.walk.backward_of:
+            return
+        inputs = [node.inputs[i] for i in node.footprint.saved_inputs]
+        kept = [self.owner[v] for v in inputs if not self._noted(v, number)]
+        kept += [fresh[i] for i in node.footprint.saved_fresh]
+        self.saved[number], self.fresh[number] = [self.ledger.hold(storage) for storage in kept], fresh
+
+    def _noted(self, value: int, reader: int) -> bool:
+        gather, block = self._freed.get(self.nodes.roots_of[value]), self.walk.blocks.get(reader)
+        return gather is not None and (block is None or gather not in block.nodes)
+
+    def _change(self, number: int, node: Change, events: tuple[int, ...]) -> None:
         what = f"{self.nodes.values[node.result].tensor} in another layout"
         kind = COMMUNICATION if node.reads else ACTIVATIONS
-        used = self.walk.gathered.get(number)
-        events = self.walk.forward_of[number]
-        made = self._steps(node.steps.forward, events, self.owner[node.source], kind, what, node.module, used)
-        self.owner[node.result] = self.ledger.hold(made)
+        used = self.walk.gathered.get(number) if events == self.walk.forward_of[number] else None
+        result = self._steps(node.steps.forward, events, self.owner[node.source], kind, what, node.module, used)
+        self.owner[node.result] = self.ledger.hold(result)
 
     def _steps(
         self,
@@ -161,7 +199,7 @@ class _Replay:
         return current
 
     def _backward(self) -> None:
-        waiting = Counter(value for number in self.walk.backward_of for value in set(_read(self.nodes.nodes[number])))
+        waiting = Counter(value for number in self.walk.backward_of for value in set(read(self.nodes.nodes[number])))
         for root in self.nodes.roots:
             loss = self.ledger.make(4, FLOWING, "gradient of the loss", "")
             self._deposit(root, loss, self.nodes.values[root].local)
@@ -173,7 +211,10 @@ class _Replay:
             else:
                 self._backward_change(number, node)
             self.ledger.settle(before)
-            for value in set(_read(node)):
+            block = self.walk.blocks.get(number)
+            if block is not None and number == block.first:
+                self.ledger.drop(*self.entered.pop(block))
+            for value in set(read(node)):
                 waiting[value] -= 1
                 if waiting[value] == 0 and value in self.gradient:
                     self._complete(value)
@@ -183,7 +224,10 @@ class _Replay:
 
     def _backward_operator(self, number: int, node: Compute) -> None:
         events, op, ledger = self.walk.backward_of[number], node.op, self.ledger
-        self._gather_again(node)
+        block = self.walk.blocks.get(number)
+        if block is not None and saves(node) and block not in self.recomputed:
+            self._recompute(block)
+        self._gather_again(number, node)
         ledger.clock = events[0]
         given = tuple(self.nodes.values[i].local for i in node.inputs)
         count = len(node.footprint.results)
@@ -191,8 +235,8 @@ class _Replay:
         arrived = (arrived + [None] * count)[:count]
         gradients = tuple(None if a is None else replace(a[1], grad=False) for a in arrived)
         result = backward(node.call, given, gradients, self.device, node.kernel)
-        made = self.fresh.pop(number, ())
-        freed = [made[i] for i in result.early if i < len(made) and made[i].holders == 1]
+        saved = self.fresh.pop(number, ())
+        freed = [saved[i] for i in result.early if i < len(saved) and saved[i].holders == 1]
         what = op.target.split(".")[1]
         fresh = [ledger.make(size, FLOWING, f"gradient from {what}", op.module) for size in result.fresh]
         ledger.passing(result.temporary, TEMPORARIES, f"inside {what}, backward", op.module)
@@ -209,11 +253,11 @@ class _Replay:
         for storage in freed:  # gone before the most was alive inside this event
             storage.dies = max(storage.born, events[0] - 1)
 
-    def _gather_again(self, node: Compute) -> None:
+    def _gather_again(self, reader: int, node: Compute) -> None:
         """Parameters freed after their forward use are gathered once more, until their gradient is known."""
         for place in node.footprint.saved_inputs:
             number = self._freed.get(self.nodes.roots_of[node.inputs[place]])
-            if number is None or number in self.again or number not in self.walk.again:
+            if number is None or number in self.again or not self._noted(node.inputs[place], reader):
                 continue
             change = self.nodes.nodes[number]
             assert isinstance(change, Change)
@@ -297,10 +341,6 @@ class _Replay:
             one_by_one = max(before + 2 * here for before, here in zip([0, *sizes], sizes, strict=False))
             size = sum(sizes) if self.device == "cuda" else one_by_one
             self.ledger.passing(size, TEMPORARIES, f"inside {self.walk.optimiser}", "")
-
-
-def _read(node: Compute | Change) -> tuple[int, ...]:
-    return (node.source,) if isinstance(node, Change) else node.inputs
 
 
 def _buffers(step: Step) -> int:

@@ -2,7 +2,8 @@
 
 Forward operators and the changes of layout between them come in the order of the program; parameters are gathered some
 bytes ahead of use; backward events mirror the forward ones (the backward of an operator is one event, that of a change its
-dual steps); gradients of parameters travel home while the backward pass goes on; the optimiser ends the step. List order
+dual steps); a recomputed block runs forward once more when its backward asks for what was not kept; gradients of
+parameters travel home while the backward pass goes on; the optimiser ends the step. List order
 is the order in which the host issues the events, and it is the runtime's. Which of them overlap is found out by
 :mod:`shardwright.simulator`; the plain sum is what the search minimises.
 """
@@ -16,6 +17,7 @@ from functools import cached_property
 
 from shardwright.cluster import Mesh
 from shardwright.costs.optimizer import step_seconds
+from shardwright.costs.walk_blocks import Block, blocks, made, saves
 from shardwright.costs.walk_events import COMPUTE, Event, Recorder
 from shardwright.costs.walk_gradients import Bucket, GradientFlow
 from shardwright.costs.walk_nodes import Change, Compute, Nodes, forward_nodes
@@ -34,7 +36,8 @@ class Walk:
 
     ``forward_of`` and ``backward_of`` give the events of every forward node. ``gathered`` says for a gather of a
     parameter after which event its result is used, ``again`` the same for the gathers repeated in the backward pass with
-    the events that repeat them, ``awaited`` when a gradient's scattering is awaited.
+    the events that repeat them, ``awaited`` when a gradient's scattering is awaited. ``blocks`` maps the nodes of recomputed
+    blocks to these, ``recomputed_of`` those that run again to their events.
     """
 
     nodes: Nodes
@@ -46,6 +49,8 @@ class Walk:
     awaited: Mapping[int, int]
     buckets: tuple[Bucket, ...]
     optimiser: str
+    blocks: Mapping[int, Block]
+    recomputed_of: Mapping[int, tuple[int, ...]]
 
     @cached_property
     def seconds(self) -> float:
@@ -83,7 +88,9 @@ class _Walker:
         self.gradient: dict[int, tuple[int, ...]] = {}
         self.forward_of: dict[int, tuple[int, ...]] = {}
         self.backward_of: dict[int, tuple[int, ...]] = {}
-        self.reading = _Reading(self.recorder)
+        self.blocks = blocks(nodes)
+        self.recomputed_of: dict[int, tuple[int, ...]] = {}
+        self.reading = _Reading(self.recorder, self.blocks)
         self.flow = GradientFlow(self.recorder)
 
     def walk(self) -> Walk:
@@ -109,6 +116,8 @@ class _Walker:
             self.flow.awaited,
             tuple(self.flow.buckets),
             self.optimiser,
+            self.blocks,
+            self.recomputed_of,
         )
 
     def _change(self, number: int, node: Change) -> tuple[int, ...]:
@@ -150,8 +159,10 @@ class _Walker:
         if isinstance(node, Compute):
             if not node.op.grad or not any(self.nodes.values[i].local.grad for i in node.inputs):
                 return
+            if number in self.blocks and saves(node) and self.blocks[number].nodes.start not in self.recomputed_of:
+                self._recompute(self.blocks[number])
             for value in node.footprint.saved_inputs:
-                self.reading.unpack(self.nodes.roots_of[node.inputs[value]])
+                self.reading.unpack(self.nodes.roots_of[node.inputs[value]], number)
             self.backward_of[number] = self.recorder.operator(number, node, "backward", after)
             for value in dict.fromkeys(node.inputs):
                 if self.nodes.values[value].local.grad:
@@ -167,6 +178,23 @@ class _Walker:
             return
         self.backward_of[number] = self.recorder.steps(steps, "backward", name, after, module=node.module, node=number)
         self._deposit(node.source, self.backward_of[number][-1:] or after)
+
+    def _recompute(self, block: Block) -> None:
+        """The forward pass of a block once more. Parameters are read again too, each as it is needed, none ahead."""
+        last = dict(self.made)
+        for number in block.again:
+            node = self.nodes.nodes[number]
+            if isinstance(node, Compute):
+                after = [event for value in node.inputs for event in last.get(value, ())]
+                events = self.recorder.operator(number, node, "recompute", after)
+                last.update(dict.fromkeys(made(node), events[-1:]))
+            else:
+                name, before = self.nodes.values[node.result].tensor, last.get(node.source, ())
+                events = self.recorder.steps(
+                    node.steps.forward, "recompute", name, before, module=node.module, node=number
+                )
+                last[node.result] = events[-1:] or before
+            self.recomputed_of[number] = events
 
     def _read_at_rest(self, value: int, shares: Counter[str]) -> None:
         """All operators that use a parameter as it rests have given their gradients."""
@@ -196,12 +224,14 @@ class _Walker:
 class _Reading:
     """Gathers of parameters, started ahead of use, as the runtime's reading queue does it."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self.nodes = recorder, recorder.nodes
+    def __init__(self, recorder: Recorder, inside: Mapping[int, Block]) -> None:
+        self.recorder, self.nodes, self.inside = recorder, recorder.nodes, inside
         self.order = [n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.gathers]
         self.places = {number: place for place, number in enumerate(self.order)}
-        saved = {self.nodes.roots_of[value] for node in self.nodes.nodes for value in _saved(node)}
-        freed = [number for number in self.order if self._node(number).again and self._node(number).result in saved]
+        makers = {self._node(number).result: number for number in self.order if self._node(number).again}
+        roots = ((n, self.nodes.roots_of[v]) for n, node in enumerate(self.nodes.nodes) for v in _saved(node))
+        saved = {root for n, root in roots if root in makers and not self._recomputes(makers[root], n)}
+        freed = [number for result, number in makers.items() if result in saved]
         self.of_value = {self._node(number).result: number for number in freed}
         self.used: dict[int, int] = {}
         self.again: dict[int, tuple[tuple[int, ...], int]] = {}
@@ -222,10 +252,14 @@ class _Reading:
         self.used[number] = len(self.recorder.events)
         return (first, *self._rest(number, node, "forward", first))
 
-    def unpack(self, value: int) -> None:
+    def _recomputes(self, number: int, reader: int) -> bool:
+        """Whether a gather and the node that saves its result belong to one recomputed block, which reads it again."""
+        return number in self.inside and self.inside[number] is self.inside.get(reader)
+
+    def unpack(self, value: int, reader: int) -> None:
         """A saved value is read in the backward pass: if it was freed, it is gathered again."""
         number = self.of_value.get(value)
-        if number is None or number in self._held:
+        if number is None or number in self._held or self._recomputes(number, reader):
             return
         self._start(number, "backward")
         self._ahead(number, -1, "backward")

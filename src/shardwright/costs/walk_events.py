@@ -26,9 +26,9 @@ class Event:
 
     ``kind`` is ``operator``, ``change`` (one step of a change of layout), ``exchange`` (statistics between pieces),
     ``accumulate`` (adding gradients of several readers), ``pack`` (gradients into a bucket), ``reduce`` (a bucket
-    between replicas) or ``update``; ``phase`` is ``forward``, ``backward`` or ``update``. ``seconds`` are the device's,
-    ``host`` the host's to issue it. ``bytes`` are those communicated, in ``calls`` tensors. ``after`` are the events it
-    must wait for. ``node`` numbers the forward node it belongs to.
+    between replicas) or ``update``; ``phase`` is ``forward``, ``backward``, ``recompute`` or ``update``. ``seconds`` are the
+    device's, ``host`` the host's to issue it. ``bytes`` are those communicated, in ``calls`` tensors. ``after`` are the
+    events it must wait for. ``node`` numbers the forward node it belongs to.
     """
 
     kind: str
@@ -138,7 +138,7 @@ class Recorder:
 
     def operator(self, number: int, node: Compute, phase: str, after: Iterable[int]) -> tuple[int, ...]:
         """Issue an operator, or its backward, and the statistics its pieces exchange."""
-        which = 0 if phase == "forward" else 1
+        which = 1 if phase == "backward" else 0
         seconds = self._price(node)[which]
         host = dispatch_seconds(node.op, self.device)[which]
         op = node.op
@@ -148,7 +148,7 @@ class Recorder:
     def _exchanges(self, number: int, node: Compute, phase: str, first: int) -> tuple[int, ...]:
         made = [first]
         for axis, size, seconds, times in self._statistics(node):
-            for _ in range(1 if phase == "forward" else times):
+            for _ in range(times if phase == "backward" else 1):
                 made.append(
                     self.communicate(
                         "exchange",

@@ -20,6 +20,7 @@ from shardwright.costs.redistribute import Conversion, conversion
 from shardwright.errors import PlanError
 from shardwright.graph import Graph, Op
 from shardwright.graph.core import refs
+from shardwright.graph.repeats import span_of
 from shardwright.operators import analyse, piece
 from shardwright.operators.rules import (
     Layout,
@@ -103,6 +104,8 @@ class Nodes:
     roots: tuple[int, ...]
     """The results that the backward pass starts from."""
     training: bool
+    recomputed: tuple[range, ...] = ()
+    """The nodes of every recomputed block, in order."""
 
     @cached_property
     def roots_of(self) -> Mapping[int, int]:
@@ -144,6 +147,8 @@ class _Builder:
         self.home: dict[str, int] = {}
         self.changed: dict[tuple[str, tuple[Need, ...], Extents], int] = {}
         self.zero = (0,) * len(mesh.axes)
+        self.begins: list[int] = []
+        """Per operator, its first node; changes of layout belong to the operator that they serve."""
 
     def build(self) -> Nodes:
         for name in self.graph.sources:
@@ -151,7 +156,9 @@ class _Builder:
                 raise PlanError(f"the strategy has no resting layout for {name!r}.", "Make the plan again.")
             self.rest[name] = self.home[name] = self._value(name, self.strategy.resting[name])
         for op in self.graph.ops:
+            self.begins.append(len(self.nodes))
             self._operator(op)
+        self.begins.append(len(self.nodes))
         outputs = [r.name for r in refs(self.graph.outputs)]
         results = tuple(self._result(name) for name in outputs)
         for held, new in self.graph.mutations:
@@ -166,7 +173,23 @@ class _Builder:
             results,
             self._roots(results),
             self.training,
+            self._recomputed(),
         )
+
+    def _recomputed(self) -> tuple[range, ...]:
+        """From the first to the last operator of every block; where blocks overlap, the earlier one has the nodes."""
+        spans = []
+        for path in self.strategy.recomputed if self.training else ():
+            ops = span_of(self.graph, path)
+            if not ops:
+                raise PlanError(f"the model has no block {path!r} to recompute.", "Make the plan again.")
+            spans.append((self.begins[ops.start], self.begins[ops.stop]))
+        found: list[range] = []
+        for start, stop in sorted(spans):
+            start = max(start, found[-1].stop if found else 0)
+            if start < stop:
+                found.append(range(start, stop))
+        return tuple(found)
 
     def _roots(self, results: tuple[int, ...]) -> tuple[int, ...]:
         """The loss: the first scalar result with a gradient; every result with a gradient where there is no scalar."""
