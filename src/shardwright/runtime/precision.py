@@ -21,12 +21,28 @@ class _Double(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             function = torch.Tensor.double
+        elif function is getattr(torch, "_grouped_mm", None) and args[0].dtype == torch.float64 and args[1].dim() == 3:
+            function = _grouped_product
         args = tuple(_widened(value) for value in args)
         return function(*args, **{key: _widened(value) for key, value in (kwargs or {}).items()})
 
 
 def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _SMALLER else value
+
+
+def _grouped_product(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    offs: torch.Tensor,
+    bias: None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch._grouped_mm``, which has no kernel in double precision: one matrix product per group of rows."""
+    ends = offs.tolist()
+    groups = zip(weight, [0, *ends[:-1]], ends, strict=True)
+    products = [rows[start:end] @ matrix for matrix, start, end in groups]
+    return torch.cat([*products, rows.new_zeros(len(rows) - ends[-1], weight.shape[2])])
 
 
 @contextmanager
