@@ -78,6 +78,17 @@ class Sampled(nn.Module):
         return F.grid_sample(h, self.grid, align_corners=False)
 
 
+class Recurrent(nn.Module):
+    """The outputs of a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(8, 6, batch_first=True)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.cell(h)[0]
+
+
 def _masked_scatter(h: Tensor) -> Tensor:
     chosen = (h.detach().sum(-1, keepdim=True) > 0).expand_as(h)
     return h.masked_scatter(chosen, h.flip(1) * 2)
@@ -107,6 +118,16 @@ def _masked_fill_in_place(h: Tensor) -> Tensor:
 def _scatter_add(h: Tensor) -> Tensor:
     places = torch.tensor([0, 2, 2, 1, 0, 4])[None, :, None].expand(4, 6, 8)
     return h.new_zeros(4, 5, 8).scatter_add(1, places, h)
+
+
+def _scatter_reduce(h: Tensor) -> Tensor:
+    places = torch.tensor([0, 2, 2, 1, 0, 4])[None, :, None].expand(4, 6, 8)
+    return h.new_zeros(4, 5, 8).scatter_reduce(1, places, h, "amax", include_self=False)
+
+
+def _spectrogram(h: Tensor) -> Tensor:
+    window = torch.hann_window(16, dtype=h.dtype)
+    return torch.view_as_real(torch.stft(h.flatten(1), 16, 8, window=window, return_complex=True)).flatten(2)
 
 
 def _fourier(h: Tensor) -> Tensor:
@@ -177,6 +198,33 @@ CASES: dict[str, Case] = {
     "addcmul": ("addcmul", ROWS, lambda: lambda h: torch.addcmul(h, h, h.flip(0), value=0.5), 8),
     "logsumexp": ("logsumexp", ROWS, lambda: lambda h: h.logsumexp(1), 8),
     "view_as_complex": ("view_as_complex", ROWS, lambda: _rotary, 8),
+    "scatter_reduce": ("scatter_reduce", ROWS, lambda: _scatter_reduce, 8),
+    "index_add": ("index_add", ROWS, lambda: lambda h: h.index_add(1, torch.tensor([0, 3, 3]), h[:, :3]), 8),
+    "cdist": ("cdist", ROWS, lambda: lambda h: torch.cdist(h, h.flip(1) * 1.5), 6),
+    "fft_rfft": (
+        "fft_rfft",
+        ROWS,
+        lambda: lambda h: torch.fft.irfft(torch.fft.rfft(h, dim=1) * (1 + 2j), n=6, dim=1),
+        8,
+    ),
+    "stft": ("stft", ROWS, lambda: _spectrogram, 14),
+    "reflection": ("pad", IMAGE, lambda: lambda h: F.pad(h, (2, 1, 3, 1), mode="reflect"), 8),
+    "instance_norm": ("instance_norm", IMAGE, lambda: nn.InstanceNorm2d(8, affine=True), 8),
+    "prelu": ("prelu", IMAGE, lambda: nn.PReLU(8), 8),
+    "adaptive_max_pool": ("adaptive_max_pool2d", IMAGE, lambda: lambda h: F.adaptive_max_pool2d(h, (4, 3)), 8),
+    "gru": ("gru", ROWS, Recurrent, 6),
+    "cumprod": ("cumprod", ROWS, lambda: lambda h: h.cumprod(1), 8),
+    "median": ("median", ROWS, lambda: lambda h: h.median(1)[0], 8),
+    "linalg_inv": (
+        "linalg_inv",
+        ROWS,
+        lambda: lambda h: torch.linalg.inv(h @ h.mT + torch.eye(6, dtype=h.dtype)),
+        6,
+    ),
+    "diag_embed": ("diag_embed", ROWS, lambda: lambda h: h.diag_embed(), 8),
+    "rot90": ("rot90", IMAGE, lambda: lambda h: h.rot90(1, (2, 3)), 8),
+    "hstack": ("hstack", ROWS, lambda: lambda h: torch.hstack([h, h * 2]), 8),
+    "kron": ("kron", ROWS, lambda: lambda h: torch.kron(h[0], h[1]), 64),
 }
 
 
@@ -237,7 +285,7 @@ def agree_with_eager(rank: int, cases: dict[str, tuple[Graph, dict[str, Strategy
     return wrong
 
 
-GROUPS = [list(CASES)[start : start + 7] for start in range(0, len(CASES), 7)]
+GROUPS = [list(CASES)[start : start + 10] for start in range(0, len(CASES), 10)]
 
 
 @pytest.mark.parametrize("names", GROUPS, ids=lambda names: f"{names[0]}…{names[-1]}")
