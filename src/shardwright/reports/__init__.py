@@ -1,0 +1,5 @@
+"""Pictures for people."""
+
+from shardwright.reports.picture import picture
+
+__all__ = ["picture"]
