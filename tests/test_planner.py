@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from shardwright import zoo
+from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
-from shardwright.planner import Options, plan
+from shardwright.frontend import capture
+from shardwright.graph.repeats import block_paths
+from shardwright.planner import Options, plan, plan_graph
+from shardwright.plans import Plan
 from shardwright.zoo.reference import resolve
 
 
@@ -42,3 +49,36 @@ def test_memory_can_be_asked_for() -> None:
 def test_an_unknown_search_is_refused_before_any_work() -> None:
     with pytest.raises(ShardwrightError, match="fsdq"):
         Options(search="fsdq")
+
+
+def test_blocks_are_recomputed_only_where_nothing_else_fits(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model, args, kwargs = zoo.build("gpt", layers=4, width=256, heads=4, seq=256, vocab=256, batch=64)
+        graph = capture(model, args, kwargs)
+
+    def planned(limit: float | None = None, recompute: str = "auto") -> Plan:
+        options = Options(baselines=("fsdp",), fewer_devices=False, memory_limit=limit, recompute=recompute)
+        return plan_graph(graph, parse_cluster("2xH100"), options)
+
+    free = planned()
+    assert free.strategy.recomputed == ()
+    assert free.notes == ()
+    tight = 0.6 * free.prediction.memory_bytes
+    with pytest.raises(Infeasible):
+        planned(tight, "none")
+    small = planned(tight)
+    assert small.strategy.recomputed == block_paths(graph) == tuple(f"blocks.{n}" for n in range(4))
+    assert any("4 blocks" in note and "recomputed" in note for note in small.notes)
+    assert small.prediction.fits
+    assert small.prediction.memory_bytes <= tight
+    # A forward pass more is at most a third more: backward is twice a forward.
+    assert 1 < small.prediction.step_seconds / free.prediction.step_seconds < 4 / 3
+    assert all(candidate.note for candidate in small.candidates)
+    assert planned(recompute="blocks").strategy.recomputed == block_paths(graph)
+    small.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").strategy.recomputed == small.strategy.recomputed
+
+
+def test_an_unknown_way_to_recompute_is_refused() -> None:
+    with pytest.raises(ShardwrightError, match="sometimes"):
+        Options(recompute="sometimes")

@@ -1,9 +1,10 @@
 """The one function that walks the whole way, from a model to the simulated winner.
 
 Capture the model, factor the cluster into meshes, state and solve the choice problem on each, price every baseline by
-the same rules, simulate the best few, and keep the fastest that fits. The sum that the search minimises ignores overlap,
-so the search also runs with parameter traffic discounted; the simulator decides. The proof that comes with the plan is
-the solver's lower bound on the summed seconds over every mesh tried.
+the same rules, simulate the best few, and keep the fastest that fits; where none does, search again with the activations
+of repeated blocks recomputed. The sum that the search minimises ignores overlap, so the search also runs with parameter
+traffic discounted; the simulator decides. The proof that comes with the plan is the solver's lower bound on the summed
+seconds over every mesh tried.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
-from shardwright.errors import Infeasible
+from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
@@ -61,10 +62,14 @@ class Options:
     pins: Sequence[str] = ()
     forbidden: Sequence[str] = ()
     fewer_devices: bool = True
+    recompute: str = "auto"
+    """Recompute repeated blocks' activations in backward: ``blocks`` always, ``none`` never, ``auto`` if nothing fits."""
 
     def __post_init__(self) -> None:
         for name in (self.search, *self.baselines):
             check_name(name)
+        if self.recompute not in ("auto", "none", "blocks"):
+            raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", "Known: auto, none, blocks.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +85,11 @@ class Found:
     def rank(self) -> tuple[bool, float]:
         """What fits comes before what does not, then the faster."""
         return (not self.prediction.fits, self.prediction.step_seconds)
+
+    @property
+    def note(self) -> str:
+        blocks = self.searched.strategy.recomputed
+        return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
 
 
 def plan(
@@ -142,6 +152,12 @@ def plan_graph(
     described = describe_graph(graph)
     shapes = meshes(cluster, options.max_axes)
     found, notes = _search_all(described, shapes, options, say)
+    fitting = {name for name, one in found.items() if one.prediction.fits}
+    if options.recompute == "auto" and options.search not in fitting and described.blocks:
+        say("nothing fits; searching with recomputed blocks")
+        rest = [name for name in options.baselines if name not in fitting]
+        again, notes = _search_all(described, shapes, replace(options, baselines=rest, recompute="blocks"), say)
+        found |= again
     best = found.get(options.search)
     if best is None or not best.prediction.fits:
         raise Infeasible(
@@ -161,13 +177,13 @@ def plan_graph(
         search=options.search,
         optimiser=options.optimiser,
         prediction=winner.prediction,
-        proof=_proof(notes, perf_counter() - started),
+        proof=_proof(best, notes, perf_counter() - started),
         calibration=winner.mesh.calibration,
         candidates=tuple(
             _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
         ),
         replicated=_replicated(described, winner),
-        notes=tuple(remarks),
+        notes=tuple(filter(None, [*remarks, winner.note])),
     )
     if options.fewer_devices and _communication_bound(winner):
         result = _perhaps_fewer(graph, cluster, options, result, say)
@@ -208,11 +224,8 @@ def _search_all(
     notes: dict[str, str] = {}
     for name in dict.fromkeys([options.search, *options.baselines]):
         for mesh, floor in _promising(described, shapes, name, options, say):
-            if (
-                name in found
-                and found[name].prediction.fits
-                and floor > WORTHWHILE * found[name].prediction.sum_seconds
-            ):
+            known = found[name].prediction if name in found else None
+            if known is not None and known.fits and floor > WORTHWHILE * known.sum_seconds:
                 continue
             say(f"searching {name} on {_mesh_text(mesh)}")
             try:
@@ -285,6 +298,7 @@ def _within_memory(described: Described, mesh: Mesh, name: str, options: Options
                 memory_limit=limit,
                 overlap=overlap,
                 activation_scale=scale,
+                recompute=described.blocks if options.recompute == "blocks" else (),
                 within=within if name in ("auto", options.search) else Restriction(name),
                 time_limit=options.time_limit,
             )
@@ -320,11 +334,12 @@ def predict(
     )
 
 
-def _proof(notes: Mapping[str, str], seconds: float) -> Proof:
+def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:
     """What the search proved about the sum it minimises; the simulator may prefer a plan with a larger sum."""
     cost = float(notes[":cost"])
     bound = min(float(notes[":bound"]), cost)
-    return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, SCOPE)
+    scope = SCOPE + ", blocks recomputed" * bool(best.note)
+    return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, scope)
 
 
 def _why(best: Found | None, note: str | None) -> str:
@@ -368,7 +383,7 @@ def _half(cluster: Cluster) -> Cluster | None:
 def _candidate(name: str, found: Mapping[str, Found], notes: Mapping[str, str], shapes: Sequence[Mesh]) -> Candidate:
     if name not in found:
         return Candidate(name, shapes[0].names, None, notes.get(name, "does not apply"))
-    return Candidate(name, found[name].mesh.names, found[name].prediction)
+    return Candidate(name, found[name].mesh.names, found[name].prediction, found[name].note)
 
 
 def _replicated(described: Described, winner: Found) -> tuple[tuple[str, str, float], ...]:

@@ -42,6 +42,7 @@ def test_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch, caps
         ("plan", "gpt:small", "--cluster", "8xH999"),
         ("plan", "gpt:small", "--cluster", "nonsense"),
         ("plan", "gpt:small", "--cluster", "8xH200", "--search", "fsdq"),
+        ("plan", "gpt:small", "--cluster", "8xH200", "--recompute", "sometimes"),
         ("plan", "gpt:small,layers=many", "--cluster", "8xH200"),
         ("plan", "missing.py:build", "--cluster", "8xH200"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--pin", "nothing=S0"),

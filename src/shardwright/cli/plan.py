@@ -28,6 +28,9 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="GB per device to stay below (the device's own otherwise)")
     ] = None,
+    recompute: Annotated[
+        str, typer.Option(help="Recompute blocks' activations in backward: auto (if nothing fits), none or blocks")
+    ] = "auto",
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
@@ -63,10 +66,11 @@ def plan(
             memory_limit=None if memory is None else memory * 1e9,
             pins=pin or (),
             forbidden=forbid or (),
+            recompute=recompute,
             progress=say,
             reference=model,
         )
-        curve = _frontier(resolved, target, search, optimiser, max_axes, time_limit, say) if frontier else []
+        curve = _frontier(resolved, target, search, optimiser, max_axes, time_limit, recompute, say) if frontier else []
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
@@ -86,14 +90,14 @@ def plan(
 
 
 def _frontier(
-    resolved: Any, target: Any, search: str, optimiser: str, max_axes: int, limit: float, say: Any
+    resolved: Any, target: Any, search: str, optimiser: str, max_axes: int, limit: float, recompute: str, say: Any
 ) -> list[Any]:
     from shardwright.frontend import capture
     from shardwright.planner import Options
     from shardwright.planner import frontier as curve
 
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
-    options = Options(search=search, optimiser=optimiser, max_axes=max_axes, time_limit=limit)
+    options = Options(search=search, optimiser=optimiser, max_axes=max_axes, time_limit=limit, recompute=recompute)
     return curve(graph, target, options, progress=say)
 
 
@@ -125,7 +129,7 @@ def _print(found: Any) -> None:
                 f"{p.step_seconds / fastest:.2f}×" if fastest else "–",
                 bytes_text(p.memory_bytes),
                 f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
-                "yes" if p.fits else "no",
+                ("yes" if p.fits else "no") + (", recomputed" if candidate.note else ""),
             ]
         )
     proof = found.proof

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
+from shardwright.graph.repeats import block_paths
 from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.search.baselines import BASELINES, restriction
@@ -43,6 +45,11 @@ class Described:
     graph: Graph
     rules: Mapping[str, OpRules]
     labels: Labels
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that recomputation is about; none where there is no backward pass."""
+        return block_paths(self.graph) if self.graph.training else ()
 
 
 @dataclass(frozen=True, eq=False)
