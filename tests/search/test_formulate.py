@@ -11,6 +11,7 @@ from shardwright.costs.walk import walk
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
+from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators import analyse
 from shardwright.search.alternatives import alternatives
 from shardwright.search.baselines import BASELINES, restriction
@@ -19,6 +20,7 @@ from shardwright.search.constraints import constraints
 from shardwright.search.formulate import formulate
 from shardwright.search.labels import label_loops
 from shardwright.search.options import EVERYTHING
+from shardwright.search.recomputing import recomputation
 from shardwright.search.recursive import recursive
 from shardwright.zoo.reference import resolve
 
@@ -134,3 +136,26 @@ def test_the_search_and_the_walk_of_a_step_agree_on_the_sum(reference: str, name
     stated = formulate(graph, mesh, within=EVERYTHING if name == "auto" else restriction(name, 1))
     solution = solve(stated.problem)
     assert walk(graph, stated.strategy(solution.answer), mesh).seconds == pytest.approx(solution.cost, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["auto", "fsdp", "megatron", "zero-2"])
+def test_they_agree_on_recomputed_blocks_too(name: str) -> None:
+    """zero-2 keeps gathered parameters for backward, except those of recomputed blocks, which are gathered twice."""
+    resolved = resolve("llama:layers=2", batch=8)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    mesh = mesh_of(parse_cluster("8xH100"))
+    within = EVERYTHING if name == "auto" else restriction(name, 1)
+    stated = formulate(graph, mesh, within=within, recompute=block_paths(graph))
+    solution = solve(stated.problem)
+    events = walk(graph, stated.strategy(solution.answer), mesh)
+    assert events.seconds == pytest.approx(solution.cost, rel=0.02)
+    assert sum(event.seconds for event in events.events if event.phase == "recompute") > 0.1 * events.seconds
+
+
+def test_the_last_product_of_a_block_is_not_computed_again(gpt: Graph) -> None:
+    path = block_paths(gpt)[0]
+    names = [gpt.ops[index].name for index in span_of(gpt, path)]
+    again = recomputation(gpt, (path,), "cuda")
+    assert again.runs == set(names[:-2])
+    assert again.reads == set(names[:-1])
+    assert set(again.block) == set(names)

@@ -25,7 +25,7 @@ from shardwright.costs.optimizer import state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.core import DTYPE_BYTES
-from shardwright.graph.repeats import representatives, span_of
+from shardwright.graph.repeats import representatives
 from shardwright.operators import analyse
 from shardwright.operators.rules import (
     Layout,
@@ -42,6 +42,7 @@ from shardwright.search.choose import Edge, Problem, Usage
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
 from shardwright.search.prices import EdgePrices, places
+from shardwright.search.recomputing import recomputation
 from shardwright.search.saving import is_saved, needed_in_backward
 
 
@@ -167,7 +168,7 @@ class _Builder:
         recompute: Sequence[str],
     ) -> None:
         self.recompute = tuple(recompute)
-        self.block = {graph.ops[i].name: path for path in recompute for i in span_of(graph, path)}
+        self.again = recomputation(graph, recompute, mesh.device.kind)
         self.activation_scale = activation_scale
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
@@ -229,7 +230,7 @@ class _Builder:
         rules = self.rules[op.name]
         splits = splits_of(op, rules, self.mesh.sizes, dict(self.labels[op.name]), self.within)
         times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
-        seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.block else 0.0)
+        seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.again.runs else 0.0)
         node = self._add("op", op.name, splits, seconds)
         self._base[node] = seconds
         saved = self._saved_bytes(op, rules, splits)
@@ -260,8 +261,8 @@ class _Builder:
 
     def _leaves_block(self, op: Op, tensor: str) -> bool:
         """Whether a tensor outlives the block it is made in; inside a recomputed block nothing else is kept."""
-        block = self.block.get(op.name)
-        return block is None or any(self.block.get(reader.name) != block for reader in self.graph.consumers[tensor])
+        block, readers = self.again.block, self.graph.consumers[tensor]
+        return op.name not in block or any(block.get(reader.name) != block[op.name] for reader in readers)
 
     def _parameter(self, tensor: str) -> None:
         meta = self.graph.tensors[tensor]
@@ -285,7 +286,8 @@ class _Builder:
         if trainable:  # the gradient rests as the parameter does
             launch = step_seconds(self.optimiser, [0], self.mesh.device)[0]  # one launch serves all parameters
             seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] - launch for size in sizes])
-            if not self.within.regather:  # the gathered copy lives until backward
+            inside = all(reader.name in self.again.block for reader in readers)
+            if not (self.within.regather or inside):  # the gathered copy lives until backward
                 held = held + meta.bytes
             held = held + np.array(sizes) + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
         node = self._add("parameter", tensor, layouts, seconds)
@@ -315,7 +317,7 @@ class _Builder:
         """What bringing a shared tensor into its kept layout costs its producer, once."""
         maker, node = self.graph.producer[tensor], self.number["kept", tensor]
         made = self._made(maker, maker.outputs.index(tensor))
-        again = maker.name in self.block
+        again = self.graph.consumers[tensor][0].name in self.again.reads  # the change is made for its first reader
         self._pay(self.number["op", maker.name], node, tensor, made, self.nodes[node].options, again=again)
 
     def _made(self, op: Op, position: int) -> list[Layout]:
@@ -338,7 +340,7 @@ class _Builder:
         """What it costs to bring ``tensor`` from where it is kept (made, or rests) to what ``op`` needs."""
         reader = self.number["op", op.name]
         needs = self._needs(op, tensor)
-        again = op.name in self.block
+        again = op.name in self.again.reads
         if ("kept", tensor) in self.number:
             node = self.number["kept", tensor]
             self._pay(node, reader, tensor, self.nodes[node].options, needs, again=again)
@@ -348,13 +350,12 @@ class _Builder:
             self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs, again=again)
         elif ("parameter", tensor) in self.number:
             node = self.number["parameter", tensor]
-            reads = 2 if self.within.regather and (again or needed_in_backward(self.graph, op, tensor)) else 1
+            reads = 2 if again or (self.within.regather and needed_in_backward(self.graph, op, tensor)) else 1
             self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
         else:
             replicated = [(Replicate(),) * len(self.mesh.sizes)]
-            self.costs[reader] = (
-                self.costs[reader] + self.prices.price(self.graph.tensors[tensor], replicated, needs)[0]
-            )
+            price = self.prices.price(self.graph.tensors[tensor], replicated, needs)[0]
+            self.costs[reader] = self.costs[reader] + price
 
     def _pay(
         self,
