@@ -22,7 +22,8 @@ def recomputes(rank: int) -> tuple[int, int]:
     strategy = replace(random_strategy(graph, mesh_with((2, 2)), 4), regathered=frozenset())
     kept = []
     for blocks in ((), ("blocks.0", "blocks.1")):
-        parallel = parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, recompute=blocks)
+        named = replace(strategy, recomputed=blocks)
+        parallel = parallelize(model, named, mesh=device_mesh((2, 2)), graph=graph)
         bytes_kept: dict[int, int] = {}
 
         def note(tensor: torch.Tensor, bytes_kept=bytes_kept) -> torch.Tensor:
