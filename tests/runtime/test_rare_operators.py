@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lowering.strategies import mesh_with
 from shardwright.frontend import capture
 from shardwright.graph import Graph, Op
+from shardwright.lowering.collectives import Line, all_gather, all_reduce, all_to_all, reduce_scatter
 from shardwright.operators.rules import OpRules, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import describe_graph
@@ -294,6 +295,22 @@ def test_same_numbers(pool, names):
         pytest.importorskip("transformers")
     wrong = pool.run(agree_with_eager, {name: strategies_of(name) for name in names}, seconds=100)
     assert not any(wrong), "\n".join(line for lines in wrong for line in lines)
+
+
+def test_complex_numbers_change_layout(pool):
+    pool.run(moves_complex_numbers, seconds=60)
+
+
+def moves_complex_numbers(rank: int) -> None:
+    """Shards of one dim become shards of another, and sums are taken, also of values that are conjugated lazily."""
+    group = pairs().get_group("a")
+    line = Line(group.group_name, 2, rank % 2)
+    whole = torch.randn(6, 5, dtype=torch.complex128, generator=torch.Generator().manual_seed(1)).conj()
+    shard = whole.chunk(2, 0)[rank % 2]
+    assert torch.equal(all_to_all(shard, 0, 6, 1, 5, line), whole.chunk(2, 1)[rank % 2])
+    assert torch.equal(all_gather(shard, 0, 6, line), whole)
+    assert torch.equal(all_reduce(whole, "sum", line), 2 * whole)
+    assert torch.equal(reduce_scatter(whole, 1, 5, "sum", line), 2 * whole.chunk(2, 1)[rank % 2])
 
 
 def test_another_program_is_noticed(pool):

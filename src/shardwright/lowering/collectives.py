@@ -78,7 +78,7 @@ def piece(extent: int, line: Line, index: int | None = None) -> Region:
 def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
     """Sum (or ``max``, ``min``, ``product``) of the ranks' tensors."""
     if x.is_complex():
-        return torch.view_as_complex(all_reduce(torch.view_as_real(x), reduce, line))
+        return torch.view_as_complex(all_reduce(torch.view_as_real(x.resolve_conj()), reduce, line))
     return wait(collective("all_reduce", x.contiguous(), reduce, line.group))
 
 
@@ -118,7 +118,7 @@ def finish_scatter(pending: Tensor, dim: int, extent: int, line: Line) -> Tensor
 def reduce_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
     """Reduce the ranks' tensors, keep this rank's piece of ``dim``."""
     if x.is_complex():
-        return torch.view_as_complex(reduce_scatter(torch.view_as_real(x), dim, extent, reduce, line))
+        return torch.view_as_complex(reduce_scatter(torch.view_as_real(x.resolve_conj()), dim, extent, reduce, line))
     return finish_scatter(start_scatter(x, dim, extent, reduce, line), dim, extent, line)
 
 
@@ -302,7 +302,9 @@ def _send(parts: list[Tensor], received: list[list[int]], line: Line) -> list[Te
     counts = [torch.Size(shape).numel() for shape in received]
     flat = torch.cat([part.reshape(-1) for part in parts])
     sizes = [part.numel() for part in parts]
-    arrived = wait(collective("all_to_all_single", flat, counts, sizes, line.group))
+    pairs = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat  # gloo sends no complex numbers
+    arrived = wait(collective("all_to_all_single", pairs, counts, sizes, line.group))
+    arrived = torch.view_as_complex(arrived) if flat.is_complex() else arrived
     return [part.view(shape) for part, shape in zip(arrived.split(counts), received, strict=True)]
 
 
