@@ -171,7 +171,9 @@ def main() -> None:
         if given.memory:
             peaks = {n: max(run_locally(functools.partial(memory, reference, n), 2, plan)) for n in (ours, twin)}
             ratio = f"{peaks[ours] / peaks[twin]:.3f} ({peaks[ours] >> 20}/{peaks[twin] >> 20} MB)"
-        print(f"{ours:14s} {twin:20s} {mine * 1e3:9.1f} {theirs * 1e3:9.1f} {mine / theirs:6.3f} {ratio:>13s}", flush=True)
+        print(
+            f"{ours:14s} {twin:20s} {mine * 1e3:9.1f} {theirs * 1e3:9.1f} {mine / theirs:6.3f} {ratio:>13s}", flush=True
+        )
         if os.environ.get("RUNTIME_RAW"):
             print(json.dumps(taken))
 

@@ -1,8 +1,8 @@
 """A model of one's own: any module that torch.export takes, planned and verified without changing a line of it.
 
-    shardwright verify examples/custom_model.py:build --cluster local:2
-    shardwright plan examples/custom_model.py:build --cluster local:2 -o plan.json
-    torchrun --nproc-per-node 2 examples/custom_model.py
+shardwright verify examples/custom_model.py:build --cluster local:2
+shardwright plan examples/custom_model.py:build --cluster local:2 -o plan.json
+torchrun --nproc-per-node 2 examples/custom_model.py
 """
 
 import torch

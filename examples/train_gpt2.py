@@ -1,7 +1,12 @@
 """Train a Hugging Face GPT-2 on synthetic text, split as a plan says. Compare with train_gpt2_fsdp.py, written by hand.
 
-    shardwright run plan.json -- examples/train_gpt2.py          # with a plan made by: python examples/train_gpt2.py --plan plan.json
-    torchrun --nproc-per-node 2 examples/train_gpt2.py           # plans by itself, for as many processes as there are
+With a plan made by ``python examples/train_gpt2.py --plan plan.json``:
+
+    shardwright run plan.json -- examples/train_gpt2.py
+
+or, planning by itself for as many processes as there are:
+
+    torchrun --nproc-per-node 2 examples/train_gpt2.py
 """
 
 import argparse
