@@ -150,7 +150,8 @@ class GradientFlow:
         """Complete everything, in the order of the runtime."""
         while self._flight or self._shared or self._open:
             for key in list(self._open):  # their last member has come
-                self._reduce(key, self._open.pop(key), prepared=True)
+                if key in self._open:  # launching one may complete a gradient that fills, and reduces, another
+                    self._reduce(key, self._open.pop(key), prepared=True)
             while self._flight:
                 self._finish_oldest()
             self._pack_shared()
