@@ -18,6 +18,7 @@ REASONS: dict[str, str] = {
     "aten.native_group_norm_backward.default": BACKWARD,
     "aten.native_layer_norm_backward.default": BACKWARD,
     "aten._native_batch_norm_legit.default": STATE,
+    "aten.resize_.default": STATE,
     "aten.nonzero.default": DATA,
     "aten.nonzero_static.default": ORDER,
     "aten.masked_select.default": DATA,
