@@ -18,7 +18,9 @@ def shardwright(*arguments: str) -> None:
 
 
 def main() -> None:
-    shardwright("plan", "gpt:layers=24,width=2048,heads=16", "--cluster", "8xH200", "--batch", "64")
+    shardwright(
+        "plan", "gpt:layers=24,width=2048,heads=16", "--cluster", "8xH200", "--batch", "16", "--dtype", "bfloat16"
+    )
     shardwright("verify", "gpt:small", "--cluster", "local:2")
     shardwright("verify", "alexnet:small", "--cluster", "local:2")
 
