@@ -119,10 +119,6 @@ class Formulation:
         made = {n.name: [o for o in producers[n.name].outputs if o] for n in self.nodes if n.kind == "op"}
         return np.array([sum(tensors[t].bytes for t in made.get(n.name, [n.name])) for n in self.nodes], dtype=float)
 
-    @cached_property
-    def largest_options(self) -> int:
-        return max(len(node.options) for node in self.nodes)
-
 
 def formulate(
     graph: Graph,
