@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-from emulated_hosts import ADDRESSES, hosts, on_host, why_not
+from emulated_hosts import ADDRESSES, HostError, hosts, run_on_hosts, why_not
 from runtime.test_killed_ranks import SCRIPT, STEPS, plan_file, train
 
 __all__ = ["plan_file"]
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_two_hosts(plan_file, tmp_path):
+@pytest.fixture(scope="module")
+def emulation() -> None:
+    """Skips, with the reason, where any part of the emulation is impossible."""
+    if reason := why_not():
+        pytest.skip(reason)
+
+
+def _namespaces() -> set[str]:
+    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines()}
+
+
+@pytest.mark.timeout(600)
+def test_two_hosts(emulation, plan_file, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
     expected = train(plan_file, alone, [])
     with hosts("100mbit") as names:
-        processes = []
-        for number, name in enumerate(names):
+        commands = []
+        for number in range(len(names)):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
             torchrun += ["--nproc-per-node=1", f"--master-addr={ADDRESSES[0]}", "--master-port=29577"]
-            processes.append(on_host(name, [*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS)]))
-        errors = [process.communicate(timeout=200)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), errors[0][-2000:] + errors[1][-2000:]
+            commands.append([*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS)])
+        run_on_hosts(names, commands, seconds=240.0)
     assert float((together / "final").read_text()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_nothing_is_left_behind(emulation, tmp_path):
+    """One host fails while the other would go on: a prompt error that quotes it, no process and no namespace left."""
+    mark = tmp_path / "alive"
+    forever = f"import pathlib, time\nwhile True: pathlib.Path({str(mark)!r}).touch(); time.sleep(0.1)"
+    began = time.monotonic()
+    with pytest.raises(HostError, match=r"host 1 .*out of luck"), hosts() as names:
+        commands = [[sys.executable, "-c", code] for code in (forever, "raise SystemExit('out of luck')")]
+        run_on_hosts(names, commands, seconds=60.0)
+    assert time.monotonic() - began < 60
+    assert not _namespaces() & set(names)
+    mark.unlink(missing_ok=True)
+    time.sleep(0.3)
+    assert not mark.exists()
+
+
+def test_a_host_that_hangs_is_an_error(emulation):
+    with hosts() as names, pytest.raises(HostError, match="not done after 1 s"):
+        run_on_hosts(names, [[sys.executable, "-c", "import time; time.sleep(60)"]] * 2, seconds=1.0)
+
+
+def test_what_is_not_allowed_is_named(emulation):
+    with pytest.raises(HostError, match=r"tc qdisc add .* failed"), hosts("no-rate-at-all"):
+        pass
+    assert not any(name.startswith(f"swhost{os.getpid()}") for name in _namespaces())
