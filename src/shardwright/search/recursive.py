@@ -1,8 +1,9 @@
 """Tofu's recursion (Wang, Huang and Li, EuroSys 2019): one mesh axis after the other, each step seeing the earlier ones.
 
 At step k the mesh is its first k axes; every operator keeps what it decided for the first k-1 of them and chooses, with
-all others jointly and exactly, what the k-th axis cuts. The joint search is the reference: the recursion explores the
-product of small spaces instead of the space of products, and is not optimal in general.
+all others jointly and exactly, what the k-th axis cuts. As in Tofu the problem of each step is coarsened first
+(:mod:`shardwright.search.coarsen`). The joint search is the reference: the recursion explores the product of small spaces
+instead of the space of products, and is not optimal in general.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from shardwright.graph import Graph, Op, Tensor
 from shardwright.operators.rules import Layout, OpRules, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.search.choose import solve
+from shardwright.search.coarsen import coarsen
 from shardwright.search.formulate import formulate
 from shardwright.search.labels import Labels
 from shardwright.search.options import Restriction
@@ -29,8 +31,12 @@ def recursive(
     rules: Mapping[str, OpRules],
     labels: Labels,
     time_limit: float = 60.0,
+    coarse: bool = True,
 ) -> Strategy:
-    """The strategy Tofu's recursion finds on ``mesh``, ignoring memory limits as Tofu does."""
+    """The strategy Tofu's recursion finds on ``mesh``, ignoring memory limits as Tofu does.
+
+    ``coarse=False`` leaves pointwise operators to decide by themselves, which shows what their grouping costs.
+    """
     strategy: Strategy | None = None
     for count in range(1, len(mesh.axes) + 1):
         part = replace(mesh, axes=mesh.axes[:count])
@@ -42,7 +48,12 @@ def recursive(
             rules=rules,
             labels=labels,
         )
-        strategy = stated.strategy(solve(stated.problem, time_limit=time_limit).answer)
+        if coarse:
+            grouped = coarsen(stated)
+            choice = grouped.expand(solve(grouped.problem, time_limit=time_limit).answer)
+        else:
+            choice = solve(stated.problem, time_limit=time_limit).answer
+        strategy = stated.strategy(choice)
     assert strategy is not None  # a mesh has at least one axis
     return strategy
 
