@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -56,6 +57,14 @@ def _take_down(name: str) -> None:
             _kill(int(pid))
 
 
+def _take_down_orphans() -> None:
+    """Hosts whose maker was killed before it could take them down; their names tell its process."""
+    for line in _do("ip", "netns").splitlines():
+        match = re.match(r"swhost-(\d+)-", line)
+        if match and not Path("/proc", match.group(1)).exists():
+            _take_down(line.split()[0])
+
+
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -64,8 +73,9 @@ def _kill(pid: int) -> None:
 @contextmanager
 def hosts(rate: str = "1gbit") -> Iterator[tuple[str, str]]:
     """The names of two namespaces that reach each other at ``rate``."""
-    mark = f"{os.getpid()}{secrets.token_hex(2)}"
-    names = (f"swhost{mark}a", f"swhost{mark}b")
+    _take_down_orphans()
+    mark = f"swhost-{os.getpid()}-{secrets.token_hex(2)}"
+    names = (f"{mark}a", f"{mark}b")
     limit = ("tbf", "rate", rate, "burst", "1mb", "latency", "100ms")
     try:
         for name in names:

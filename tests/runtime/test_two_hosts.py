@@ -68,4 +68,4 @@ def test_a_host_that_hangs_is_an_error(emulation):
 def test_what_is_not_allowed_is_named(emulation):
     with pytest.raises(HostError, match=r"tc qdisc add .* failed"), hosts("no-rate-at-all"):
         pass
-    assert not any(name.startswith(f"swhost{os.getpid()}") for name in _namespaces())
+    assert not any(name.startswith(f"swhost-{os.getpid()}-") for name in _namespaces())
