@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import collective, wait
+from shardwright._torch_compat import Gathering, collective, start_gathering, wait
 from shardwright.costs.redistribute import COMMUNICATION
 from shardwright.operators.rules import chunk
 
@@ -82,15 +82,15 @@ def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
     return wait(collective("all_reduce", x.contiguous(), reduce, line.group))
 
 
-def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Gathering:
     """The first half of :func:`all_gather`: under way when this returns."""
     padded = _pad(x, dim, -(-extent // line.size))
-    return collective("all_gather_into_tensor", padded.contiguous(), line.size, line.group)
+    return start_gathering(padded.contiguous(), line.size, line.group)
 
 
-def finish_gather(pending: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+def finish_gather(pending: Gathering, dim: int, extent: int, line: Line) -> Tensor:
     """The second half: wait, then put the shards in their places."""
-    flat = wait(pending)
+    flat = pending.wait()
     if dim == 0:
         return flat.narrow(0, 0, extent) if flat.shape[0] != extent else flat
     parts = flat.chunk(line.size)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import in_backward, wait
+from shardwright._torch_compat import Gathering, in_backward
 from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
 from shardwright.runtime.gradients import Gradients, Slot
 
@@ -64,12 +64,12 @@ class Reader(torch.nn.Module):
             self.queue.watch(self, value)
         return value
 
-    def start(self, leaf: Tensor) -> Tensor:
+    def start(self, leaf: Tensor) -> Gathering:
         """Begin the gather."""
         step = self.steps[0]
         return start_gather(self._cast(leaf), step.dim, step.extent, step.line)
 
-    def complete(self, pending: Tensor) -> Tensor:
+    def complete(self, pending: Gathering) -> Tensor:
         """Wait for the gather and do what follows it."""
         step = self.steps[0]
         whole = finish_gather(pending, step.dim, step.extent, step.line)
@@ -117,7 +117,7 @@ class ReadingQueue:
         self.readers: list[Reader] = []
         self.ahead_bytes = ahead_bytes
         self.leaves: dict[int, Tensor] = {}
-        self._under_way: dict[int, Tensor] = {}
+        self._under_way: dict[int, Gathering] = {}
         self._again: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[weakref.ref[Tensor], Reader]] = {}
         self._noted: set[int] = set()
@@ -141,14 +141,13 @@ class ReadingQueue:
 
     def _ahead(self, number: int, direction: int) -> None:
         """Start the gathers that come next in this direction, as far as the bytes under way allow."""
-        travelling = sum(pending.numel() * pending.itemsize for pending in self._under_way.values())
+        travelling = sum(pending.whole.nbytes for pending in self._under_way.values())
         number += direction
         while 0 <= number < len(self.readers) and travelling < self.ahead_bytes:
             reader = self.readers[number]
             if reader.gathers and (direction > 0 or number in self._noted):
                 self._start(reader)
-                pending = self._under_way[number]
-                travelling += pending.numel() * pending.itemsize
+                travelling += self._under_way[number].whole.nbytes
             number += direction
 
     def watch(self, reader: Reader, value: Tensor) -> None:
@@ -190,7 +189,7 @@ class ReadingQueue:
     def begin(self) -> None:
         """A forward pass starts: what an earlier pass gathered ahead may be out of date by now."""
         for pending in self._under_way.values():
-            wait(pending)
+            pending.wait()
         self._under_way.clear()
         self._again.clear()
         self._watched.clear()
