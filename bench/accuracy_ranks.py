@@ -1,11 +1,12 @@
 """One rank of an eight-way plan on a real device, measured with PyTorch's fake process group, and predicted.
 
-    python bench/accuracy_ranks.py plan -o plans/         # anywhere: makes the plans
-    python bench/accuracy_ranks.py measure plans/ -o r.json   # on one GPU; torch alone suffices
-    python bench/accuracy_ranks.py predict plans/ r.json
+    python bench/accuracy_ranks.py plan                       # anywhere: makes the plans (bench/measured/plans)
+    python bench/accuracy_ranks.py measure -o ranks.json      # on one GPU, under 10 minutes; torch alone suffices
+    python bench/accuracy_ranks.py predict -m ranks.json      # anywhere: prints the error table
+    python bench/accuracy_ranks.py measure --tiny -o r.json   # plans and runs small models on a CPU, to see that it works
 
-Collectives of the fake group return at once with whatever memory held, so this isolates compute, dispatch and memory of
-the lowered program; the prediction simulates the same events with communication that takes no time.
+Collectives of the fake group return at once, so this isolates compute, dispatch and memory of the lowered program; the
+prediction simulates the same events with communication that takes no time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +24,15 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+PLANS = Path(__file__).resolve().parent / "measured" / "plans"
 CLUSTER = "8xH200"
-CASES = (
-    # name of the search, model, batch, sequence, dtype
+Case = tuple[str, str, int, int | None, str]
+"""Name of the search, model, batch, sequence, dtype."""
+
+CASES: tuple[Case, ...] = (
     ("data-parallel", "gpt", 64, 1024, "bfloat16"),
     ("fsdp", "gpt", 64, 1024, "bfloat16"),
     ("megatron", "gpt:layers=24,width=1024,heads=16", 16, 1024, "bfloat16"),
@@ -36,27 +42,31 @@ CASES = (
     ("megatron", "llama:layers=4,vocab=32000", 4, 2048, "bfloat16"),
     ("auto", "bert", 128, 512, "bfloat16"),
 )
+TINY: tuple[Case, ...] = (
+    ("fsdp", "gpt:small", 8, 16, "float32"),
+    ("auto", "bert:small", 8, 16, "float32"),
+)
 
 
-def _slug(case: tuple) -> str:
+def _slug(case: Case) -> str:
     return "-".join(str(part) for part in case).replace(":", "_").replace(",", "_").replace("=", "")
 
 
-def _model(case: tuple, device: str) -> Any:
+def _model(case: Case, device: str) -> Any:
     from shardwright.zoo.reference import resolve
 
     _, reference, batch, seq, dtype = case
     return resolve(reference, batch=batch, seq=seq, device=device, dtype=dtype)
 
 
-def make_plans(folder: Path) -> None:
+def make_plans(folder: Path, cases: tuple[Case, ...] = CASES) -> None:
     """Plan every case and save the plans."""
     from shardwright.cluster import parse_cluster
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
 
     folder.mkdir(parents=True, exist_ok=True)
-    for case in CASES:
+    for case in cases:
         resolved = _model(case, "meta")
         graph = capture(resolved.model, resolved.args, resolved.kwargs)
         options = Options(search=case[0], baselines=(), fewer_devices=False, time_limit=30.0)
@@ -65,30 +75,26 @@ def make_plans(folder: Path) -> None:
         print(f"{_slug(case)}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms", flush=True)
 
 
-def measure_one(number: int, folder: Path, steps: int = 6) -> dict[str, Any]:
-    """Train rank 0 of one plan on this GPU."""
+def measure_one(case: Case, folder: Path, device: str, repeats: int = 3) -> dict[str, Any]:
+    """Train rank 0 of one plan on this device."""
     import torch
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import (
-        FakeStore,
-    )  # the public way to this backend is a private module
 
+    import fake_rank
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.plans.plan import Signature
     from shardwright.runtime.parallelize import parallelize
 
-    case = CASES[number]
     plan = Plan.load(folder / f"{_slug(case)}.json")
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.strategy.devices)
+    fake_rank.join_fake_group(plan.strategy.devices)
     resolved = _model(case, "meta")
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
-    plan = replace(
-        plan, signature=Signature.of(graph)
-    )  # another PyTorch may fingerprint the same operators differently
-    parallel = parallelize(resolved.model, plan, graph=graph, device="cuda")
-    args, kwargs = _on_device(resolved)
-    optimiser = torch.optim.AdamW(parallel.parameters(), lr=1e-5)
+    # Another PyTorch may fingerprint the same operators differently.
+    plan = replace(plan, signature=Signature.of(graph))
+    parallel = parallelize(resolved.model, plan, graph=graph, device=device)
+    _, reference, batch, seq, dtype = case
+    args, kwargs = fake_rank.inputs_of(reference, batch=batch, seq=seq, dtype=dtype, device=device)
+    optimiser = torch.optim.AdamW(parallel.parameters(), lr=1e-5, foreach=True)
 
     def step() -> None:
         out = parallel(*args, **kwargs)
@@ -100,50 +106,39 @@ def measure_one(number: int, folder: Path, steps: int = 6) -> dict[str, Any]:
 
     for _ in range(3):
         step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    walls, hosts = [], []
-    for _ in range(3):
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        hosts.append((time.perf_counter() - began) / steps)
-        torch.cuda.synchronize()
-        walls.append((time.perf_counter() - began) / steps)
-    row = {"case": list(case), "seconds": statistics.median(walls), "host_seconds": statistics.median(hosts)}
-    return row | {"peak_bytes": torch.cuda.max_memory_allocated()}
+    peak = fake_rank.peak_bytes(step, 0, device)
+    taken = fake_rank.alternating({"one": step}, device, repeats=repeats, steps=6 if device == "cuda" else 1)["one"]
+    return {"case": list(case), **taken, "peak_bytes": peak}
 
 
-def _on_device(resolved: Any) -> tuple[tuple, dict]:
-    """Real inputs on the GPU in place of the meta ones; integers stay small enough to be valid tokens and classes."""
+def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -> None:
+    """Every case in a process of its own: a failed one must not spoil the device for the others."""
     import torch
 
-    def real(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if value.is_floating_point():
-            return torch.randn(value.shape, dtype=value.dtype, device="cuda")
-        return torch.randint(0, 8, value.shape, dtype=value.dtype, device="cuda")
-
-    return tuple(real(a) for a in resolved.args), {k: real(v) for k, v in resolved.kwargs.items()}
-
-
-def measure(folder: Path, output: Path) -> None:
-    """Every case in a process of its own: a failed one must not spoil the device for the others."""
-    rows = []
-    for number, case in enumerate(CASES):
-        command = [sys.executable, __file__, "one", str(folder), "--number", str(number)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-        row = (
-            json.loads(lines[-1])
-            if lines
-            else {"case": list(case), "error": done.stderr.strip().splitlines()[-1][:300]}
-        )
+    device = "cuda" if torch.cuda.is_available() and cases is not TINY else "cpu"
+    began, rows = time.perf_counter(), []
+    for case in cases:
+        row: dict[str, Any] = {"case": list(case)}
+        left = limit - (time.perf_counter() - began)
+        command = [sys.executable, __file__, "one", str(folder), "--case", json.dumps(case), "--device", device]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=max(left, 1.0))
+            lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+            row = json.loads(lines[-1]) if lines else row | {"error": _last_words(done.stderr)}
+        except subprocess.TimeoutExpired:
+            row["error"] = "ran out of time"
         rows.append(row)
-        shown = row.get("error", f"{1e3 * row.get('seconds', 0):.2f} ms, {row.get('peak_bytes', 0) / 2**30:.2f} GiB")
+        peak = row.get("peak_bytes")
+        shown = row.get(
+            "error", f"{1e3 * row.get('seconds', 0):.2f} ms" + (f", {peak / 2**30:.2f} GiB" if peak else "")
+        )
         print(f"{_slug(case)}: {shown}", flush=True)
         output.write_text(json.dumps(rows))
+
+
+def _last_words(text: str) -> str:
+    """What a failed process said last."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1][:300]
 
 
 def _counts(timeline: Any) -> np.ndarray:
@@ -225,17 +220,24 @@ def predict(folder: Path, measured: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("plan", "measure", "predict", "one"))
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parent / "plans")
-    parser.add_argument("measured", type=Path, nargs="?")
+    parser.add_argument("folder", type=Path, nargs="?", default=PLANS, help="where the plans are")
+    parser.add_argument("-m", "--measured", type=Path)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--number", type=int)
+    parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
+    parser.add_argument("--limit", type=float, default=560.0, help="seconds in all")
+    parser.add_argument("--case", type=json.loads)
+    parser.add_argument("--device", default="cuda")
     asked = parser.parse_args()
     if asked.command == "plan":
-        make_plans(asked.output or asked.folder)
+        make_plans(asked.folder, TINY if asked.tiny else CASES)
+    elif asked.command == "measure" and asked.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            make_plans(Path(folder), TINY)
+            measure(TINY, Path(folder), asked.output, asked.limit)
     elif asked.command == "measure":
-        measure(asked.folder, asked.output)
+        measure(CASES, asked.folder, asked.output, asked.limit)
     elif asked.command == "one":
-        print(json.dumps(measure_one(asked.number, asked.folder)))
+        print(json.dumps(measure_one(tuple(asked.case), asked.folder, asked.device)))
     else:
         print(predict(asked.folder, asked.measured))
 

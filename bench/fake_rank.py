@@ -23,7 +23,7 @@ def join_fake_group(world: int, rank: int = 0) -> None:
     from shardwright.lowering import collectives
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    real = collectives.collective
+    real: Callable[..., torch.Tensor] = collectives.collective
 
     def defined(name: str, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
         result = real(name, tensor, *rest)

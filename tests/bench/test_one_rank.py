@@ -26,3 +26,13 @@ def test_twin_of_parallelize_module(tmp_path):
     for row in rows:
         assert "error" not in row, row["error"]
         assert row["ours_seconds"] > 0 and row["native_seconds"] > 0
+
+
+def test_ranks_of_accuracy(tmp_path):
+    out = tmp_path / "rows.json"
+    run(str(BENCH / "accuracy_ranks.py"), "measure", "--tiny", "-o", str(out))
+    rows = json.loads(out.read_text())
+    assert [row["case"][1] for row in rows] == ["gpt:small", "bert:small"]
+    for row in rows:  # BERT has tables of two rows: its inputs must be its own, not any small integers
+        assert "error" not in row, row["error"]
+        assert row["seconds"] > 0
