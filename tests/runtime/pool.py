@@ -26,10 +26,12 @@ class WorkerError(AssertionError):
 def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(workers))
     import datetime
+    import faulthandler
 
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()  # a worker that dies says where
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     pipe.send(("ready", None))
