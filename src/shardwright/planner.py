@@ -24,10 +24,11 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.plans.plan import Signature
 from shardwright.search.choose import evaluate
-from shardwright.search.constraints import constraints
+from shardwright.search.constraints import constraints, meant_meshes
 from shardwright.search.labels import label_loops
+from shardwright.search.limits import limit_of, no_blocks, shortage
 from shardwright.search.options import Restriction
-from shardwright.search.strategies import Described, Searched, check_name, find_strategy
+from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, check_name, find_strategy
 from shardwright.simulator import simulate
 
 SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
@@ -83,8 +84,13 @@ class Found:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What fits comes before what does not, then the faster."""
-        return (not self.prediction.fits, self.prediction.step_seconds)
+        """What fits comes before what does not, then the faster (the smaller where nothing fits, or that is asked for)."""
+        return self.ranked(self.name)
+
+    def ranked(self, search: str) -> tuple[bool, float]:
+        """The rank this would have as an answer to another search."""
+        p = self.prediction
+        return (not p.fits, p.step_seconds if p.fits and search != LEAST_MEMORY else p.memory_bytes)
 
     @property
     def note(self) -> str:
@@ -150,22 +156,38 @@ def plan_graph(
     started = perf_counter()
     say("describing the operators")
     described = describe_graph(graph)
-    shapes = meshes(cluster, options.max_axes)
+    if options.recompute == "blocks" and not described.blocks:
+        raise no_blocks(graph.training)
+    shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
     found, notes = _search_all(described, shapes, options, say)
-    fitting = {name for name, one in found.items() if one.prediction.fits}
+    fitting = {n for n, one in found.items() if one.prediction.fits and options.search != LEAST_MEMORY}
     if options.recompute == "auto" and options.search not in fitting and described.blocks:
-        say("nothing fits; searching with recomputed blocks")
+        say("searching with recomputed blocks")
         rest = [name for name in options.baselines if name not in fitting]
         again, notes = _search_all(described, shapes, replace(options, baselines=rest, recompute="blocks"), say)
-        found |= again
+        for name, one in again.items():
+            found[name] = min(one, found.get(name, one), key=lambda f: f.ranked(options.search))
     best = found.get(options.search)
-    if best is None or not best.prediction.fits:
+    if options.search == "auto" and (best is None or not best.prediction.fits):
+        say("nothing fits; searching for what needs least")
+        blocks = "blocks" if described.blocks and options.recompute != "none" else "none"
+        least = replace(options, search=LEAST_MEMORY, baselines=(), recompute=blocks)
+        smallest, seen = _search_all(described, shapes, least, say)
+        if LEAST_MEMORY in smallest:
+            best = found["auto"] = replace(smallest[LEAST_MEMORY], name="auto")
+            notes |= seen
+    open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
+    eligible = [f for n, f in found.items() if open_search or n == options.search]
+    winner = min(eligible, key=lambda f: f.ranked(options.search), default=None)
+    if best is None or winner is None:
+        why = notes.get(options.search, "there is nothing to search.")
         raise Infeasible(
-            f"No {options.search} strategy of this model fits {cluster.name}: {_why(best, notes.get(options.search))}",
-            "Use more devices, a smaller batch, or a cluster with more memory.",
+            f"No {options.search} strategy of this model fits {cluster.name}: {why}", notes.get(":remedy", "")
         )
-    open_search = options.search == "auto" and not (options.pins or options.forbidden)
-    winner = min((f for n, f in found.items() if open_search or n == options.search), key=lambda f: f.rank)
+    if not winner.prediction.fits:
+        device, peak = shapes[0].device, winner.prediction.memory_bytes
+        limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
+        raise shortage(options.search, cluster.name, device, limit, peak, options.recompute)
     if open_search:
         found[options.search] = winner
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
@@ -185,29 +207,9 @@ def plan_graph(
         replicated=_replicated(described, winner),
         notes=tuple(filter(None, [*remarks, winner.note])),
     )
-    if options.fewer_devices and _communication_bound(winner):
+    if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):
         result = _perhaps_fewer(graph, cluster, options, result, say)
     return result
-
-
-def frontier(
-    graph: Graph, cluster: Cluster, options: Options | None = None, *, steps: int = 8, progress: Progress | None = None
-) -> list[Plan]:
-    """Step time against memory per device: plans under ever tighter limits, the fastest first.
-
-    Each limit is four fifths of what the plan before it uses; the list ends where nothing fits any more, or after
-    ``steps`` plans.
-    """
-    options = replace(options or Options(), baselines=(), fewer_devices=False)
-    plans: list[Plan] = []
-    limit = options.memory_limit
-    for _ in range(steps):
-        try:
-            plans.append(plan_graph(graph, cluster, replace(options, memory_limit=limit), progress=progress))
-        except Infeasible:
-            break
-        limit = 0.8 * plans[-1].prediction.memory_bytes
-    return plans
 
 
 def describe_graph(graph: Graph) -> Described:
@@ -232,6 +234,7 @@ def _search_all(
                 result = _within_memory(described, mesh, name, options, overlap=0.0)
             except Infeasible as error:
                 notes.setdefault(name, error.message)
+                notes.setdefault(":remedy", error.remedy)
                 continue
             if name == options.search:
                 solution = result.searched.solution
@@ -282,9 +285,7 @@ def _within_memory(described: Described, mesh: Mesh, name: str, options: Options
     The search estimates what is saved for the backward pass; where the exact memory curve of its answer exceeds the
     device, the estimate is scaled to what the curve has shown and the search repeated.
     """
-    limit = options.memory_limit or float("inf")
-    if not options.ignore_device_memory:
-        limit = min(limit, float(mesh.device.usable_memory))
+    limit = limit_of(mesh.device, options.memory_limit, options.ignore_device_memory)
     within = constraints(described.graph, mesh.names, options.pins, options.forbidden)
     best: Found | None = None
     scale = 1.0
@@ -340,13 +341,6 @@ def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:
     bound = min(float(notes[":bound"]), cost)
     scope = SCOPE + ", blocks recomputed" * bool(best.note)
     return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, scope)
-
-
-def _why(best: Found | None, note: str | None) -> str:
-    if best is None:
-        return note or "there is nothing to search."
-    need, have = best.prediction.memory_bytes / 1e9, best.mesh.device.usable_memory / 1e9
-    return f"the smallest found needs {need:.1f} GB of {have:.1f} GB per device."
 
 
 def _communication_bound(found: Found) -> bool:

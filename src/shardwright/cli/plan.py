@@ -54,23 +54,26 @@ def plan(
         target = parse_cluster(cluster)
         say("building the model")
         resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
+        chosen: dict[str, Any] = {
+            "search": search,
+            "optimiser": optimiser,
+            "max_axes": max_axes,
+            "time_limit": time_limit,
+            "memory_limit": None if memory is None else memory * 1e9,
+            "pins": pin or (),
+            "forbidden": forbid or (),
+            "recompute": recompute,
+        }
         found = find(
             resolved.model,
             resolved.args,
             resolved.kwargs,
             cluster=target,
-            search=search,
-            optimiser=optimiser,
-            max_axes=max_axes,
-            time_limit=time_limit,
-            memory_limit=None if memory is None else memory * 1e9,
-            pins=pin or (),
-            forbidden=forbid or (),
-            recompute=recompute,
             progress=say,
             reference=model,
+            **chosen,
         )
-        curve = _frontier(resolved, target, search, optimiser, max_axes, time_limit, recompute, say) if frontier else []
+        curve = _frontier(resolved, target, chosen, found, say) if frontier else []
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
@@ -89,16 +92,14 @@ def plan(
         console.print(f"written to {output}")
 
 
-def _frontier(
-    resolved: Any, target: Any, search: str, optimiser: str, max_axes: int, limit: float, recompute: str, say: Any
-) -> list[Any]:
+def _frontier(resolved: Any, target: Any, chosen: dict[str, Any], found: Any, say: Any) -> list[Any]:
     from shardwright.frontend import capture
+    from shardwright.frontier import frontier as curve
     from shardwright.planner import Options
-    from shardwright.planner import frontier as curve
 
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
-    options = Options(search=search, optimiser=optimiser, max_axes=max_axes, time_limit=limit, recompute=recompute)
-    return curve(graph, target, options, progress=say)
+    whole = found if found.strategy.devices == target.size else None
+    return curve(graph, target, Options(**chosen), fastest=whole, progress=say)
 
 
 def _point(found: Any) -> dict[str, Any]:

@@ -1,23 +1,54 @@
-"""What a user insists on: pinned layouts of parameters, pinned splits of operators, axes that must not cut something.
+"""What a user insists on: pinned layouts of parameters and inputs, pinned splits of operators, axes that must not cut.
 
-Names are shell patterns, matched against a parameter's paths or an operator's name and module path:
+Names are shell patterns, matched against a parameter's paths, an input's name, or an operator's name and module path:
 
 - ``blocks.*.feed.up.weight=S0,R`` pins a parameter's resting layout, one placement per mesh axis;
+- ``tokens=S0,R`` pins how an input arrives (a ``DTensor`` that lies like this needs no change of layout);
 - ``blocks.0.attention.query=i0,none`` pins the split of every operator of that module, one loop per mesh axis;
 - ``lm_head*@node`` forbids the axis ``node`` to cut whatever matches.
+
+A pin has one part per mesh axis and a prohibition names an axis, so they also say which meshes are meant
+(:func:`meant_meshes`). What is asked of one of several repeated blocks makes the blocks decide by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardwright.cluster import Mesh
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph, Op, Tensor
+from shardwright.graph.repeats import representatives
 from shardwright.operators.rules import Layout, LoopRule, Split
-from shardwright.search.options import Restriction
+from shardwright.search.options import Restriction, layouts_of
+
+_PLACEMENT = re.compile(r"R|S\d+")
+NAMES = "See `shardwright explain PLAN` for names."
+
+
+def meant_meshes(shapes: Sequence[Mesh], pins: Sequence[str], forbidden: Sequence[str]) -> Sequence[Mesh]:
+    """The meshes that have as many axes as every pin has parts, and the axes that prohibitions name.
+
+    Raises
+    ------
+    ShardwrightError
+        When no mesh is left, with the meshes there are.
+    """
+    parts = {text.rpartition("=")[2].count(",") + 1 for text in pins}
+    axes = {text.rpartition("@")[2] for text in forbidden}
+    kept = [m for m in shapes if parts <= {len(m.names)} and axes <= {name for name, _ in m.names}]
+    if not kept:
+        there = "; ".join(" × ".join(f"{name} {size}" for name, size in mesh.names) for mesh in shapes)
+        asked = ", ".join(repr(text) for text in (*pins, *forbidden))
+        raise ShardwrightError(
+            f"No mesh of the cluster has the axes that {asked} speak of.",
+            f"There are {there}: write one placement or loop per axis, or NAME@AXIS; --max-axes allows more.",
+        )
+    return kept
 
 
 def constraints(
@@ -41,10 +72,14 @@ def _matches_parameter(graph: Graph, pattern: str, tensor: Tensor) -> bool:
     return parameter is not None and any(fnmatchcase(path, pattern) for path in parameter.paths)
 
 
-def _hits(graph: Graph, pattern: str) -> tuple[bool, bool]:
-    """Whether a pattern matches some parameter, and some operator."""
-    parameters = any(_matches_parameter(graph, pattern, graph.tensors[p.tensor]) for p in graph.parameters)
-    return parameters, any(_matches_op(pattern, op) for op in graph.ops)
+def _parameters(graph: Graph, pattern: str) -> list[Tensor]:
+    return [t for p in graph.parameters if _matches_parameter(graph, pattern, t := graph.tensors[p.tensor])]
+
+
+def _alike(graph: Graph, hit: Callable[[Op], bool]) -> bool:
+    """Whether operators of repeated blocks are hit together or not at all, so that they may go on deciding together."""
+    by_name = {op.name: op for op in graph.ops}
+    return all(hit(by_name[name]) == hit(by_name[first]) for name, first in representatives(graph).items())
 
 
 def _pin(graph: Graph, axes: Sequence[tuple[str, int]], text: str) -> Restriction:
@@ -54,18 +89,39 @@ def _pin(graph: Graph, axes: Sequence[tuple[str, int]], text: str) -> Restrictio
         shown = " × ".join(name for name, _ in axes)
         raise ShardwrightError(
             f"The pin {text!r} does not name something and one placement or loop per mesh axis ({shown}).",
-            "Write NAME=S0,R for a parameter or NAME=i0,none for an operator.",
+            "Write NAME=S0,R for a parameter or an input, NAME=i0,none for an operator.",
         )
-    parameters, operators = _hits(graph, pattern)
-    if parameters:
-        wanted: Layout = tuple(_placement(part, text) for part in parts)
-        return Restriction("pin", rest=lambda t, layout: not _matches_parameter(graph, pattern, t) or layout == wanted)
+    parameters = _parameters(graph, pattern)
+    inputs = [graph.tensors[i.tensor] for i in graph.inputs if i.tensor and fnmatchcase(i.tensor, pattern)]
+    operators = any(_matches_op(pattern, op) for op in graph.ops)
+    if parameters or (inputs and (not operators or all(_PLACEMENT.fullmatch(part) for part in parts))):
+        layout: Layout = tuple(_placement(part, text) for part in parts)
+        for tensor in parameters or inputs:
+            _check(tensor, layout, [size for _, size in axes], text)
+        if not parameters:
+            return Restriction("pin", arrives={tensor.name: layout for tensor in inputs})
+        pinned = {tensor.name for tensor in parameters}
+        return Restriction(
+            "pin",
+            rest=lambda t, rests: t.name not in pinned or rests == layout,
+            fold=_alike(graph, lambda op: any(name in pinned for name in op.inputs)),
+        )
     if operators:
         split: Split = tuple(None if part in ("none", "None", "") else part for part in parts)
-        return Restriction("pin", split=lambda op, rules, chosen: not _matches_op(pattern, op) or chosen == split)
-    raise ShardwrightError(
-        f"The pin {text!r} matches no parameter and no operator.", "See `shardwright explain` for names."
-    )
+        return Restriction(
+            "pin",
+            split=lambda op, rules, chosen: not _matches_op(pattern, op) or chosen == split,
+            fold=_alike(graph, lambda op: _matches_op(pattern, op)),
+        )
+    raise ShardwrightError(f"The pin {text!r} matches no parameter, no input and no operator.", NAMES)
+
+
+def _check(tensor: Tensor, layout: Layout, sizes: Sequence[int], pin: str) -> None:
+    if layout not in layouts_of(tensor, sizes):
+        raise ShardwrightError(
+            f"The pin {pin!r} would leave a device without a part of {tensor.name}, whose shape is {list(tensor.shape)}.",
+            f"Shard a dim that has an element for each of the {' × '.join(map(str, sizes))} devices, or keep it whole (R).",
+        )
 
 
 def _placement(text: str, pin: str) -> Replicate | Shard:
@@ -84,14 +140,18 @@ def _forbid(graph: Graph, axes: Sequence[tuple[str, int]], text: str) -> Restric
             f"The prohibition {text!r} does not name something and a mesh axis ({', '.join(names)}).",
             "Write NAME@AXIS, for example 'lm_head*@node'.",
         )
-    if not any(_hits(graph, pattern)):
-        raise ShardwrightError(f"The prohibition {text!r} matches nothing.", "See `shardwright explain` for names.")
+    parameters = {tensor.name for tensor in _parameters(graph, pattern)}
+    if not parameters and not any(_matches_op(pattern, op) for op in graph.ops):
+        raise ShardwrightError(f"The prohibition {text!r} matches nothing.", NAMES)
     axis = names.index(axis_name)
 
     def loop(op: Op, rule: LoopRule, label: str, at: int) -> bool:
         return at != axis or not _matches_op(pattern, op)
 
     def rest(tensor: Tensor, layout: Layout) -> bool:
-        return isinstance(layout[axis], Replicate | Partial) or not _matches_parameter(graph, pattern, tensor)
+        return isinstance(layout[axis], Replicate | Partial) or tensor.name not in parameters
 
-    return Restriction("forbid", loop=loop, rest=rest)
+    def hit(op: Op) -> bool:
+        return _matches_op(pattern, op) or any(name in parameters for name in op.inputs)
+
+    return Restriction("forbid", loop=loop, rest=rest, fold=_alike(graph, hit))

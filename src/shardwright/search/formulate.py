@@ -68,8 +68,8 @@ class Formulation:
     stands_for: Mapping[tuple[str, str], int]
     """``(kind, name)`` of every operator, parameter and kept tensor of the graph → its node."""
     rules: Mapping[str, OpRules]
-    regather: bool = True
     recompute: tuple[str, ...] = ()
+    within: Restriction = EVERYTHING
 
     def strategy(self, choice: np.ndarray) -> Strategy:
         """The strategy a choice describes, unfolded over all repeats."""
@@ -81,11 +81,11 @@ class Formulation:
             option = self.nodes[number].options[choice[number]]
             {"op": splits, "parameter": resting, "kept": kept}[kind][name] = option  # type: ignore[index] # one of three
         for name in self.graph.sources:
-            resting.setdefault(name, replicated)
+            resting.setdefault(name, self.within.arrives.get(name, replicated))
         gathered = frozenset(
             p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
         )
-        again = gathered if self.graph.training and self.regather else frozenset()
+        again = gathered if self.graph.training and self.within.regather else frozenset()
         return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute)
 
     def choice(self, strategy: Strategy) -> np.ndarray:
@@ -199,9 +199,7 @@ class _Builder:
         for number in self.number.values():
             counted[number] += 1
         nodes = tuple(Node(n.kind, n.name, n.options, c) for n, c in zip(self.nodes, counted, strict=True))
-        return Formulation(
-            self.graph, self.mesh, nodes, problem, self.number, self.rules, self.within.regather, self.recompute
-        )
+        return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules, self.recompute, self.within)
 
     def _add(self, kind: str, name: str, options: Sequence, costs: np.ndarray) -> int:
         self.nodes.append(Node(kind, name, options, 1))
@@ -349,8 +347,8 @@ class _Builder:
             reads = 2 if again or (self.within.regather and needed_in_backward(self.graph, op, tensor)) else 1
             self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
         else:
-            replicated = [(Replicate(),) * len(self.mesh.sizes)]
-            price = self.prices.price(self.graph.tensors[tensor], replicated, needs)[0]
+            arrives = [self.within.arrives.get(tensor, (Replicate(),) * len(self.mesh.sizes))]
+            price = self.prices.price(self.graph.tensors[tensor], arrives, needs)[0]
             self.costs[reader] = self.costs[reader] + price
 
     def _pay(

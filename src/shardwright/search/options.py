@@ -7,13 +7,14 @@ constraints and cheaper searches are expressed over the same space.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardwright.errors import Infeasible
 from shardwright.graph import Op, Tensor
-from shardwright.operators.rules import Layout, LoopRule, OpRules, Placement, Split, chunk
+from shardwright.operators.rules import Layout, LoopRule, OpRules, Placement, Split, chunk, doubly_windowed
 
 LoopFilter = Callable[[Op, LoopRule, str, int], bool]
 """``(operator, loop, label or "", mesh axis index) -> allowed``."""
@@ -35,7 +36,8 @@ class Restriction:
     """A named part of the space: which loops may be cut where, how parameters may rest and be gathered.
 
     ``gather(axis)`` says whether parameters may be gathered over a mesh axis for use; ``regather`` whether a gathered
-    parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2).
+    parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2). ``fold`` says
+    whether repeated blocks may share their decisions, ``arrives`` how inputs lie when they come (whole otherwise).
     """
 
     name: str
@@ -44,6 +46,8 @@ class Restriction:
     split: SplitFilter = _any
     gather: Callable[[int], bool] = _any
     regather: bool = True
+    fold: bool = True
+    arrives: Mapping[str, Layout] = field(default_factory=dict)
 
     def __and__(self, other: Restriction) -> Restriction:
         """What both allow, under the first one's name."""
@@ -54,6 +58,8 @@ class Restriction:
             lambda *a: self.split(*a) and other.split(*a),
             lambda axis: self.gather(axis) and other.gather(axis),
             self.regather and other.regather,
+            self.fold and other.fold,
+            {**self.arrives, **other.arrives},
         )
 
 
@@ -63,7 +69,7 @@ _PASSES_SUMS = {"view", "elementwise", "copy", "reduction"}
 
 
 def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction) -> list[Split]:
-    """Every admissible split of one operator: per axis a loop or ``None``, no empty piece, windows on one axis only."""
+    """Every admissible split of one operator: per axis a loop or ``None``, no empty piece, windowed dims cut once."""
     per_axis: list[list[str | None]] = []
     for axis, size in enumerate(sizes):
         names: list[str | None] = [None]
@@ -74,7 +80,15 @@ def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, st
                 names.append(loop.name)
         per_axis.append(names)
     splits = (split for split in itertools.product(*per_axis) if _admissible(split, rules, sizes))
-    return [split for split in splits if within.split(op, rules, split)]
+    allowed = [split for split in splits if within.split(op, rules, split)]
+    if not allowed:
+        loops = ", ".join(f"{loop.name} (of {loop.extent})" for loop in rules.loops if loop.divides)
+        raise Infeasible(
+            f"what is asked of the operator {op.name} ({op.target} in {op.module or 'the model'}) is none of its splits "
+            f"over {' × '.join(map(str, sizes))} devices.",
+            f"Each axis may cut one of its loops {loops}, or none." if loops else "It cannot be cut: say none.",
+        )
+    return allowed
 
 
 def _admissible(split: Split, rules: OpRules, sizes: Sequence[int]) -> bool:
@@ -82,10 +96,9 @@ def _admissible(split: Split, rules: OpRules, sizes: Sequence[int]) -> bool:
     for name, size in zip(split, sizes, strict=True):
         if name is None:
             continue
-        if name in pieces and rules.by_name[name].windowed:
-            return False
         pieces[name] = pieces.get(name, 1) * size
-    return all(rules.by_name[name].allows(count) for name, count in pieces.items())
+    fits = all(rules.by_name[name].allows(count) for name, count in pieces.items())
+    return fits and doubly_windowed(rules, split) is None
 
 
 def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:

@@ -47,6 +47,7 @@ def recursive(
             within=within & _continuing(strategy, count),
             rules=rules,
             labels=labels,
+            fold=within.fold,
         )
         if coarse:
             grouped = coarsen(stated)

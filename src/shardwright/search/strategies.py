@@ -1,14 +1,14 @@
 """One search by name on one mesh: the whole space, a baseline's part of it, or another search over the same options.
 
 ``auto`` is the exact search; ``recursive`` is Tofu's, ``spartan`` greedy by size, ``markov`` FlexFlow's random walk,
-``integer`` the integer program; every other name is a baseline. Whatever the method, the answer is priced by the same
-problem and carries its bound.
+``integer`` the integer program, ``least-memory`` the exact search for what uses least, whatever the time; every other name
+is a baseline. Whatever the method, the answer is priced by the same problem and carries its bound.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 
@@ -25,12 +25,15 @@ from shardwright.search.choose import METHODS, evaluate, solve
 from shardwright.search.formulate import Formulation, formulate
 from shardwright.search.greedy import greedy
 from shardwright.search.labels import Labels
+from shardwright.search.limits import by_memory, too_much
 from shardwright.search.options import EVERYTHING, Restriction
 from shardwright.search.recursive import recursive
 from shardwright.search.solution import Solution
 
+LEAST_MEMORY = "least-memory"
 METHOD_NAMES = (
     "auto",
+    LEAST_MEMORY,
     "recursive",
     "spartan",
     *(name for name in METHODS if name not in ("auto", "brute", "eliminate")),
@@ -90,13 +93,14 @@ def find_strategy(
         described.graph,
         mesh,
         optimiser=optimiser,
-        memory_limit=memory_limit,
+        memory_limit=float("inf") if memory_limit is None and name == LEAST_MEMORY else memory_limit,
         overlap=overlap,
         activation_scale=activation_scale,
         recompute=recompute,
         within=space,
         rules=described.rules,
         labels=described.labels,
+        fold=space.fold,
     )
     if name == "recursive":
         solution = _recursive(described, mesh, stated, space, optimiser, time_limit)
@@ -104,8 +108,14 @@ def find_strategy(
         started = perf_counter()
         choice = greedy(stated.problem, stated.sizes)
         solution = _bounded(stated, choice, perf_counter() - started, time_limit)
+    elif name == LEAST_MEMORY:
+        least = solve(by_memory(stated.problem), time_limit=time_limit)
+        solution = _bounded(stated, least.answer, least.seconds, time_limit)
     else:
-        solution = solve(stated.problem, time_limit=time_limit, method=name if name in METHODS else "auto")
+        try:
+            solution = solve(stated.problem, time_limit=time_limit, method=name if name in METHODS else "auto")
+        except Infeasible as error:
+            raise too_much(stated.problem, name) or error from None
     return Searched(stated.strategy(solution.answer), stated, solution)
 
 
@@ -127,9 +137,10 @@ def _recursive(
 
 
 def _bounded(stated: Formulation, choice: np.ndarray, seconds: float, time_limit: float | None) -> Solution[np.ndarray]:
-    """A heuristic's answer with the exact search's bound beside it."""
-    cost = evaluate(stated.problem, choice).cost
+    """An answer that ignores the memory limit, with the exact search's bound without one beside it."""
+    free = replace(stated.problem, usages=(), usage_limit=None)
+    cost = evaluate(free, choice).cost
     if not np.isfinite(cost):
         raise Infeasible("The heuristic ended in a forbidden combination.", "Use --search auto.")
-    bound = min(solve(stated.problem, time_limit=time_limit).lower_bound, cost)
+    bound = min(solve(free, time_limit=time_limit).lower_bound, cost)
     return Solution(choice, cost, bound, cost <= bound * (1 + 1e-9), seconds)
