@@ -13,7 +13,9 @@ from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.lowering.program import Change, Compute, lower
 from shardwright.lowering.validate import validate, validate_program
+from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
+from shardwright.search.options import EVERYTHING, splits_of
 
 
 @pytest.fixture(scope="module")
@@ -109,4 +111,40 @@ def test_wrong_local_shapes_are_noticed(graph):
     )
     instructions = (*program.instructions[:last], broken, *program.instructions[last + 1 :])
     with pytest.raises(LoweringError, match=compute.op.name):
+        validate_program(replace(program, instructions=instructions))
+
+
+@pytest.fixture(scope="module")
+def convolution():
+    """So small an image that the kernel's rows and columns are loops worth cutting too."""
+    return capture(torch.nn.Conv2d(4, 8, 3, stride=2, padding=1, bias=False), (torch.zeros(4, 4, 4, 4),))
+
+
+def test_two_windows_on_one_dim_are_refused(convolution):
+    """Output columns and kernel columns both read windows of the image's columns: each is right for the other whole."""
+    op = convolution.ops[0]
+    rules = analyse(op, convolution.tensors)
+    offered = splits_of(op, rules, (2, 2), {}, EVERYTHING)
+    assert ("y1", "r1") not in offered and ("r0", "y0") not in offered and ("y0", "y0") not in offered
+    assert ("y0", "r1") in offered and ("y0", "y1") in offered and ("n", "r1") in offered
+    resting = {name: (Replicate(), Replicate()) for name in convolution.sources}
+    for split in (("y1", "r1"), ("r0", "y0"), ("y0", "y0")):
+        with pytest.raises(LoweringError, match=rf"{op.name}.*'{split[0]}' reads windows"):
+            validate(convolution, Strategy(MESH.names, {op.name: split}, resting), MESH)
+    for split in (("y0", "r1"), ("y0", "y1"), ("n", "r1")):
+        validate(convolution, Strategy(MESH.names, {op.name: split}, resting), MESH)
+
+
+def test_a_window_beside_another_cut_is_noticed(convolution):
+    """The validator does not rely on the lowering's refusal."""
+    op = convolution.ops[0]
+    resting = {name: (Replicate(), Replicate()) for name in convolution.sources}
+    program = lower(convolution, Strategy(MESH.names, {op.name: ("y0", "y1")}, resting), MESH, (0, 0), device="meta")
+    place = next(i for i, step in enumerate(program.instructions) if isinstance(step, Change))
+    change = program.instructions[place]
+    first, second = change.forward
+    rows = [replace(need, dim=2) for need in change.layout]
+    twice = replace(change, layout=tuple(rows), forward=(first, second._replace(dim=2, wants=first.wants)))
+    instructions = (*program.instructions[:place], twice, *program.instructions[place + 1 :])
+    with pytest.raises(LoweringError, match="break the nesting"):
         validate_program(replace(program, instructions=instructions))

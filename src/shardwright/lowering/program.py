@@ -28,6 +28,7 @@ from shardwright.operators.rules import (
     OpRules,
     Split,
     Window,
+    doubly_windowed,
     input_layouts,
     local_shape,
     nested_chunk,
@@ -198,6 +199,10 @@ class _Lowering:
                     known = ", ".join(rules.by_name) or "none"
                     raise LoweringError(f"it has no loop {name!r} (it has {known}).", "Make the plan again.")
                 lines[name] = (*lines.get(name, ()), axis)
+        if (double := doubly_windowed(rules, split)) is not None:
+            raise LoweringError(
+                f"loop {double!r} reads windows of a dim that another mesh axis cuts too.", "Split that dim once."
+            )
         ranges = {}
         for name, axes in lines.items():
             rule = rules.by_name[name]
@@ -208,10 +213,6 @@ class _Lowering:
                 raise LoweringError(
                     f"loop {name!r} of extent {rule.extent} cannot be cut into {pieces} pieces.",
                     "Choose another split, or sizes that divide.",
-                )
-            if rule.windowed and len(axes) > 1:
-                raise LoweringError(
-                    f"loop {name!r} reads windows and can be cut by one mesh axis only.", "Split it once."
                 )
             if rule.divides:
                 cuts = [(self.place.sizes[axis], self.place.coordinate[axis]) for axis in axes]

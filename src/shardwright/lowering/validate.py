@@ -97,13 +97,16 @@ def _follow(program: Program, change: Change, steps: Sequence[BoundStep], start:
         if after is None:
             raise _broken(change, f"step {step.kind} along {step.line.group} does not apply to {tuple(layout)}")
         touched = {n.dim for n in (here, after) if isinstance(n, (Shard, Window))}
-        if any(isinstance(later, (Shard, Window)) and later.dim in touched for later in layout[axis + 1 :]):
+        others = layout[:axis] + layout[axis + 1 :]
+        windowed = any(isinstance(n, Window) for n in (here, after))  # its regions are stated for a dim cut only here
+        if any(
+            isinstance(n, (Shard, Window)) and n.dim in touched for n in (others if windowed else layout[axis + 1 :])
+        ):
             raise _broken(
                 change, f"step {step.kind} along {step.line.group} would break the nesting of {tuple(layout)}"
             )
         layout[axis] = after
-    windows = [need for need in change.layout if isinstance(need, Window)]
-    return tuple(_as_window(need, windows) for need in layout)
+    return tuple(_as_window(need, wanted) for need, wanted in zip(layout, change.layout, strict=True))
 
 
 def _after(step: BoundStep, here: Need) -> Need | None:
@@ -127,11 +130,10 @@ def _after(step: BoundStep, here: Need) -> Need | None:
     return result if applies else None
 
 
-def _as_window(need: Need, windows: Sequence[Window]) -> Need:
+def _as_window(need: Need, wanted: Need) -> Need:
     """A window step knows the regions but not the rule they came from; the change's own window says the rest."""
-    if isinstance(need, Window):
-        return next((window for window in windows if window.dim == need.dim), need)
-    return need
+    alike = isinstance(need, Window) and isinstance(wanted, Window) and need.dim == wanted.dim
+    return wanted if alike else need
 
 
 def _computed(program: Program, step: Compute, layouts: dict[str, tuple[Need, ...]]) -> None:

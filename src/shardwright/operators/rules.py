@@ -25,7 +25,8 @@ class Window:
     """A shard of ``dim`` with a halo: piece ``[a, b)`` of the loop reads ``[a*scale + low, (b-1)*scale + high]``.
 
     Positions outside the tensor are clipped; the piece of the operator pads them itself, with whatever the operator
-    pads with. A loop whose rule has windows may be cut by one mesh axis only.
+    pads with. A window is stated for a dim that no other axis cuts, so one mesh axis only may cut a dim that is read
+    through a window (:func:`doubly_windowed`).
     """
 
     dim: int
@@ -150,6 +151,21 @@ def output_layouts(rules: OpRules, split: Split, count: int) -> list[Layout]:
     return [
         tuple(Replicate() if loop is None else rules.by_name[loop].outputs[i] for loop in split) for i in range(count)
     ]
+
+
+def doubly_windowed(rules: OpRules, split: Split) -> str | None:
+    """The loop that reads through a window a dim which another mesh axis cuts as well; such a split cannot be run.
+
+    A convolution's output rows and kernel rows both read windows of the image's rows: each window is right only while the
+    other loop is whole.
+    """
+    rows = [rules.by_name[loop] for loop in split if loop is not None]
+    for i, rule in enumerate(rows):
+        for position, need in enumerate(rule.inputs if rule.windowed else ()):
+            others = [row.inputs[position] for j, row in enumerate(rows) if j != i]
+            if isinstance(need, Window) and any(isinstance(n, (Shard, Window)) and n.dim == need.dim for n in others):
+                return rule.name
+    return None
 
 
 def local_shape(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int], rank: Sequence[int]) -> tuple:

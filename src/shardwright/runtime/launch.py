@@ -17,8 +17,6 @@ from typing import Any
 
 from shardwright.errors import RunError, ShardwrightError
 
-COLLECTIVE_SECONDS = 120.0
-
 
 def run_locally(function: Callable[..., Any], processes: int, *args: Any, seconds: float = 1800.0) -> list[Any]:
     """``function(*args)`` on every rank of a new group of local processes; their results in rank order.
@@ -40,7 +38,9 @@ def run_locally(function: Callable[..., Any], processes: int, *args: Any, second
     try:
         for rank in range(processes):
             mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_serve, args=(rank, processes, port, theirs, function, args), daemon=True)
+            process = context.Process(
+                target=_serve, args=(rank, processes, port, theirs, seconds, function, args), daemon=True
+            )
             process.start()
             theirs.close()
             ranks.append(process)
@@ -84,7 +84,13 @@ def _collect(pipes: list[Connection], seconds: float) -> list[Any]:
 
 
 def _serve(
-    rank: int, size: int, port: int, pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    size: int,
+    port: int,
+    pipe: Connection,
+    seconds: float,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
@@ -93,7 +99,8 @@ def _serve(
 
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+        # Ranks may wait long for the one that trains alone; a rank that fails ends all, so no shorter limit is needed.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
         pipe.send(("result", function(*args)))
         dist.barrier()
         dist.destroy_process_group()

@@ -1,14 +1,16 @@
 """Does a plan compute the same numbers as one device? The original eager module against the program, step by step.
 
-Rank 0 trains the unmodified module (not the exported one, not our graph) with AdamW; then all ranks train the program
-from the same weights on the same batch. Compared are the loss of every step, every gradient of every step, and every
-parameter and buffer at the end (:mod:`shardwright.runtime.compare` says how far they may differ).
+Rank 0 trains the unmodified module (not the exported one, not our graph) with AdamW, in float64 and, where the model is in
+float32, in float32 too; then all ranks train the program from the same weights on the same batch. Compared are the loss of
+every step, every gradient of every step, and every parameter and buffer at the end
+(:mod:`shardwright.runtime.compare` says how far they may differ).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
@@ -23,11 +25,36 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import Tolerance, Verification, compare, shaken, train
+from shardwright.runtime.compare import Verification, compare
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.runtime.precision import all_double
 from shardwright.runtime.prepare import widened, without_dropout
+from shardwright.runtime.recorded import Run, train
+
+
+@dataclass(frozen=True)
+class References:
+    """One process: the truth in float64 and, for a model in float32, its own run; ``start`` are the first weights."""
+
+    truth: Run
+    one: Run | None
+    start: Mapping[str, Tensor]
+
+
+def reference_runs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> References:
+    """Train copies of the unmodified model on this process; the model itself stays as it is."""
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    double = _dtype(model) == torch.float64
+
+    def run(wide: bool) -> Run:
+        twin, (own_args, own_kwargs) = copy.deepcopy(model), map_tree(_cloned, (tuple(args), dict(kwargs)))
+        if wide:
+            twin, own_args, own_kwargs = widened(twin, own_args, own_kwargs)
+        with all_double(wide):
+            return train(twin, own_args, own_kwargs, steps, keep=True)
+
+    return References(run(wide=True), None if double else run(wide=False), start)
 
 
 def check(
@@ -39,27 +66,31 @@ def check(
     steps: int = 3,
     mesh: DeviceMesh | None = None,
     graph: Graph | None = None,
+    references: References | None = None,
 ) -> Verification | None:
-    """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``."""
-    first = dist.get_rank() == 0
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
+
+    ``references`` saves rank 0 the runs on one process where several plans of one model are compared.
+    """
+    first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
         parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph)
-        reference = wobble = None
-        if first:
-            own_args, own_kwargs = map_tree(_cloned, (tuple(args), dict(kwargs)))
-            reference = train(copy.deepcopy(model), own_args, own_kwargs, steps, keep=True)
-            wobble = train(shaken(model), own_args, own_kwargs, steps, keep=True) if dtype != torch.float64 else None
+    if first and references is None:
+        references = reference_runs(model, args, kwargs, steps)
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first)
-    if reference is None:
+    if references is None or not first:
         return None
     return Verification(
-        tuple(compare(reference, run, Tolerance.of(dtype), wobble)),
-        tuple(reference.losses),
+        tuple(compare(references.truth, run, references.start, references.one)),
+        tuple(run.losses),
         str(dtype).removeprefix("torch."),
         per_step(performed, steps),
     )
+
+
+def _dtype(model: torch.nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters()), torch.float32)
 
 
 def _cloned(leaf: Any) -> Any:

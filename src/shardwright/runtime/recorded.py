@@ -1,0 +1,86 @@
+"""A few steps of training, with everything a comparison needs kept: losses, gradients, parameters, buffers.
+
+:func:`replayed` answers a question about the optimiser alone: which parameters does AdamW, on one process, make of the
+gradients that a run recorded? AdamW divides by the gradient's size, so rounding noise on a gradient that is zero in theory
+(the bias of an attention's keys) moves a parameter by whole steps of the learning rate; compared with its own replay, a
+run shows its optimiser's arithmetic free of that amplification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwright._torch_compat import flatten_tree
+
+LEARNING_RATE = 1e-3
+EPSILON = 1e-8
+
+
+@dataclass
+class Run:
+    """What a training run leaves behind, whole tensors by their names in the model."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def train(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int, keep: bool) -> Run:
+    """Train with AdamW and keep what is to be compared (``keep`` is false on ranks that only take part)."""
+    run = Run()
+    optimiser = _optimiser(p for p in model.parameters() if p.requires_grad)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = loss_of(model(*args, **kwargs))
+        loss.backward()
+        run.losses.append(float(_whole(loss.detach())))
+        gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        run.gradients.append(gradients if keep else {})
+        optimiser.step()
+    parameters = {name: _whole(p.detach()) for name, p in model.named_parameters()}
+    buffers = {name: _whole(b) for name, b in model.named_buffers()}
+    if keep:
+        run.parameters, run.buffers = parameters, buffers
+    return run
+
+
+def replayed(start: Mapping[str, Tensor], run: Run) -> dict[str, Tensor]:
+    """The parameters that AdamW makes, on one process, of ``start`` and the gradients of a run."""
+    parameters = {name: torch.nn.Parameter(tensor.detach().clone()) for name, tensor in start.items()}
+    trained = [name for name in parameters if any(name in gradients for gradients in run.gradients)]
+    if not trained:
+        return {name: parameter.detach() for name, parameter in parameters.items()}
+    optimiser = _optimiser(parameters[name] for name in trained)
+    for gradients in run.gradients:
+        for name in trained:
+            parameters[name].grad = gradients.get(name)
+        optimiser.step()
+    return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def loss_of(output: Any) -> Tensor:
+    """The scalar to train on: the output itself, its ``loss``, or else the mean square of everything it holds."""
+    if isinstance(output, Tensor) and output.numel() == 1:
+        return output
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, Tensor):
+        return named
+    leaves = [leaf for leaf in flatten_tree(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    wholes = [leaf.full_tensor() if isinstance(leaf, DTensor) else leaf for leaf in leaves]
+    return torch.stack([whole.pow(2).mean() for whole in wholes if whole.requires_grad]).sum()
+
+
+def _optimiser(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(list(parameters), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().clone()
