@@ -70,7 +70,7 @@ def test_data_parallel_reduces_one_bucket_and_the_loss(graph: Graph, mesh: Mesh)
     assert _kinds(found, "backward") == ["all_reduce"]
     assert [set(bucket.tensors) for bucket in found.buckets] == [{"p_a_weight", "p_b_weight"}]
     weights = 2 * 16 * 16 * 4
-    assert found.communication == {("all_reduce", "gpu"): (3, weights + 4)}
+    assert found.communication == {("all_reduce", "gpu"): (2, weights + 4)}
     assert found.events[-1].kind == "update"
 
 

@@ -46,7 +46,7 @@ def outcomes() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
 def test_communication_is_what_was_predicted(outcomes: list[dict[str, Any]], index: int) -> None:
-    """Per kind of collective and mesh axis: the same number of tensors, the same bytes."""
+    """Per kind of collective and mesh axis: the same number of them, the same bytes."""
     assert outcomes[index]["performed"] == outcomes[index]["predicted"]
 
 

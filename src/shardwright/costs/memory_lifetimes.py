@@ -319,10 +319,9 @@ class _Replay:
         members = [(value, event) for value, event in members if value in self.gradient]
         if not members:
             return
-        size = sum(self.nodes.values[value].local.bytes for value, _ in members)
         path = self.nodes.graph.parameter_of[bucket.tensors[-1]].paths[0]
         self.ledger.clock = -1 if bucket.prepared else bucket.packed[0]
-        flat = self.ledger.make(size, GRADIENTS, f"bucket of {len(members)} gradients", path)
+        flat = self.ledger.make(bucket.bytes, GRADIENTS, f"bucket of {len(members)} gradients", path)
         for value, event in members:
             self.ledger.clock = event
             self.ledger.drop(self.gradient[value][0])

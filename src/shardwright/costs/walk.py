@@ -59,12 +59,12 @@ class Walk:
 
     @cached_property
     def communication(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """Per kind of collective and mesh axis, how many tensors one rank communicates in a step and their bytes."""
+        """Per kind of collective and mesh axis, how many of them one rank performs in a step, and their bytes."""
         count: Counter[tuple[str, str]] = Counter()
         size: Counter[tuple[str, str]] = Counter()
         for event in self.events:
             if event.collective:
-                count[event.collective, event.stream] += event.calls
+                count[event.collective, event.stream] += 1
                 size[event.collective, event.stream] += event.bytes
         return {key: (count[key], size[key]) for key in sorted(count)}
 

@@ -27,8 +27,8 @@ class Event:
     ``kind`` is ``operator``, ``change`` (one step of a change of layout), ``exchange`` (statistics between pieces),
     ``accumulate`` (adding gradients of several readers), ``pack`` (gradients into a bucket), ``reduce`` (a bucket
     between replicas) or ``update``; ``phase`` is ``forward``, ``backward``, ``recompute`` or ``update``. ``seconds`` are the
-    device's, ``host`` the host's to issue it. ``bytes`` are those communicated, in ``calls`` tensors. ``after`` are the
-    events it must wait for. ``node`` numbers the forward node it belongs to.
+    device's, ``host`` the host's to issue it. ``bytes`` are those communicated. ``after`` are the events it must wait for.
+    ``node`` numbers the forward node it belongs to.
     """
 
     kind: str
@@ -42,7 +42,6 @@ class Event:
     after: tuple[int, ...] = ()
     module: str = ""
     node: int = -1
-    calls: int = 1
 
 
 class Recorder:
@@ -94,12 +93,12 @@ class Recorder:
         *,
         module: str = "",
         node: int = -1,
-        calls: int = 1,
+        aside: bool = False,
     ) -> int:
-        """Issue a collective on the stream of its mesh axis."""
-        waits = tuple(dict.fromkeys((*after, *self._computing, *self._awaited)))
+        """Issue a collective on the stream of its mesh axis; ``aside``: it waits for what is named and nothing else."""
+        waits = tuple(dict.fromkeys((*after, *(() if aside else (*self._computing, *self._awaited)))))
         stream = self.mesh.axes[axis].name
-        event = Event(kind, phase, name, stream, seconds, self.overhead, size, collective, waits, module, node, calls)
+        event = Event(kind, phase, name, stream, seconds, self.overhead, size, collective, waits, module, node)
         self.events.append(event)
         return len(self.events) - 1
 

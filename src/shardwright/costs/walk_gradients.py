@@ -1,36 +1,45 @@
 """How gradients of parameters get home, event by event, as the runtime does it (:mod:`shardwright.runtime.gradients`).
 
 A gradient of a gathered parameter is reduce-scattered without waiting. A gradient that has to be summed between replicas is
-copied into a bucket that exists since the first step; a full bucket is reduced without waiting. Gradients that several
-reads of a parameter bring are added up first and packed at the end. When more than a few bytes are under way the oldest
-is awaited, and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et al. 2023).
+copied into a bucket that exists since the first step; the sum of a full bucket is started without waiting, and where it
+takes several legs (:mod:`~shardwright.costs.replica_sums`), each new bucket moves those before it one leg on. Gradients
+that several reads of a parameter bring are added up first and packed at the end. When more than a few bytes are under way
+the oldest is awaited, and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et
+al. 2023).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shardwright.costs import collectives
 from shardwright.costs.redistribute import Step
+from shardwright.costs.replica_sums import (
+    BUCKET_BYTES,
+    FIRST_BUCKET_BYTES,
+    IN_FLIGHT_BYTES,
+    Leg,
+    replica_axes,
+    replica_sum,
+)
 from shardwright.costs.walk_events import Recorder
-from shardwright.operators.rules import Shard
+from shardwright.graph.core import DTYPE_BYTES
 
-BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
-IN_FLIGHT_BYTES = 64 * 2**20
+Key = tuple[tuple[int, ...], str]
+"""What the gradients of one bucket have in common: the mesh axes along which they are summed, and their dtype."""
 
 
 @dataclass(frozen=True)
 class Bucket:
     """Parameters whose gradients are reduced together, and the events that copy them into one flat tensor.
 
-    ``prepared``: that tensor lives on from step to step.
+    ``bytes`` are that tensor's, padding included. ``prepared``: it lives on from step to step.
     """
 
     tensors: tuple[str, ...]
     packed: tuple[int, ...]
+    bytes: int
     prepared: bool
 
 
@@ -39,6 +48,44 @@ class _Open:
     tensors: list[str] = field(default_factory=list)
     packed: list[int] = field(default_factory=list)
     bytes: int = 0
+
+
+@dataclass
+class _Sum:
+    """The sum of a bucket under way: the legs still to be issued, and the event of the last one that was."""
+
+    label: str
+    itemsize: int
+    legs: deque[Leg]
+    last: int = -1
+
+    def advance(self, recorder: Recorder, after: tuple[int, ...] = ()) -> None:
+        """Issue the next leg. Where the host waits for communication itself, it waits for the leg before."""
+        if not self.legs:
+            return
+        leg, aside = self.legs.popleft(), self.last >= 0 and recorder.device.kind == "cuda"
+        if self.last >= 0 and not aside:
+            recorder.wait(self.last)
+        self.last = recorder.communicate(
+            "reduce",
+            "backward",
+            self.label,
+            leg.kind,
+            leg.axis,
+            leg.elements * self.itemsize,
+            leg.seconds,
+            after or (self.last,),
+            aside=aside,
+        )
+
+
+@dataclass
+class _Flight:
+    """Something under way: ``finish`` waits for it and passes the result on."""
+
+    finish: Callable[[], None]
+    bytes: int
+    sum: _Sum | None = None
 
 
 class GradientFlow:
@@ -50,11 +97,12 @@ class GradientFlow:
         self.events_of: dict[int, list[int]] = {}
         self.awaited: dict[int, int] = {}
         self.done: list[int] = []
-        self._open: dict[tuple[tuple[int, ...], str], _Open] = {}
-        self._flight: deque[tuple[Callable[[], None], int]] = deque()
+        self._open: dict[Key, _Open] = {}
+        self._flight: deque[_Flight] = deque()
         self._flight_bytes = 0
         self._shared: dict[str, list[int]] = {}
-        self._reduced: set[tuple[tuple[int, ...], str]] = set()
+        self._reduced: set[Key] = set()
+        self._coming: Counter[Key] = Counter()
 
     def add(
         self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
@@ -75,26 +123,36 @@ class GradientFlow:
         recorder, made = self.recorder, self.events_of[node]
         event = recorder.step(steps[0], "backward", tensor, after, module=module, node=node)
         made.append(event)
+        self._coming[self._key(tensor)] += 1
 
         def finish() -> None:
             recorder.wait(event)
             self.awaited[node] = len(recorder.events) - 1
             rest = recorder.steps(steps[1:], "backward", tensor, (event,), module=module, node=node)
             made.extend(rest)
+            self._coming[self._key(tensor)] -= 1
             self._sum(tensor, rest[-1:] or (event,), alone)
 
         self._launch(finish, steps[0].bytes_in)
 
-    def _launch(self, finish: Callable[[], None], size: int) -> None:
-        self._flight.append((finish, size))
+    def _launch(self, finish: Callable[[], None], size: int, summing: _Sum | None = None) -> None:
+        if summing is not None:
+            self._advance()
+        self._flight.append(_Flight(finish, size, summing))
         self._flight_bytes += size
         while self._flight_bytes > IN_FLIGHT_BYTES and len(self._flight) > 1:
             self._finish_oldest()
 
+    def _advance(self) -> None:
+        """Every sum under way goes one leg on, the oldest first."""
+        for flight in self._flight:
+            if flight.sum is not None:
+                flight.sum.advance(self.recorder)
+
     def _finish_oldest(self) -> None:
-        finish, size = self._flight.popleft()
-        self._flight_bytes -= size
-        finish()
+        flight = self._flight.popleft()
+        self._flight_bytes -= flight.bytes
+        flight.finish()
 
     def _sum(self, tensor: str, after: tuple[int, ...], alone: bool) -> None:
         if not self._axes(tensor):
@@ -108,7 +166,7 @@ class GradientFlow:
         else:
             self._shared[tensor] = list(after)
 
-    def _key(self, tensor: str) -> tuple[tuple[int, ...], str]:
+    def _key(self, tensor: str) -> Key:
         return self._axes(tensor), self.recorder.nodes.graph.tensors[tensor].dtype
 
     def _join(self, tensor: str, after: tuple[int, ...]) -> None:
@@ -122,63 +180,62 @@ class GradientFlow:
         if bucket.bytes >= (BUCKET_BYTES if key in self._reduced else FIRST_BUCKET_BYTES):
             self._reduce(key, self._open.pop(key), prepared=True)
 
-    def _reduce(self, key: tuple[tuple[int, ...], str], bucket: _Open, prepared: bool) -> None:
-        axes, recorder, count = key[0], self.recorder, len(bucket.tensors)
+    def _reduce(self, key: Key, bucket: _Open, prepared: bool) -> None:
+        (axes, dtype), recorder, count = key, self.recorder, len(bucket.tensors)
+        itemsize = DTYPE_BYTES[dtype]
+        way = replica_sum(bucket.bytes // itemsize, itemsize, axes, recorder.mesh)
         self._reduced.add(key)
-        self.buckets.append(Bucket(tuple(bucket.tensors), tuple(bucket.packed), prepared))
-        label = f"{count} gradients" if count > 1 else bucket.tensors[0]
-
-        def reduce(axis: int, after: tuple[int, ...]) -> int:
-            seconds = float(collectives.all_reduce(bucket.bytes, recorder.mesh.axes[axis]))
-            return recorder.communicate(
-                "reduce", "backward", label, "all_reduce", axis, bucket.bytes, seconds, after, calls=count
-            )
-
-        event = reduce(axes[0], tuple(bucket.packed))
+        self.buckets.append(Bucket(tuple(bucket.tensors), tuple(bucket.packed), way.elements * itemsize, prepared))
+        summing = _Sum(f"{count} gradients" if count > 1 else bucket.tensors[0], itemsize, deque(way.legs))
+        summing.advance(recorder, tuple(bucket.packed))
 
         def finish() -> None:
-            last = event
-            recorder.wait(last)
-            for axis in axes[1:]:
-                last = reduce(axis, (last,))
-                recorder.wait(last)
-            self.done.append(last)
+            while summing.legs:
+                summing.advance(recorder)
+            recorder.wait(summing.last)
+            self.done.append(summing.last)
 
-        self._launch(finish, bucket.bytes)
+        self._launch(finish, bucket.bytes, summing)
 
     def finish(self) -> None:
         """Complete everything, in the order of the runtime."""
         while self._flight or self._shared or self._open:
-            for key in list(self._open):  # their last member has come
-                if key in self._open:  # launching one may complete a gradient that fills, and reduces, another
+            for key in list(self._open):
+                # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.
+                if key in self._open and not self._coming[key]:
                     self._reduce(key, self._open.pop(key), prepared=True)
             while self._flight:
+                self._advance()
                 self._finish_oldest()
-            self._pack_shared()
+            if not self._open:
+                self._pack_shared()
 
     def _pack_shared(self) -> None:
-        """Gradients that several reads of a parameter brought: packed into a new tensor at the end."""
+        """Gradients that several reads of a parameter brought: packed into new tensors at the end."""
         shared, self._shared = self._shared, {}
-        loose: dict[tuple[tuple[int, ...], str], _Open] = {}
-        after: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        loose: dict[Key, _Open] = {}
         for tensor, events in shared.items():
             key = self._key(tensor)
             bucket = loose.setdefault(key, _Open())
             bucket.tensors.append(tensor)
+            bucket.packed.extend(events)
             bucket.bytes += self._bytes(tensor)
-            after.setdefault(key, []).extend(events)
+            if bucket.bytes >= BUCKET_BYTES:
+                self._pack(key, loose.pop(key))
         for key, bucket in loose.items():
-            seconds = self.recorder.copy_seconds(bucket.bytes, 2)
-            name = f"{len(bucket.tensors)} gradients"
-            packed = self.recorder.compute("pack", "backward", name, seconds, after[key])
-            bucket.packed = [packed] * len(bucket.tensors)
-            self._reduce(key, bucket, prepared=False)
+            self._pack(key, bucket)
+
+    def _pack(self, key: Key, bucket: _Open) -> None:
+        """One copy of all members, after what made them."""
+        seconds = self.recorder.copy_seconds(bucket.bytes, 2)
+        name = f"{len(bucket.tensors)} gradients"
+        packed = self.recorder.compute("pack", "backward", name, seconds, bucket.packed)
+        bucket.packed = [packed] * len(bucket.tensors)
+        self._reduce(key, bucket, prepared=False)
 
     def _axes(self, tensor: str) -> tuple[int, ...]:
         """The mesh axes along which replicas of a parameter are summed."""
-        recorder = self.recorder
-        resting = recorder.nodes.strategy.resting[tensor]
-        return tuple(i for i, p in enumerate(resting) if not isinstance(p, Shard) and recorder.mesh.sizes[i] > 1)
+        return replica_axes(self.recorder.nodes.strategy.resting[tensor], self.recorder.mesh.sizes)
 
     def _bytes(self, tensor: str) -> int:
         nodes = self.recorder.nodes

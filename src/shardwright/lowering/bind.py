@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.costs.redistribute import Step
 from shardwright.errors import LoweringError
 from shardwright.lowering.collectives import BoundStep, Line, Region
-from shardwright.operators.rules import Layout, Need, Window, chunk, nested_chunk
+from shardwright.operators.rules import Need, Window, chunk, nested_chunk
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,6 @@ def reduction(placement: Need) -> str:
     """How the ranks' partial values combine, in the words of the functional collectives."""
     name = placement.reduce_op if isinstance(placement, Partial) else "sum"
     return "product" if name == "prod" else name
-
-
-def final_reduction(resting: Layout, place: Place) -> tuple[BoundStep, ...]:
-    """What brings a parameter's gradient from the dual of its resting layout into that layout."""
-    return tuple(
-        BoundStep("all_reduce", place.line(axis)) for axis, placement in enumerate(resting) if not placement.is_shard()
-    )
 
 
 def _misfit(step: Step, layout: Sequence[Need]) -> LoweringError:

@@ -19,7 +19,7 @@ from shardwright.cluster import Mesh
 from shardwright.costs.redistribute import conversion
 from shardwright.errors import LoweringError, ShardwrightError
 from shardwright.graph import Atom, Graph, Op, Ref, Value
-from shardwright.lowering.bind import Place, bind, dual, final_reduction
+from shardwright.lowering.bind import Place, bind, dual
 from shardwright.lowering.collectives import BoundStep
 from shardwright.operators import analyse, piece
 from shardwright.operators.rules import (
@@ -95,6 +95,7 @@ class Program:
 
     graph: Graph
     strategy: Strategy
+    mesh: Mesh
     place: Place
     instructions: tuple[Instruction, ...]
     results: tuple[Result | Any, ...]
@@ -142,7 +143,7 @@ class _Lowering:
                 raise LoweringError(f"{describe(op)}: {error.message}", error.remedy) from error
         results = tuple(self._result(value.name) if isinstance(value, Ref) else value for value in self.graph.outputs)
         mutations = tuple((name, self._value(new, self.strategy.resting[name])) for name, new in self.graph.mutations)
-        return Program(self.graph, self.strategy, self.place, tuple(self.instructions), results, mutations)
+        return Program(self.graph, self.strategy, self.mesh, self.place, tuple(self.instructions), results, mutations)
 
     def _operator(self, op: Op) -> None:
         split = self.strategy.splits.get(op.name)
@@ -282,8 +283,10 @@ class _Lowering:
 
 
 def parameter_reduction(program: Program, tensor: str) -> tuple[BoundStep, ...]:
-    """The reductions that complete the gradient of a parameter."""
-    return final_reduction(program.strategy.resting[tensor], program.place)
+    """The cheapest steps that bring a parameter's gradient from the dual of its resting layout into that layout."""
+    meta, resting = program.graph.tensors[tensor], program.strategy.resting[tensor]
+    steps = conversion(meta.shape, meta.dtype, dual(resting), resting, program.mesh, grad=False).forward
+    return bind(steps, dual(resting), meta.shape, program.place)[0]
 
 
 def describe(op: Op) -> str:

@@ -1,37 +1,46 @@
 """Where local gradients end up: reduced into the parameters' own layouts while the backward pass still runs.
 
-A gradient that only has to be summed between replicas joins a bucket; a full bucket is reduced in one all-reduce (the
-idea of PyTorch's DDP, Li et al., 2020). A gradient of a gathered parameter is reduce-scattered on the spot (FSDP, Zhao et
-al., 2023). All of it is started without waiting; when autograd is through, the last results are awaited and written to
-``parameter.grad``, so an optimiser that runs after ``backward()`` sees complete gradients. Every rank runs the same graph,
-hence gradients become ready in the same order everywhere and collectives match.
+A gradient that only has to be summed between replicas joins a bucket; a full bucket is summed at once (the idea of
+PyTorch's DDP, Li et al., 2020), along several mesh axes by the legs of :mod:`shardwright.costs.replica_sums`, of which every
+new bucket moves the earlier ones one on: which collective follows which is a matter of the program, never of timing. A
+gradient of a gathered parameter is reduce-scattered on the spot (FSDP, Zhao et al., 2023). All of it is started without
+waiting; when autograd is through, the last results are awaited and written to ``parameter.grad``, so an optimiser that
+runs after ``backward()`` sees complete gradients. Every rank runs the same graph, hence gradients become ready in the same
+order everywhere and collectives match.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import after_backward, group_named, like_dtensor, local_of
+from shardwright._torch_compat import after_backward, like_dtensor, local_of
+from shardwright.cluster import Mesh
+from shardwright.costs.replica_sums import BUCKET_BYTES, FIRST_BUCKET_BYTES, IN_FLIGHT_BYTES, ReplicaSum, replica_sum
 from shardwright.lowering.collectives import BoundStep, Line, finish_scatter, ledger, run_step, start_scatter
+from shardwright.runtime.summing import Aside, Summing
 
-BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
-IN_FLIGHT_BYTES = 64 * 2**20
+Key = tuple[tuple[int, ...], torch.dtype]
+"""What the gradients of one bucket have in common: the mesh axes along which they are summed, and their dtype."""
 
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter and what completes its gradient: ``lines`` are the axes along which replicas are summed."""
+    """One parameter and what completes its gradient.
+
+    ``axes`` are those of the mesh along which replicas are summed. ``elements`` are those of the largest shard: shards may
+    be uneven, and when a bucket is full must not depend on the rank, or collectives would not match.
+    """
 
     parameter: torch.nn.Parameter
-    lines: tuple[Line, ...]
+    axes: tuple[int, ...]
+    elements: int
 
     def deposit(self, gradient: Tensor) -> None:
         """Add a finished local gradient to ``parameter.grad``."""
@@ -50,7 +59,7 @@ class Slot:
 
 @dataclass
 class _Bucket:
-    """Gradients that wait to be summed along the same lines, in the order in which they became ready."""
+    """Gradients that wait to be summed along the same axes, in the order in which they became ready."""
 
     members: list[tuple[Slot, Tensor]] = field(default_factory=list)
     bytes: int = 0
@@ -59,16 +68,18 @@ class _Bucket:
 class _Prepared:
     """A bucket whose members are known from an earlier step: gradients are copied into its memory as they come."""
 
-    def __init__(self, slots: list[Slot], shapes: list[torch.Size], like: Tensor) -> None:
-        self.slots, self.shapes = slots, shapes
+    def __init__(self, slots: list[Slot], shapes: list[torch.Size], like: Tensor, way: ReplicaSum) -> None:
+        self.slots, self.shapes, self.way = slots, shapes, way
+        self.bytes = sum(slot.elements for slot in slots) * like.itemsize
         self.places = {slot: place for place, slot in enumerate(slots)}
         self.filled: set[int] = set()
         self._allocate(like)
 
     def _allocate(self, like: Tensor) -> None:
         sizes = [shape.numel() for shape in self.shapes]
-        self.flat = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
-        parts = self.flat.split(sizes)
+        self.flat = torch.empty(self.way.elements, dtype=like.dtype, device=like.device)
+        self.flat[sum(sizes) :] = 0
+        parts = self.flat[: sum(sizes)].split(sizes)
         self.views = [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         self.gradients = [slot.wrapped(view) for slot, view in zip(self.slots, self.views, strict=True)]
 
@@ -96,15 +107,23 @@ class _Pending:
 
     finish: Callable[[], None]
     bytes: int
+    summing: Summing | None = None
 
 
 class Gradients:
-    """Collects the gradients of one module. ``hold`` keeps them back, as the first passes of an accumulation want it."""
+    """Collects the gradients of one module on a mesh whose ``lines`` through this rank are given, one for every axis.
 
-    def __init__(self, bucket_bytes: int = BUCKET_BYTES, reduce_dtype: torch.dtype | None = None) -> None:
-        self.bucket_bytes, self.reduce_dtype = bucket_bytes, reduce_dtype
+    ``hold`` keeps them back, as the first passes of an accumulation want it.
+    """
+
+    def __init__(self, mesh: Mesh, lines: Sequence[Line], reduce_dtype: torch.dtype | None = None) -> None:
+        self.mesh, self.lines, self.reduce_dtype = mesh, tuple(lines), reduce_dtype
+        self.bucket_bytes, self.first_bucket_bytes = BUCKET_BYTES, FIRST_BUCKET_BYTES
         self.hold = False
-        self._buckets: dict[tuple[tuple[Line, ...], torch.dtype], _Bucket] = {}
+        self._aside = Aside()
+        self._buckets: dict[Key, _Bucket] = {}
+        self._begun: set[Key] = set()
+        self._coming: Counter[Key] = Counter()
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._shared: dict[Slot, tuple[Slot, Tensor]] = {}
@@ -138,19 +157,32 @@ class Gradients:
         if record is not None:
             record.record(step, gradient, started)
 
+        key = (slot.axes, gradient.dtype)
+        self._coming[key] += 1
+
         def finish() -> None:
             mine = finish_scatter(started, step.dim, step.extent, step.line)
             for later in rest:
                 mine = run_step(mine, later)
+            self._coming[key] -= 1
             self._sum(slot, mine, alone)
 
-        self._launch(finish, gradient.numel() * gradient.itemsize)
+        pieces = prod(later.line.size for later in (step, *rest) if later.kind == "reduce_scatter")
+        self._launch(finish, slot.elements * pieces * gradient.itemsize)
 
-    def _launch(self, finish: Callable[[], None], bytes: int) -> None:
-        self._pending.append(_Pending(finish, bytes))
+    def _launch(self, finish: Callable[[], None], bytes: int, summing: Summing | None = None) -> None:
+        if summing is not None:
+            self._advance()
+        self._pending.append(_Pending(finish, bytes, summing))
         self._pending_bytes += bytes
         while self._pending_bytes > IN_FLIGHT_BYTES and len(self._pending) > 1:
             self._finish_oldest()
+
+    def _advance(self) -> None:
+        """Every sum under way goes one leg on, the oldest first."""
+        for pending in self._pending:
+            if pending.summing is not None:
+                pending.summing.advance()
 
     def _finish_oldest(self) -> None:
         pending = self._pending.popleft()
@@ -159,7 +191,7 @@ class Gradients:
 
     def _sum(self, slot: Slot, gradient: Tensor, alone: bool) -> None:
         """Send a gradient to the bucket of its replicas; shares of one parameter meet first."""
-        if not slot.lines:
+        if not slot.axes:
             slot.deposit(gradient)
             return
         if not alone:
@@ -173,52 +205,50 @@ class Gradients:
             self._order.append(slot)
         elif (bucket := self._prepared.get(slot)) is not None and gradient.dtype == bucket.flat.dtype:
             if bucket.fill(slot, gradient):
-                self._reduce_prepared(bucket)
+                self._sum_up(bucket.flat, bucket.way, bucket.bytes, bucket.deposit)
             return
-        self._join_loose(slot, gradient)
+        self._join_loose(slot, gradient, early=True)
 
-    def _join_loose(self, slot: Slot, gradient: Tensor) -> None:
-        """The bucket of gradients that were not expected, as all are in the first step."""
-        key = (slot.lines, gradient.dtype)
+    def _join_loose(self, slot: Slot, gradient: Tensor, early: bool = False) -> None:
+        """The bucket of gradients that were not expected, as all are in the first step.
+
+        ``early``: the first bucket of a kind is small, so that communication starts early.
+        """
+        key = (slot.axes, gradient.dtype)
         loose = self._buckets.setdefault(key, _Bucket())
         loose.members.append((slot, gradient))
-        loose.bytes += gradient.numel() * gradient.itemsize
-        if loose.bytes >= self.bucket_bytes:
+        loose.bytes += slot.elements * gradient.itemsize
+        if loose.bytes >= (self.first_bucket_bytes if early and key not in self._begun else self.bucket_bytes):
             self._reduce(key)
 
-    def _reduce(self, key: tuple[tuple[Line, ...], torch.dtype]) -> None:
-        members, lines = self._buckets.pop(key).members, key[0]
-        flat = torch.cat([gradient.reshape(-1) for _, gradient in members])
+    def _way(self, key: Key, elements: int) -> ReplicaSum:
+        return replica_sum(elements, key[1].itemsize, key[0], self.mesh)
+
+    def _reduce(self, key: Key) -> None:
+        self._begun.add(key)
+        bucket = self._buckets.pop(key)
+        members = bucket.members
         sizes = [gradient.numel() for _, gradient in members]
         places = [(slot, gradient.shape) for slot, gradient in members]
+        way = self._way(key, sum(sizes))
+        padding = members[0][1].new_zeros(way.elements - sum(sizes))
+        flat = torch.cat([*(gradient.reshape(-1) for _, gradient in members), padding])
 
         def deposit() -> None:
-            for (slot, shape), part in zip(places, flat.split(sizes), strict=True):
+            for (slot, shape), part in zip(places, flat[: sum(sizes)].split(sizes), strict=True):
                 slot.deposit(part.view(shape))
 
-        self._all_reduce(flat, lines, [gradient for _, gradient in members], deposit)
+        self._sum_up(flat, way, bucket.bytes, deposit)
 
-    def _reduce_prepared(self, bucket: _Prepared) -> None:
-        self._all_reduce(bucket.flat, bucket.slots[0].lines, bucket.views, bucket.deposit)
-
-    def _all_reduce(
-        self, flat: Tensor, lines: tuple[Line, ...], members: list[Tensor], deposit: Callable[[], None]
-    ) -> None:
-        record = ledger()
-        if record is not None:
-            for line in lines:
-                for gradient in members:
-                    record.record(BoundStep("all_reduce", line), gradient, gradient)
-        work = dist.all_reduce(flat, group=group_named(lines[0].group), async_op=True)
+    def _sum_up(self, flat: Tensor, way: ReplicaSum, bytes: int, deposit: Callable[[], None]) -> None:
+        summing = Summing(flat, way.legs, self.lines, self._aside)
+        summing.advance()
 
         def finish() -> None:
-            assert work is not None
-            work.wait()
-            for line in lines[1:]:
-                dist.all_reduce(flat, group=group_named(line.group))
+            summing.finish()
             deposit()
 
-        self._launch(finish, flat.numel() * flat.itemsize)
+        self._launch(finish, bytes, summing)
 
     def _prepare(self) -> None:
         """After the first step the order of gradients is known: lay out the buckets of the steps to come.
@@ -226,22 +256,23 @@ class Gradients:
         The first bucket of a kind is small, so that communication starts early.
         """
         self._prepared = {}
-        groups: dict[tuple[tuple[Line, ...], torch.dtype], list[list[tuple[Slot, torch.Size]]]] = {}
+        groups: dict[Key, list[list[tuple[Slot, torch.Size]]]] = {}
         held: dict[int, int] = {}
         for slot in self._order:
             local = local_of(slot.parameter)
             if (self.reduce_dtype or local.dtype) != local.dtype:
                 continue
-            runs = groups.setdefault((slot.lines, local.dtype), [[]])
-            limit = FIRST_BUCKET_BYTES if len(runs) == 1 else self.bucket_bytes
+            runs = groups.setdefault((slot.axes, local.dtype), [[]])
+            limit = self.first_bucket_bytes if len(runs) == 1 else self.bucket_bytes
             if held.get(id(runs[-1]), 0) >= limit:
                 runs.append([])
             runs[-1].append((slot, local.shape))
-            held[id(runs[-1])] = held.get(id(runs[-1]), 0) + local.numel() * local.itemsize
-        for runs in groups.values():
+            held[id(runs[-1])] = held.get(id(runs[-1]), 0) + slot.elements * local.itemsize
+        for key, runs in groups.items():
             for run in runs:
-                slots = [slot for slot, _ in run]
-                bucket = _Prepared(slots, [shape for _, shape in run], local_of(slots[0].parameter))
+                slots, shapes = [slot for slot, _ in run], [shape for _, shape in run]
+                way = self._way(key, sum(shape.numel() for shape in shapes))
+                bucket = _Prepared(slots, shapes, local_of(slots[0].parameter), way)
                 self._prepared.update(dict.fromkeys(slots, bucket))
         self._order = []
 
@@ -249,8 +280,15 @@ class Gradients:
         """Complete everything; called when the backward pass is through."""
         self._listening = False
         while self._pending or self._shared or self._buckets or self._unfilled():
+            for key in list(self._buckets):
+                # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.
+                if key in self._buckets and not self._coming[key]:
+                    self._reduce(key)
             while self._pending:
+                self._advance()
                 self._finish_oldest()
+            if self._buckets:  # what was expected comes first
+                continue
             for bucket in self._unfilled():  # some of its members got no gradient in this step: reduce what is there
                 for place in sorted(bucket.filled):
                     self._join_loose(bucket.slots[place], bucket.views[place].clone())
@@ -258,8 +296,7 @@ class Gradients:
             shared, self._shared = self._shared, {}
             for slot, gradient in shared.values():
                 self._join_loose(slot, gradient)
-            for key in list(self._buckets):
-                self._reduce(key)
+        self._begun.clear()
         if self._prepared is None and self._order:
             self._prepare()
 

@@ -17,13 +17,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright._torch_compat import flatten_tree, load_tree, local_of, unflatten_tree
+from shardwright.costs.replica_sums import replica_axes
 from shardwright.errors import RunError
 from shardwright.graph import Constant, Graph
-from shardwright.lowering.collectives import BoundStep
+from shardwright.lowering.collectives import BoundStep, Line
 from shardwright.lowering.emit import emit
-from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reduction
+from shardwright.lowering.program import Change, Compute, Program, Read, Result
 from shardwright.lowering.randomness import draws
 from shardwright.lowering.recompute import with_recomputation
+from shardwright.operators.rules import largest_shard
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.inputs import cut, local_part, matched
@@ -48,10 +50,11 @@ class ParallelModule(torch.nn.Module):
         self.program, self.mesh = program, mesh
         self.graph: Graph = program.graph
         self.device = device_of(mesh)
-        self.gradients = Gradients(reduce_dtype=reduce_dtype)
+        self.groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
+        lines = [self._line(program.place.line(axis)) for axis in range(len(program.place.axes))]
+        self.gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
         self.queue = ReadingQueue()
         self._own(tensors)
-        self.groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
         readers = self._readers(compute_dtype)
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         eager, whole = emit(program, self.groups, self.device, readers), emit(program, self.groups, self.device)
@@ -110,12 +113,7 @@ class ParallelModule(torch.nn.Module):
             elif isinstance(step, Change) and step.source in parameters:
                 reads.append((step.result, step.tensor, step.forward, step.backward))
         self._read_tensors = [tensor for _, tensor, _, _ in reads]
-        slots = {
-            name: Slot(
-                self._parameter(name), tuple(step.line for step in self._bound(parameter_reduction(program, name)))
-            )
-            for name in dict.fromkeys(self._read_tensors)
-        }
+        slots = {name: self._slot(name) for name in dict.fromkeys(self._read_tensors)}
         return {
             value: Reader(
                 slots[tensor],
@@ -130,8 +128,16 @@ class ParallelModule(torch.nn.Module):
             for value, tensor, forward, backward in reads
         }
 
+    def _slot(self, tensor: str) -> Slot:
+        resting, sizes = self.program.strategy.resting[tensor], self.program.place.sizes
+        largest = largest_shard(self.graph.tensors[tensor].shape, resting, sizes)
+        return Slot(self._parameter(tensor), replica_axes(resting, sizes), int(largest))
+
     def _bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
-        return tuple(step._replace(line=step.line._replace(group=self.groups[step.line.group])) for step in steps)
+        return tuple(step._replace(line=self._line(step.line)) for step in steps)
+
+    def _line(self, line: Line) -> Line:
+        return line._replace(group=self.groups[line.group])
 
     def _parameter(self, tensor: str) -> torch.nn.Parameter:
         parameter = self._held(tensor)
