@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible
 from shardwright.search.choose import Edge, Problem, Usage, evaluate, solve
@@ -91,3 +93,37 @@ def test_no_option_of_an_optimal_choice_is_ever_struck_out(seed):
             assert ascent.best <= best.cost + 1e-6
             struck = ascent.hopeless(best.cost)
             assert not struck[flat.option_start[:-1] + best.answer].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    search_seed=st.integers(0, 1000),
+    nodes=st.integers(4, 14),
+    scale=st.sampled_from([1.0, 1e-6, 0.3]),
+    time_limit=st.sampled_from([None, 0.05, 5.0]),
+)
+def test_a_claimed_optimum_is_never_above_the_integer_programs(seed, search_seed, nodes, scale, time_limit):
+    """Whatever the seed, the time limit and the unit: ``optimal`` is only said of what HiGHS cannot beat."""
+    whole = random_problem(seed, nodes=nodes, options=6, density=1.8)
+    problem = Problem(
+        [cost * scale for cost in whole.costs],
+        [Edge(e.first, e.second, e.costs * scale) for e in whole.edges],
+        whole.usages,
+        whole.usage_limit,
+    )
+    expected = solve(problem, method="integer")
+    found = solve(problem, method="limited", seed=search_seed, time_limit=time_limit)
+    slack = 1e-7 * max(abs(expected.cost), scale)
+    assert found.lower_bound <= expected.cost + slack
+    assert evaluate(problem, found.answer).feasible
+    if found.optimal:
+        assert found.cost <= expected.cost + slack
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_search_may_end_at_a_gap(seed):
+    problem = random_problem(2000 + seed, nodes=25, options=8)
+    close, exact = solve(problem, method="limited", gap=0.05), solve(problem, method="limited")
+    assert evaluate(problem, close.answer).feasible
+    assert close.gap <= 0.05 and close.lower_bound <= exact.cost * (1 + 1e-9)

@@ -35,8 +35,10 @@ class Priced:
     choice: np.ndarray | None
 
 
-def price_by_elimination(problem: Problem, *, deadline: float | None = None) -> Priced | None:
+def price_by_elimination(problem: Problem, *, deadline: float | None = None, gap: float = 0.0) -> Priced | None:
     """The best prices of memory and their bound; None where elimination would be too large.
+
+    Ends early where a choice met on the way is within a relative ``gap`` of the bound.
 
     Example: ``price_by_elimination(reduce_problem(problem)[0])``
     """
@@ -47,7 +49,7 @@ def price_by_elimination(problem: Problem, *, deadline: float | None = None) -> 
         )
     except TooLarge:
         return None
-    return _Cuts(problem, order).run(deadline)
+    return _Cuts(problem, order).run(deadline, gap)
 
 
 class _Cuts:
@@ -66,11 +68,13 @@ class _Cuts:
         self.choice: np.ndarray | None = None
         self.cost = np.inf
 
-    def run(self, deadline: float | None) -> Priced:
+    def run(self, deadline: float | None, gap: float) -> Priced:
         self._try(self.best)
         highest = self._steepest()
         for _ in range(MOST_CUTS):
             if not self.active or (deadline is not None and time.perf_counter() > deadline):
+                break
+            if gap and self.cost - self.bound <= gap * abs(self.cost):
                 break
             ceiling, prices = self._master(highest)
             known = len(self.active)

@@ -4,19 +4,20 @@ Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), th
 and at the end of a round they exchange the prices of memory and the best known cost; so a run depends on the seed and
 the number of rounds, not on the clock. When the two are close, options that no better choice can take are struck out,
 the reductions run again on what is left, and the rounds go on with a smaller problem; when nothing is left, the
-choice is optimal.
+choice is optimal. Parts that nothing joins (`components`) are searched one after the other.
 """
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.choose.ascent import Ascent
+from shardwright.search.choose.components import Component, separate, together
 from shardwright.search.choose.cutting import price_by_elimination
 from shardwright.search.choose.flat import Flat, flatten
 from shardwright.search.choose.integer import solve_by_integer_program
@@ -48,6 +49,7 @@ class _Progress:
     cost: float = np.inf
     bound: float = -np.inf
     whole: bool = False
+    enough: float = 0.0  # relative gap at which the search may end
 
     def offer(self, choice: np.ndarray) -> None:
         cost, _, feasible = evaluate(self.problem, choice)
@@ -88,6 +90,11 @@ class _Progress:
         return self.cost < np.inf and self.bound >= self.cost - 3e-9 * abs(self.cost)
 
     @property
+    def done(self) -> bool:
+        """Whether nothing, or nothing of interest, is left to gain."""
+        return self.closed or (self.cost < np.inf and self.gap <= self.enough * abs(self.cost))
+
+    @property
     def worth(self) -> float:
         """What a better choice may cost at most."""
         return self.cost - 1.0 if self.whole else self.cost
@@ -102,31 +109,52 @@ class _Progress:
         return Solution(self.choice, self.cost, float(bound), self.closed, self.seconds)
 
 
-def solve_limited(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
-    """The best choice found within the limit and the best bound proved, anytime.
+def solve_limited(
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+) -> Solution[np.ndarray]:
+    """The best choice found within the limit and the best bound proved, anytime; ends early at a relative ``gap``.
 
     Example: ``solve_limited(problem, time_limit=60).gap``
     """
-    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem))
+    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap)
     check_peak(problem)
     core, back = reduce_problem(problem)
     check_peak(core)
-    with ThreadPoolExecutor(1) as pool:
-        stage: _Stage | None = _first_stage(core, back, progress, seed)
-        while stage is not None:
-            stage = stage.run(pool)
+    parts = separate(core)
+    if len(parts) > 1:
+        return _one_by_one(parts, back, progress, seed)
+    stage: _Stage | None = _first_stage(core, back, progress, seed)
+    if stage is not None:
+        with ThreadPoolExecutor(1) as pool:
+            while stage is not None:
+                stage = stage.run(pool)
     return progress.solution()
 
 
-def _first_stage(core: Problem, back: Back, progress: _Progress, seed: int) -> _Stage:
-    """Start from exact prices where the problem is narrow enough for them."""
+def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: int) -> Solution[np.ndarray]:
+    """Independent parts, each with its share of what time is left."""
+    work = [sum(edge.costs.size for edge in part.problem.edges) + int(part.problem.sizes.sum()) for part in parts]
+    solutions = []
+    for place, part in enumerate(parts):
+        limit = progress.time_limit
+        if limit is not None:
+            limit = max(limit - progress.seconds, 0.0) * work[place] / sum(work[place:])
+        solutions.append(solve_limited(part.problem, time_limit=limit, seed=seed, gap=progress.enough))
+    whole = together(parts, solutions)
+    return replace(whole, answer=back(whole.answer), seconds=progress.seconds)
+
+
+def _first_stage(core: Problem, back: Back, progress: _Progress, seed: int) -> _Stage | None:
+    """Start from exact prices where the problem is narrow enough for them; nothing where these are enough."""
     deadline = None if progress.time_limit is None else progress.started + 0.5 * progress.time_limit
-    priced = price_by_elimination(core, deadline=deadline) if core.limited else None
+    priced = price_by_elimination(core, deadline=deadline, gap=progress.enough) if core.limited else None
     if priced is None:
         return _Stage(core, back, progress, seed, None, None)
     if priced.choice is not None:
         progress.offer(back(priced.choice))
     progress.raise_bound(priced.bound)
+    if progress.done:
+        return None
     stage = _Stage(core, back, progress, seed, None, priced.prices)
     if priced.choice is not None:
         stage.walker.jump(priced.choice)
@@ -160,7 +188,7 @@ class _Stage:
         gap, idle = np.inf, 0
         while True:
             progress.raise_bound(ascent.best)
-            if progress.closed or progress.late:
+            if progress.done or progress.late:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()

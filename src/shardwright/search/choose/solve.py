@@ -22,7 +22,9 @@ Solver = Callable[..., Solution[np.ndarray]]
 EASY_WORK = 2_000_000_000  # additions of an elimination that is tried before anything else
 
 
-def _automatic(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+def _automatic(
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+) -> Solution[np.ndarray]:
     """Elimination where it is easy and memory does not bind, else the bounded search."""
     started = time.perf_counter()
     try:
@@ -32,15 +34,15 @@ def _automatic(problem: Problem, *, time_limit: float | None = None, seed: int =
             return Solution(choice, cost, min(bound, cost), True, time.perf_counter() - started)
     except TooLarge:
         pass
-    from shardwright.search.choose.limited import solve_limited
-
-    return solve_limited(problem, time_limit=time_limit, seed=seed)
+    return _limited(problem, time_limit=time_limit, seed=seed, gap=gap)
 
 
-def _limited(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
+def _limited(
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+) -> Solution[np.ndarray]:
     from shardwright.search.choose.limited import solve_limited  # numba is imported only when it is needed
 
-    return solve_limited(problem, time_limit=time_limit, seed=seed)
+    return solve_limited(problem, time_limit=time_limit, seed=seed, gap=gap)
 
 
 def _markov(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
@@ -59,10 +61,16 @@ METHODS: dict[str, Solver] = {
 }
 
 
+STOPS_EARLY = ("auto", "limited")
+"""Methods that know a gap to stop at; the others end when they end."""
+
+
 def solve(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, method: str = "auto"
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, method: str = "auto", gap: float = 0.0
 ) -> Solution[np.ndarray]:
     """The cheapest choice found, with a proved lower bound; `Infeasible` when there is none.
+
+    ``gap`` is how far from the bound, relative to the cost, a choice may be for the search to end with it.
 
     >>> solve(Problem(costs=[np.array([4.0, 2.0])])).answer.tolist()
     [1]
@@ -70,7 +78,8 @@ def solve(
     solver = METHODS.get(method)
     if solver is None:
         raise ProblemError(f"There is no search method {method!r}.", f"Choose one of {', '.join(METHODS)}.")
-    return solver(problem, time_limit=time_limit, seed=seed)
+    extra = {"gap": gap} if method in STOPS_EARLY else {}
+    return solver(problem, time_limit=time_limit, seed=seed, **extra)
 
 
 def frontier(
