@@ -93,12 +93,11 @@ def _parts(problem: Problem, roots: np.ndarray) -> list[Component]:
         edges[part_of[edge.first]].append(Edge(int(number[edge.first]), int(number[edge.second]), edge.costs))
     for usage in problem.usages:
         usages[part_of[usage.node]].append(usage._replace(node=int(number[usage.node])))
-    return [
-        Component(
-            Problem([problem.costs[n] for n in nodes.tolist()], edges[part], usages[part], problem.usage_limit, problem.name), nodes
-        )
-        for part, nodes in enumerate(members)
-    ]  # fmt: skip
+    parts = []
+    for part, nodes in enumerate(members):
+        costs = [problem.costs[node] for node in nodes.tolist()]
+        parts.append(Component(Problem(costs, edges[part], usages[part], problem.usage_limit, problem.name), nodes))
+    return parts
 
 
 def together(parts: Sequence[Component], solutions: Sequence[Solution[np.ndarray]]) -> Solution[np.ndarray]:
