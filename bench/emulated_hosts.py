@@ -76,7 +76,7 @@ def hosts(rate: str = "1gbit") -> Iterator[tuple[str, str]]:
     _take_down_orphans()
     mark = f"swhost-{os.getpid()}-{secrets.token_hex(2)}"
     names = (f"{mark}a", f"{mark}b")
-    limit = ("tbf", "rate", rate, "burst", "1mb", "latency", "100ms")
+    limit = ("tbf", "rate", rate, "burst", "128kb", "latency", "100ms")
     try:
         for name in names:
             _do("ip", "netns", "add", name)

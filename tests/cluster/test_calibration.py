@@ -85,6 +85,23 @@ def test_two_real_processes_time_their_collectives() -> None:
     kinds = {point["kind"] for point in data["collectives"]}
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}
     assert all(point["seconds"] > 0 for point in data["collectives"])
+    assert 0.0 <= data["processor_share"] <= 0.9
+    assert fit_link(data["collectives"], "test", data["processor_share"]).processor_share == data["processor_share"]
+
+
+def test_bandwidth_is_that_of_large_messages_and_latency_that_of_small_ones() -> None:
+    """A link that is faster for messages that fit its buffers must not promise that speed for whole layers."""
+    points = []
+    for kind in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        for size in (2**10, 2**12, 2**18, 2**22, 2**24, 2**26):
+            rounds = 1.0 if kind == "all_reduce" else 0.5
+            rate = 1e9 if size < 2**20 else 1e8
+            points.append({"kind": kind, "bytes": size, "ranks": 2, "seconds": 2e-4 + rounds * size / rate})
+    axis = Axis("node", 2, 1.0, 1.0, fit_link(points, "test").fits)
+    for point in points:
+        if not 2**12 < point["bytes"] < 2**22:
+            priced = collectives.SECONDS[point["kind"]](point["bytes"], axis)
+            assert priced == pytest.approx(point["seconds"], rel=0.1)
 
 
 def test_measuring_stays_within_its_time() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.simulator.engine import critical_path, lower_bound, run
+from shardwright.simulator.engine import Processor, critical_path, lower_bound, run
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,18 @@ def test_independent_streams_overlap_and_a_slow_host_rules() -> None:
     small = [Task("a", 0.1, host=1.0) for _ in range(5)]
     assert run(small).seconds == 5.1
     assert lower_bound(small) == 5.0
+
+
+def test_a_processor_that_communicates_computes_more_slowly() -> None:
+    network = [Task("net", 2.0), Task("cpu", 1.0), Task("net", 1.0, after=(1,)), Task("cpu", 4.0)]
+    ends = run(network, Processor("cpu", {"net": 0.25})).ends
+    assert ends[:3] == (2.0, 1 / 0.75, 3.0)
+    assert ends[3] == 3.0 + 4.0 - 0.75 * (3.0 - 1 / 0.75)  # at three quarters of its speed until the network is idle
+
+
+@given(task_lists(), st.floats(0.05, 0.45))
+@settings(max_examples=200, deadline=None)
+def test_sharing_a_processor_costs_what_overlap_gained_at_most(tasks: list[Task], share: float) -> None:
+    alone = run(tasks).seconds
+    shared = run(tasks, Processor("a", {"b": share, "c": share})).seconds
+    assert alone - 1e-9 <= shared <= sum(task.seconds + task.host for task in tasks) + 1e-9

@@ -1,9 +1,11 @@
-"""Measuring collectives between local ranks, and calibrating ``local:N`` with all its processes at work.
+"""Measuring collectives between ranks, and calibrating ``local:N`` and networks of hosts with all processes at work.
 
 One process per rank (gloo between CPU processes, NCCL between GPUs) times every collective over sizes, with the same
-functional collectives the lowered program runs. Latency and bandwidth of each kind are fitted by least squares on relative
-errors, in the form pricing uses them. The ranks of ``local:N`` measure their kernels at the same time, because that is how
-they will compete for the machine's memory.
+functional collectives the lowered program runs: what a library does underneath (gloo's reduce-scatter is an all-reduce)
+is in the figures. Latency is fitted to small messages and bandwidth to large ones, by least squares on relative errors, in
+the form pricing uses them. Ranks measure their kernels at the same time, because that is how they will compete for the
+machine's memory. On CPUs, communication also takes turns with computation: how much of a core a collective
+under way takes from a running product is measured too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,10 @@ from shardwright.cluster.hardware import Device, Link
 from shardwright.cluster.local import cores, quick_figures
 
 SIZES = tuple(2**e for e in range(10, 25, 2))
+NETWORK_SIZES = (*SIZES, 2**26, 2**27)
+"""Between hosts, whole layers travel in one message, and a slow network is not slow in proportion."""
+LONG_SECONDS = 0.2
+SMALL_BYTES, LARGE_BYTES = 2**12, 2**22
 
 
 def _runs(size: int, device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
@@ -50,8 +56,11 @@ def _runs(size: int, device: torch.device) -> dict[str, Callable[[], torch.Tenso
 
 
 def _time(run: Callable[[], torch.Tensor], device: torch.device) -> float:
-    times = []
-    for repeat in range(7):
+    times: list[float] = []
+    rounds = 7
+    for repeat in range(rounds):
+        if repeat == 3 and _slowest(times[0]) > LONG_SECONDS:  # all ranks must agree on the number of rounds
+            break
         dist.barrier()
         began = time.perf_counter()
         run()
@@ -60,6 +69,52 @@ def _time(run: Callable[[], torch.Tensor], device: torch.device) -> float:
         if repeat > 1:  # the first calls set up connections
             times.append(time.perf_counter() - began)
     return statistics.median(times)
+
+
+def _slowest(seconds: float) -> float:
+    together = torch.tensor([seconds])
+    if dist.get_backend() == "nccl":
+        together = together.cuda()
+    dist.all_reduce(together, dist.ReduceOp.MAX)
+    return float(together)
+
+
+def processor_share(size: int = 2**25, repeats: int = 5) -> float:
+    """The share of a core that a collective under way takes from a computation on it (0: none; CPUs only)."""
+    a, whole = torch.randn(192, 192), torch.ones(size // 4)
+    quiet, shared = [], []
+    for _ in range(repeats):
+        began, done = time.perf_counter(), 0
+        while (now := time.perf_counter()) < began + 0.1:
+            _, done = a @ a, done + 1
+        quiet.append(done / (now - began))
+        dist.barrier()
+        work = dist.all_reduce(whole, async_op=True)
+        assert work is not None
+        began, done = time.perf_counter(), 0
+        while not work.is_completed():
+            _, done = a @ a, done + 1
+        shared.append(done / (time.perf_counter() - began))
+        work.wait()
+    return min(max(1.0 - statistics.median(shared) / statistics.median(quiet), 0.0), 0.9)
+
+
+def measure_group(
+    device: torch.device, seconds: float, kernels: bool, sizes: Sequence[int], report: Progress
+) -> dict[str, Any]:
+    """What one rank of an initialised process group measures: kernels where asked for, then collectives with the others."""
+    data = calibration.measure(device, seconds, report) if kernels else {}
+    dist.barrier()
+    points = []
+    ranks = dist.get_world_size()
+    for number, size in enumerate(sizes):
+        report(number / len(sizes), "collectives")
+        for name, run in _runs(size, device).items():
+            points.append({"kind": name, "bytes": size, "ranks": ranks, "seconds": _time(run, device)})
+    data["collectives"] = points
+    if device.type == "cpu":
+        data["processor_share"] = processor_share()
+    return data
 
 
 def _rank(rank: int, ranks: int, folder: str, kind: str, seconds: float, kernels: bool, progress: Any) -> None:
@@ -73,15 +128,9 @@ def _rank(rank: int, ranks: int, folder: str, kind: str, seconds: float, kernels
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         report = (lambda share, what: progress.put((share, what))) if rank == 0 else (lambda share, what: None)
-        data = calibration.measure(device, seconds, report) if kernels else {}
-        dist.barrier()
-        points = []
-        for number, size in enumerate(SIZES):
-            report(number / len(SIZES), "collectives")
-            for name, run in _runs(size, device).items():
-                points.append({"kind": name, "bytes": size, "ranks": ranks, "seconds": _time(run, device)})
+        data = measure_group(device, seconds, kernels, SIZES, report)
         if rank == 0:
-            Path(folder, "data.json").write_text(json.dumps(data | {"collectives": points}))
+            Path(folder, "data.json").write_text(json.dumps(data))
             progress.put(None)
         dist.barrier()
     finally:
@@ -104,26 +153,42 @@ def measure_ranks(
         return json.loads(Path(folder, "data.json").read_text())
 
 
-def fit_link(points: list[dict[str, Any]], name: str) -> Link:
+def fit_link(points: list[dict[str, Any]], name: str, processor_share: float = 0.0) -> Link:
     """Latency and bandwidth of every collective; pricing multiplies the latency by log2 of the ranks."""
     fits = []
     for kind in dict.fromkeys(point["kind"] for point in points):
         rows = [point for point in points if point["kind"] == kind]
-        seconds = np.array([row["seconds"] for row in rows])
         ranks = rows[0]["ranks"]
+        hops = max(math.log2(ranks), 1.0)
         rounds = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}.get(kind, (ranks - 1) / ranks)
-        matrix = np.array([[max(math.log2(ranks), 1.0), rounds * row["bytes"]] for row in rows])
-        latency, inverse = np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(rows)), rcond=None)[0]
-        largest = max(rows, key=lambda row: row["bytes"])
-        if latency <= 0:
-            latency = min(seconds) / 2
-        if inverse <= 0:
-            inverse = largest["seconds"] / (rounds * largest["bytes"])
-        fits.append((kind, float(latency), float(1 / inverse)))
+        large = [row for row in rows if row["bytes"] >= LARGE_BYTES] or rows
+        latency, inverse = 0.0, 0.0
+        for _ in range(4):  # each is what the other leaves of the measured seconds
+            rest = np.array([1 - hops * latency / row["seconds"] for row in large])
+            weight = np.array([rounds * row["bytes"] / row["seconds"] for row in large])
+            inverse = float(max(weight @ rest / (weight @ weight), 0.1 / weight.max()))
+            small = [row for row in rows if row["bytes"] <= SMALL_BYTES] or rows
+            left = [(row["seconds"] - inverse * rounds * row["bytes"]) / hops for row in small]
+            latency = max(statistics.median(left), min(row["seconds"] for row in small) / 4)
+        fits.append((kind, latency, 1 / inverse))
     send = next(fit for fit in fits if fit[0] == "all_to_all")
     fits.append(("send", send[1] / 2, send[2]))  # two neighbours at once; latency is paid per direction
     plain = next(fit for fit in fits if fit[0] == "all_gather")
-    return Link(name, plain[1], plain[2], False, tuple(fits), "measured")
+    return Link(name, plain[1], plain[2], False, tuple(fits), "measured", processor_share)
+
+
+def calibrate_hosts(
+    seconds: float = 60.0, report: Progress = lambda share, what: None
+) -> tuple[Device, Link, dict[str, Any]]:
+    """Called on every rank of an initialised group with one CPU process per host: the device a host is, the network.
+
+    Each process uses as many threads as it was given (``torch.set_num_threads``).
+    """
+    data = measure_group(torch.device("cpu"), seconds, True, NETWORK_SIZES, report)
+    link = fit_link(data["collectives"], "gloo between hosts", data["processor_share"])
+    device = calibrated(data)
+    memory = quick_figures(1)[0].memory
+    return replace(device, name=f"CPU, {torch.get_num_threads()} threads", memory=memory), link, data
 
 
 def calibrate_local(
@@ -135,6 +200,6 @@ def calibrate_local(
         data, link = calibration.measure(torch.device("cpu"), seconds, report), guessed_link
     else:
         data = measure_ranks(processes, "cpu", seconds, True, report)
-        link = fit_link(data["collectives"], "gloo over loopback")
+        link = fit_link(data["collectives"], "gloo over loopback", data["processor_share"])
     device = calibrated(data)
     return replace(device, name=guess.name, memory=guess.memory), link, data

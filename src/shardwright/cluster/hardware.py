@@ -8,7 +8,7 @@ while it receives as much. Construction checks itself, so a cluster that exists 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.cluster.profile import Profile
 from shardwright.errors import ClusterError
@@ -73,6 +73,7 @@ class Link:
     """A connection: seconds before the first byte, bytes per second and direction. ``shared``: by a node's devices.
 
     ``fits`` are measured collectives as triples (kind, latency, bandwidth) that replace the plain two numbers.
+    ``processor_share`` is how much of a processor a collective under way takes from what it computes meanwhile.
     """
 
     name: str
@@ -81,16 +82,22 @@ class Link:
     shared: bool = False
     fits: tuple[tuple[str, float, float], ...] = ()
     source: str = ""
+    processor_share: float = 0.0
 
     def __post_init__(self) -> None:
         _require_positive(f"link {self.name!r}", latency=self.latency, bandwidth=self.bandwidth)
+        if not 0.0 <= self.processor_share < 1.0:
+            raise ClusterError(
+                f"link {self.name!r}: processor_share must be at least 0 and below 1, not {self.processor_share!r}.",
+                "Correct the key 'processor_share'.",
+            )
 
     def per_device(self, users: int) -> Link:
         """What one of ``users`` devices gets when all of them send at once."""
         if not self.shared or users == 1:
             return self
         fits = tuple((kind, latency, bandwidth / users) for kind, latency, bandwidth in self.fits)
-        return Link(self.name, self.latency, self.bandwidth / users, False, fits, self.source)
+        return replace(self, bandwidth=self.bandwidth / users, shared=False, fits=fits)
 
 
 @dataclass(frozen=True)

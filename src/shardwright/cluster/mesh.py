@@ -25,6 +25,7 @@ class Axis:
     latency: float
     bandwidth: float
     fits: tuple[tuple[str, float, float], ...] = ()
+    processor_share: float = 0.0
 
     def fit(self, kind: str) -> tuple[float, float] | None:
         """Measured (latency, bandwidth) of one kind of collective, where there is one."""
@@ -126,13 +127,14 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
                     names = _named("node", outer_sizes) + _named(inner_name, inner_sizes)
                     links = [network] * len(outer_sizes) + [inner] * len(inner_sizes)
                     axes = tuple(
-                        Axis(name, size, link.latency, link.bandwidth, link.fits)
+                        Axis(name, size, link.latency, link.bandwidth, link.fits, link.processor_share)
                         for name, size, link in zip(names, outer_sizes + inner_sizes, links, strict=True)
                     )
                     found.append(Mesh(axes, device))
     if not found:  # one device, or several nodes forced onto a single axis
         link = network if node_count > 1 else inner
-        found.append(Mesh((Axis(inner_name, cluster.size, link.latency, link.bandwidth, link.fits),), device))
+        figures = (link.latency, link.bandwidth, link.fits, link.processor_share)
+        found.append(Mesh((Axis(inner_name, cluster.size, *figures),), device))
     return found
 
 

@@ -126,7 +126,7 @@ def device_to(device: Device) -> dict[str, Any]:
 
 def link_from(table: Mapping[str, Any], where: str) -> Link:
     """Read a ``[link]`` or ``[network]`` table."""
-    _only(table, {"name", "latency", "bandwidth", "shared", "source", "collectives"}, where)
+    _only(table, {"name", "latency", "bandwidth", "shared", "source", "collectives", "processor_share"}, where)
     fits = _get(table, "collectives", dict, where, {})
     for kind, pair in fits.items():
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, NUMBER) and v > 0 for v in pair)):
@@ -138,6 +138,7 @@ def link_from(table: Mapping[str, Any], where: str) -> Link:
         shared=_get(table, "shared", bool, where, False),
         fits=tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in fits.items()),
         source=_get(table, "source", str, where, ""),
+        processor_share=float(_get(table, "processor_share", NUMBER, where, 0.0)),
     )
 
 
@@ -150,6 +151,8 @@ def link_to(link: Link) -> dict[str, Any]:
         "shared": link.shared,
         "source": link.source,
     }
+    if link.processor_share:
+        table["processor_share"] = link.processor_share
     if link.fits:
         table["collectives"] = {kind: [latency, bandwidth] for kind, latency, bandwidth in link.fits}
     return table

@@ -3,12 +3,18 @@
 An accelerator runs the events of one stream in the order in which the host issued them; an event starts when its stream is
 free, what it waits for has ended, and the host has issued it. So one pass over the events in issue order, keeping the
 time each stream becomes free, is an exact event simulation.
+
+A processor that communicates for itself computes more slowly meanwhile: work on it advances at a reduced rate while a
+collective is under way. Collectives issued later start after the computation issued before them, so those that can
+slow an event down are known when it is placed, and one pass stays exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 
@@ -38,14 +44,56 @@ class Schedule:
         return max(*self.ends, self.issued[-1]) if self.ends else 0.0
 
 
-def run(tasks: Sequence[Task]) -> Schedule:
+@dataclass(frozen=True)
+class Processor:
+    """A stream of work that gives up a share of its speed for every event under way on the streams of ``shares``."""
+
+    stream: Hashable
+    shares: Mapping[Hashable, float]
+
+
+class _Load:
+    """What a processor has to do beside its own work: spans of time that take a share of it, ordered by their ends."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float, float]] = []  # end, start, share
+
+    def add(self, start: float, end: float, share: float) -> None:
+        insort(self._spans, (end, start, share))
+
+    def finish(self, start: float, work: float) -> float:
+        """When ``work`` seconds of undisturbed work begun at ``start`` are done."""
+        now = start
+        for place in range(bisect_right(self._spans, (start, inf, inf)), len(self._spans)):
+            end = self._spans[place][0]
+            if end <= now:
+                continue
+            later = self._spans[place:]
+            borders = sorted({end, *(begin for _, begin, _ in later if now < begin < end)})
+            for border in borders:
+                speed = max(1.0 - sum(share for _, begin, share in later if begin <= now), LEAST_SPEED)
+                if work <= speed * (border - now):
+                    return now + work / speed
+                work -= speed * (border - now)
+                now = border
+        return now + work
+
+
+LEAST_SPEED = 0.1
+"""However many collectives are under way, computation goes on."""
+
+
+def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     """Run tasks given in issue order; each may wait for earlier ones only.
 
     >>> from collections import namedtuple
     >>> T = namedtuple("T", "stream seconds host after")
     >>> run([T("a", 2.0, 0.0, ()), T("b", 3.0, 0.0, ()), T("a", 1.0, 0.0, (1,))]).ends
     (2.0, 3.0, 4.0)
+    >>> run([T("net", 2.0, 0.0, ()), T("cpu", 2.0, 0.0, ())], Processor("cpu", {"net": 0.5})).ends
+    (2.0, 3.0)
     """
+    load = _Load()
     free: dict[Hashable, float] = {}
     starts: list[float] = []
     ends: list[float] = []
@@ -58,6 +106,11 @@ def run(tasks: Sequence[Task]) -> Schedule:
             if ends[earlier] > start:
                 start = ends[earlier]
         end = start + task.seconds
+        if processor is not None and task.seconds:
+            if task.stream == processor.stream:
+                end = load.finish(start, task.seconds)
+            elif share := processor.shares.get(task.stream):
+                load.add(start, end, share)
         free[task.stream] = end
         starts.append(start)
         ends.append(end)

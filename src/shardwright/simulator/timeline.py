@@ -7,6 +7,7 @@ the same at the same time, so one rank's timeline stands for all.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +16,7 @@ from shardwright.costs.memory import MemoryUse, memory_of
 from shardwright.costs.walk import COMPUTE, Event, Walk, walk
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.simulator.engine import Schedule, lower_bound, run
+from shardwright.simulator.engine import Processor, Schedule, lower_bound, run
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,14 @@ def simulate(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True
 
 def simulate_walk(events: Walk) -> Timeline:
     """Simulate a walk."""
-    schedule = run(events.events)
+    schedule = run(events.events, _processor(events.nodes.mesh))
     return Timeline(events, schedule, schedule.seconds)
+
+
+def _processor(mesh: Mesh) -> Processor | None:
+    """A CPU sends and receives for itself; beside an accelerator, that is the host's and the network card's work."""
+    shares: dict[Hashable, float] = {axis.name: axis.processor_share for axis in mesh.axes if axis.processor_share}
+    return Processor(COMPUTE, shares) if mesh.device.kind == "cpu" and shares else None
 
 
 def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:

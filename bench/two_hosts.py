@@ -1,0 +1,251 @@
+"""Two hosts at 1 Gbit/s: the found plan against DDP and fully_shard, measured and predicted, on AlexNet and RNNLM.
+
+    python -m bench two_hosts            # or: python bench/two_hosts.py [--repeats 5] [--seconds 90] [--phases]
+
+The hosts are emulated (:mod:`emulated_hosts`; needs root), each with one core and one thread. They are calibrated first,
+kernels and gloo's collectives through the limited cable, and written to a cluster file; plans are made for that file
+through the public interface. Then all engines train in the same processes, one step each in turn, and the medians are
+compared. The native engines' predictions are the simulations of our data-parallel and fsdp strategies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent / "src"))
+
+CASES = {"alexnet": ("alexnet", 32, None), "rnnlm": ("rnnlm:width=512,vocab=50000", 32, 16)}
+ENGINES = {"found": "auto", "data": "data-parallel", "fsdp": "fsdp", "DDP": "data-parallel", "fully_shard": "fsdp"}
+"""Who trains, and whose simulation predicts it; the first three are plans of ours."""
+PORT = 29571
+PHASES = ("forward", "backward", "update")
+
+
+def calibrate(rank: int, folder: Path, seconds: float) -> None:
+    """On one host: measure kernels and collectives; the first host writes the cluster file."""
+    from shardwright.cluster import Cluster, Node, cluster_to_toml
+    from shardwright.cluster.communication import calibrate_hosts
+
+    device, link, raw = calibrate_hosts(seconds)
+    if rank == 0:
+        node = Node(device, 1, link)
+        (folder / "cluster.toml").write_text(cluster_to_toml(Cluster("two hosts", (node, node), link)))
+        (folder / "raw.json").write_text(json.dumps(raw))
+
+
+def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
+    """Plan for the calibrated cluster; per plan the predicted seconds, in all and per phase."""
+    from shardwright import plan
+    from shardwright.frontend import capture
+    from shardwright.simulator import simulate
+    from shardwright.zoo.reference import resolve
+
+    reference, batch, seq = CASES[case]
+    built = resolve(reference, batch=batch, seq=seq, device="meta")
+    graph = capture(built.model, built.args, built.kwargs)
+    predicted = {}
+    for search in dict.fromkeys(ENGINES.values()):
+        cluster = str(folder / "cluster.toml")
+        found = plan(
+            built.model, built.args, built.kwargs, cluster=cluster, search=search, fewer_devices=False, time_limit=20.0
+        )
+        found.save(folder / f"{case}-{search}.json")
+        timeline = simulate(graph, found.strategy, found.mesh)
+        ends = dict.fromkeys(PHASES, 0.0)
+        for event, end in zip(timeline.events, timeline.schedule.ends, strict=True):
+            ends[event.phase] = max(ends[event.phase], end)
+        predicted[search] = {
+            "seconds": timeline.seconds,
+            "phases": [ends["forward"], ends["backward"] - ends["forward"], timeline.seconds - ends["backward"]],
+            "bytes": timeline.communication_bytes,
+            "notes": found.notes,
+        }
+    return predicted
+
+
+def engine(name: str, case: str, folder: Path) -> tuple[Any, tuple[Any, ...]]:
+    """A model split by one engine, and what one rank feeds it."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    from shardwright import Plan, parallelize
+    from shardwright.zoo.reference import resolve
+
+    reference, batch, seq = CASES[case]
+    built = resolve(reference, batch=batch, seq=seq, device="cpu")
+    if name in ("found", "data", "fsdp"):
+        plan = Plan.load(folder / f"{case}-{ENGINES[name]}.json")
+        return parallelize(built.model, plan, built.args, built.kwargs), built.args
+    mine = tuple(x.chunk(dist.get_world_size())[dist.get_rank()] for x in built.args)
+    if name == "DDP":
+        return DistributedDataParallel(built.model, gradient_as_bucket_view=True), mine
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    large = [m for m in built.model.modules() if not list(m.children()) and list(m.parameters())]
+    for module in large:
+        fully_shard(module, mesh=mesh)
+    return fully_shard(built.model, mesh=mesh), mine
+
+
+def train(rank: int, folder: Path, case: str, repeats: int, names: list[str]) -> None:
+    """On one host: all engines, one step each in turn; the first host writes the seconds of every phase."""
+    import torch
+    import torch.distributed as dist
+
+    engines = {}
+    for name in names:
+        model, args = engine(name, case, folder)
+        engines[name] = (model, torch.optim.AdamW(model.parameters(), lr=1e-5), args)
+    taken: dict[str, list[list[float]]] = {name: [] for name in names}
+    losses: dict[str, float] = {}
+    for repeat in range(-1, repeats):
+        for name in names if repeat % 2 else names[::-1]:
+            model, optimiser, args = engines[name]
+            optimiser.zero_grad(set_to_none=True)
+            dist.barrier()
+            marks = [time.perf_counter()]
+            loss = model(*args)
+            marks.append(time.perf_counter())
+            loss.backward()
+            marks.append(time.perf_counter())
+            optimiser.step()
+            dist.barrier()
+            marks.append(time.perf_counter())
+            if repeat >= 0:
+                taken[name].append([b - a for a, b in itertools.pairwise(marks)])
+            losses[name] = float(_mean_loss(loss.detach()) if name not in ("found", "data", "fsdp") else loss)
+    if rank == 0:
+        (folder / f"{case}-taken.json").write_text(json.dumps({"taken": taken, "losses": losses}))
+
+
+def _mean_loss(loss: Any) -> Any:
+    """The native engines see the loss of their part of the batch."""
+    import torch.distributed as dist
+
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+def work(rank: int, folder: Path, job: str, given: argparse.Namespace) -> None:
+    """What a process on a host does: join the other one, on one core, and calibrate or train."""
+    import torch
+    import torch.distributed as dist
+
+    from emulated_hosts import ADDRESSES
+
+    with contextlib.suppress(OSError, AttributeError):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:{PORT}", rank=rank, world_size=2)
+    if job == "calibrate":
+        calibrate(rank, folder, given.seconds)
+    else:
+        train(rank, folder, job, given.repeats, given.engines.split(","))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def table(case: str, predicted: dict[str, Any], measured: dict[str, Any], phases: bool) -> list[str]:
+    """The comparison of one model in Markdown."""
+    taken = measured["taken"]
+    seconds = {name: statistics.median(sum(step) for step in steps) for name, steps in taken.items()}
+    reference, batch, seq = CASES[case]
+    length = "" if seq is None else f" × {seq} tokens"
+    lines = [
+        f"**{reference}, batch {batch}{length}**",
+        "",
+        "| engine | step, measured (fastest) | predicted | error | speed-up of found, measured | predicted | error |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, own in seconds.items():
+        guess = predicted[ENGINES[name]]["seconds"]
+        least = min(map(sum, taken[name]))
+        row = f"| {name} | {own:.3f} s ({least:.3f}) | {guess:.3f} s | {100 * (guess / own - 1):+.0f} % |"
+        if name != "found" and "found" in seconds:
+            real, said = own / seconds["found"], guess / predicted["auto"]["seconds"]
+            row += f" {real:.2f} | {said:.2f} | {100 * (said / real - 1):+.0f} % |"
+        lines.append(row if name != "found" else row + " | | |")
+    losses = measured["losses"]
+    apart = max(losses.values()) - min(losses.values())
+    lines += ["", f"Losses after {1 + len(next(iter(taken.values())))} steps agree within {apart:.1e}."]
+    if phases:
+        lines += ["", "| engine | forward, backward, update measured | predicted | MB |", "|---|---|---|--:|"]
+        for name, steps in taken.items():
+            real = ", ".join(f"{statistics.median(column):.3f}" for column in zip(*steps, strict=True))
+            guess = predicted[ENGINES[name]]
+            said = ", ".join(f"{value:.3f}" for value in guess["phases"])
+            lines.append(f"| {name} | {real} | {said} | {guess['bytes'] / 1e6:.1f} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=90.0, help="of calibrating kernels")
+    parser.add_argument("--folder", type=Path, help="keep cluster file, plans and times here; a cluster file is reused")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--phases", action="store_true", help="also compare forward, backward and update")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.job:
+        work(given.rank, given.folder, given.job, given)
+        return
+    from emulated_hosts import HostError, hosts, run_on_hosts, why_not
+
+    if reason := why_not():
+        raise SystemExit(f"Cannot run here: {reason}.")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def on_both(job: str, seconds: float) -> None:
+            command = [sys.executable, str(HERE / "two_hosts.py"), "--job", job, "--folder", str(folder.resolve())]
+            command += ["--repeats", str(given.repeats), "--seconds", str(given.seconds), "--engines", given.engines]
+            with hosts("1gbit") as names:
+                run_on_hosts(names, [[*command, "--rank", str(rank)] for rank in range(2)], seconds)
+
+        try:
+            if not (folder / "cluster.toml").exists():
+                on_both("calibrate", 300.0 + 3 * given.seconds)
+            _describe(folder)
+            for case in given.cases.split(","):
+                predicted = make_plans(folder, case)
+                on_both(case, 300.0 + 120.0 * given.repeats)
+                measured = json.loads((folder / f"{case}-taken.json").read_text())
+                print("\n".join(["", *table(case, predicted, measured, given.phases)]), flush=True)
+        except HostError as error:
+            raise SystemExit(f"A host failed: {error}") from None
+        print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
+
+
+def _describe(folder: Path) -> None:
+    from shardwright.cluster import parse_cluster
+
+    cluster = parse_cluster(str(folder / "cluster.toml"))
+    device, link = cluster.device, cluster.network
+    fits = ", ".join(f"{kind} {1e3 * latency:.2f} ms + {rate / 1e6:.0f} MB/s" for kind, latency, rate in link.fits)
+    print(
+        f"Each host: {device.peak('float32') / 1e9:.0f} Gflop/s, memory {device.bandwidth / 1e9:.1f} GB/s. Cable: {fits}; "
+        f"a collective takes {100 * link.processor_share:.0f} % of the core. Load average {os.getloadavg()[0]:.1f}.",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
