@@ -17,7 +17,7 @@ from shardwright.runtime.checkpoint import checkpoints, load_checkpoint, save_ch
 def started(mesh: DeviceMesh, sizes: tuple[int, ...], seed: int):
     model, args, _, graph = built("gpt:small")
     strategy = random_strategy(graph, mesh_with(sizes), seed)
-    parallel = parallelize(model, strategy, mesh=mesh, graph=graph)
+    parallel = parallelize(model, strategy, mesh=mesh, graph=graph, keep=True)
     return parallel, torch.optim.AdamW(parallel.parameters(), lr=1e-2), args
 
 

@@ -30,7 +30,7 @@ def patterns(rank: int, cut: tuple[bool, bool], seed: int) -> torch.Tensor:
     layout = tuple(Shard(0) if wanted else Replicate() for wanted in cut)
     resting = {name: layout if graph.tensors[name].shape else (Replicate(), Replicate()) for name in graph.sources}
     strategy = Strategy(mesh.names, {op.name: loops for op in graph.ops}, resting)
-    parallel = parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph)
+    parallel = parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, keep=True)
     torch.manual_seed(seed)
     result = parallel(x)
     after = torch.rand(3)

@@ -23,7 +23,7 @@ def recomputes(rank: int) -> tuple[int, int]:
     kept = []
     for blocks in ((), ("blocks.0", "blocks.1")):
         named = replace(strategy, recomputed=blocks)
-        parallel = parallelize(model, named, mesh=device_mesh((2, 2)), graph=graph)
+        parallel = parallelize(model, named, mesh=device_mesh((2, 2)), graph=graph, keep=True)
         bytes_kept: dict[int, int] = {}
 
         def note(tensor: torch.Tensor, bytes_kept=bytes_kept) -> torch.Tensor:
@@ -38,7 +38,7 @@ def recomputes(rank: int) -> tuple[int, int]:
             found = parallel.get_parameter(name).grad.full_tensor()
             torch.testing.assert_close(found, parameter.grad, rtol=1e-9, atol=1e-12)
     with pytest.raises(LoweringError, match=r"blocks\.9"):
-        parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, recompute=("blocks.9",))
+        parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, recompute=("blocks.9",), keep=True)
     return kept[0], kept[1]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
 from runtime.workers import device_mesh
@@ -75,7 +76,9 @@ def accumulates(rank: int) -> None:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
         reference(x + noise, y)["loss"].backward()
     for again in (True, False):
-        parallel = parallelize(model, fsdp_like(graph, mesh_with((4,)), again), mesh=device_mesh((4,)), graph=graph)
+        parallel = parallelize(
+            model, fsdp_like(graph, mesh_with((4,)), again), mesh=device_mesh((4,)), graph=graph, keep=True
+        )
         for mode in ("held back", "reduced each time"):
             parallel.zero_grad()
             for seed in range(3):
@@ -87,7 +90,7 @@ def accumulates(rank: int) -> None:
 
 def holds_back(rank: int) -> None:
     model, (x, y), graph = example()
-    parallel = parallelize(model, fsdp_like(graph, mesh_with((4,))), mesh=device_mesh((4,)), graph=graph)
+    parallel = parallelize(model, fsdp_like(graph, mesh_with((4,))), mesh=device_mesh((4,)), graph=graph, keep=True)
     with parallel.no_sync():
         parallel(x, y)["loss"].backward()
     assert all(parameter.grad is None for parameter in parallel.parameters())
@@ -100,7 +103,7 @@ def clips(rank: int) -> None:
     expected = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
     for seed in range(3):
         parallel = parallelize(
-            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph
+            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph, keep=True
         )
         (1000 * parallel(x, y)["loss"]).backward()
         torch.testing.assert_close(clip_gradients(parallel, 1.0), expected, rtol=1e-9, atol=0)
@@ -120,7 +123,7 @@ def user_loss(rank: int) -> None:
     reference(x, y)["logits"].square().sum().backward()
     for seed in range(4):
         parallel = parallelize(
-            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph
+            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph, keep=True
         )
         whole(parallel(x, y)["logits"]).square().sum().backward()
         close(parallel, reference)
@@ -191,7 +194,7 @@ def compiles(rank: int) -> None:
     reference(x.double(), y)["loss"].backward()
     for seed in (1,):
         parallel = parallelize(
-            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph
+            model, random_strategy(graph, mesh_with((2, 2)), seed), mesh=device_mesh((2, 2)), graph=graph, keep=True
         )
         compiled = torch.compile(parallel, fullgraph=True, backend="aot_eager")
         compiled(x, y)["loss"].backward()
@@ -201,7 +204,34 @@ def compiles(rank: int) -> None:
             )
 
 
-@pytest.mark.parametrize("what", [accumulates, holds_back, clips, user_loss, mixes])
+def takes_over(rank: int) -> None:
+    """The model gives up its tensors as their shards are made; what rests whole stays where it is."""
+    model = copy.deepcopy(example()[0])
+    _, (x, y), graph = example()
+    strategy = fsdp_like(graph, mesh_with((4,)))
+    sharded, whole_ones = {}, {}
+    for entry in graph.parameters:
+        parameter = model.get_parameter(entry.paths[0])
+        kept = strategy.resting[entry.tensor] == (Replicate(),)
+        (whole_ones if kept else sharded)[entry.paths[0]] = (weakref.ref(parameter), parameter.data_ptr())
+        del parameter
+    assert sharded
+    parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph)
+    assert all(gone() is None for gone, _ in sharded.values())
+    for path, (_, where) in whole_ones.items():
+        assert parallel.get_parameter(path).to_local().data_ptr() == where
+    assert all(model.get_parameter(name) is parameter for name, parameter in parallel.named_parameters())
+    with pytest.raises(RunError, match="split already"):
+        parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph)
+    before = {name: parameter.detach().clone() for name, parameter in example()[0].named_parameters()}
+    kept_model = parallelize(example()[0], strategy, mesh=device_mesh((4,)), graph=graph, keep=True)
+    kept_model(x, y)["loss"].backward()
+    torch.optim.SGD(kept_model.parameters(), lr=1.0).step()
+    for name, parameter in example()[0].named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("what", [takes_over, accumulates, holds_back, clips, user_loss, mixes])
 def test_on_four_ranks(pool, what):
     pool.run(what)
 

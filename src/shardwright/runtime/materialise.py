@@ -90,8 +90,13 @@ def materialised(
     mesh: DeviceMesh,
     weights: str | Path | None = None,
     initialise: Initialise | None = None,
+    keep: bool = False,
 ) -> Shards:
-    """This rank's shards by the graph's names: copied from real tensors, read from ``weights``, or initialised."""
+    """This rank's shards by the graph's names: cut from real tensors, read from ``weights``, or initialised.
+
+    Unless it is to be kept, the model gives up its real tensors one by one as their shards are made, so that there is at
+    no time a second copy of it; what rests whole is not copied at all. Tensors on meta stay as they are.
+    """
     stored = Weights(Path(weights)) if weights is not None and not is_checkpoint(weights) else None
     owners = _Owners(model, initialise)
     resting, place, device = program.strategy.resting, program.place, device_of(mesh)
@@ -111,12 +116,33 @@ def materialised(
                 local = local if held.is_meta else cut(held.detach(), layout, place)
             if local is None:
                 local = cut(owners.whole(paths, held), layout, place)
-            local = local.detach().to(device=device, dtype=held.dtype).clone(memory_format=torch.contiguous_format)
-            made[paths] = _wrapped(entry, local, layout, mesh, shape)
-            del local
+            made[paths] = _wrapped(entry, _owned(local, device, held.dtype, keep), layout, mesh, shape)
+            if not keep and not held.is_meta:
+                _replace(model, paths, made[paths])
+            del local, held
         shards[entry.tensor] = made[paths]
     owners.drop()
     return shards
+
+
+def _owned(local: Tensor, device: torch.device, dtype: torch.dtype, keep: bool) -> Tensor:
+    """A contiguous shard in memory of its own; what fills the memory that it lies in may stay there."""
+    local = local.detach()
+    here = local.to(device=device, dtype=dtype)
+    moved = here.untyped_storage().data_ptr() != local.untyped_storage().data_ptr()
+    fills = here.is_contiguous() and here.untyped_storage().nbytes() == here.numel() * here.itemsize
+    return here if fills and (moved or not keep) else here.clone(memory_format=torch.contiguous_format)
+
+
+def _replace(model: torch.nn.Module, paths: tuple[str, ...], shard: torch.nn.Parameter | Tensor) -> None:
+    """Put the shard where the model held the whole tensor, and so let go of that."""
+    for path in paths:
+        owner, _, leaf = path.rpartition(".")
+        module = model.get_submodule(owner)
+        if isinstance(shard, torch.nn.Parameter):
+            module._parameters[leaf] = shard
+        else:
+            module._buffers[leaf] = shard
 
 
 def is_checkpoint(path: str | Path) -> bool:

@@ -6,6 +6,7 @@ against the plan, lowered for this rank, and its parameters are cut to the shard
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
@@ -13,6 +14,7 @@ from typing import Any, Union
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.errors import PlanError, RunError
@@ -44,8 +46,12 @@ def parallelize(
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     recompute: Sequence[str] | None = None,
+    keep: bool = False,
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
+
+    As with ``fully_shard``, the model is taken over: its parameters become this rank's shards (DTensors) one by one, so
+    that no second copy of it ever exists. Optimisers are made afterwards, from the parameters of the result.
 
     Parameters
     ----------
@@ -68,6 +74,8 @@ def parallelize(
         ``reduce_dtype`` (default: the dtype they are computed in).
     recompute
         Paths of blocks (``"blocks.0"``) whose activations are computed again in the backward pass (default: the plan's).
+    keep
+        Leave ``model`` as it is, for another use of it, and copy what is needed.
 
     Examples
     --------
@@ -77,8 +85,10 @@ def parallelize(
     """
     plan = plan_of_job() if plan is None else plan
     strategy = plan.strategy if isinstance(plan, Plan) else plan
+    _refuse_shards(model)
     if graph is None:
         graph = _captured(model, plan, args, kwargs)
+        gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
     if isinstance(plan, Plan):
         plan.check(graph)
     recompute = strategy.recomputed if recompute is None else recompute
@@ -87,13 +97,22 @@ def parallelize(
     priced, coordinate = priced_mesh(plan), coordinate_on(mesh)
     validate_program(lower(graph, strategy, priced, coordinate, device="meta"))
     program = lower(graph, strategy, priced, coordinate, mesh.device_type)
-    shards = materialised(model, program, mesh, weights, initialise)
+    shards = materialised(model, program, mesh, weights, initialise, keep)
     parallel = ParallelModule(
         program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, recompute=recompute
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights)
     return parallel
+
+
+def _refuse_shards(model: torch.nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            raise RunError(
+                f"The parameter {name} is a DTensor: this model has been split already.",
+                "Use what parallelize() gave the first time; to split a model twice, call it with keep=True.",
+            )
 
 
 def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:

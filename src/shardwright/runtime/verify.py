@@ -74,7 +74,7 @@ def check(
     """
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
-        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph)
+        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True)
     if first and references is None:
         references = reference_runs(model, args, kwargs, steps)
     with counting() as performed:
