@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
@@ -23,8 +21,10 @@ from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.plans.plan import Signature
+from shardwright.search.alternatives import replicated
 from shardwright.search.choose import evaluate
 from shardwright.search.constraints import constraints, meant_meshes
+from shardwright.search.keeping import keep_gathered
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import limit_of, no_blocks, shortage
 from shardwright.search.options import Restriction
@@ -41,6 +41,9 @@ FEW_MESHES = 3
 
 WORTHWHILE = 1.1
 """A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
+
+CLOSE = 1.25
+"""Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
 
 MEMORY_ROUNDS = 5
 """How often a search is repeated with a corrected estimate of activations before giving up on its memory limit."""
@@ -188,6 +191,9 @@ def plan_graph(
         device, peak = shapes[0].device, winner.prediction.memory_bytes
         limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
         raise shortage(options.search, cluster.name, device, limit, peak, options.recompute)
+    if options.search == "auto":
+        close = [f for f in eligible if f.prediction.step_seconds <= CLOSE * winner.prediction.step_seconds]
+        winner = min((_keeping(described, f, options) for f in close), key=lambda f: f.rank)
     if open_search:
         found[options.search] = winner
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
@@ -204,7 +210,7 @@ def plan_graph(
         candidates=tuple(
             _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
         ),
-        replicated=_replicated(described, winner),
+        replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*remarks, winner.note])),
     )
     if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):
@@ -279,6 +285,18 @@ def _with_overlap(described: Described, best: Found, options: Options) -> Found:
     return best
 
 
+def _keeping(described: Described, found: Found, options: Options) -> Found:
+    """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster."""
+    limit = limit_of(found.mesh.device, options.memory_limit, options.ignore_device_memory)
+    room, searched = limit - found.prediction.memory_bytes, found.searched
+    strategy = keep_gathered(described.graph, described.rules, searched.strategy, room)
+    if strategy is None:
+        return found
+    prediction = predict(described.graph, strategy, found.mesh, options.optimiser, None, limit)
+    other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction)
+    return min(found, other, key=lambda f: f.rank)
+
+
 def _within_memory(described: Described, mesh: Mesh, name: str, options: Options, overlap: float) -> Found:
     """Search under the device's memory.
 
@@ -321,13 +339,13 @@ def _within_memory(described: Described, mesh: Mesh, name: str, options: Options
 
 
 def predict(
-    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float, limit: float | None = None
+    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float | None, limit: float | None = None
 ) -> Prediction:
-    """Simulate one step of a strategy."""
+    """Simulate one step of a strategy; ``summed`` are its seconds by the search (those of the step's events otherwise)."""
     timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
     return Prediction(
         step_seconds=timeline.seconds,
-        sum_seconds=float(summed),
+        sum_seconds=float(timeline.walk.seconds if summed is None else summed),
         memory_bytes=float(timeline.peak_bytes),
         communication_bytes=float(timeline.communication_bytes),
         exposed_seconds=timeline.exposed_seconds,
@@ -378,16 +396,3 @@ def _candidate(name: str, found: Mapping[str, Found], notes: Mapping[str, str], 
     if name not in found:
         return Candidate(name, shapes[0].names, None, notes.get(name, "does not apply"))
     return Candidate(name, found[name].mesh.names, found[name].prediction, found[name].note)
-
-
-def _replicated(described: Described, winner: Found) -> tuple[tuple[str, str, float], ...]:
-    """Operators that run whole for want of a rule, and the seconds each costs."""
-    stated = winner.searched.formulation
-    rows = []
-    for op in described.graph.ops:
-        rules = described.rules[op.name]
-        if rules.origin == "replicated":
-            node = stated.stands_for["op", op.name]
-            seconds = float(np.min(stated.problem.costs[node])) / max(stated.nodes[node].times, 1)
-            rows.append((op.name, f"{op.target}: {rules.reason}", seconds))
-    return tuple(rows)

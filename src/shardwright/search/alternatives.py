@@ -48,6 +48,18 @@ def alternatives(
     return sorted(rows, key=lambda row: (row.total_seconds, not row.chosen))
 
 
+def replicated(formulation: Formulation) -> tuple[tuple[str, str, float], ...]:
+    """Operators that run whole for want of a rule: name, what and why, and the seconds each costs."""
+    rows = []
+    for op in formulation.graph.ops:
+        rules = formulation.rules[op.name]
+        if rules.origin == "replicated":
+            node = formulation.stands_for["op", op.name]
+            seconds = float(np.min(formulation.problem.costs[node])) / max(formulation.nodes[node].times, 1)
+            rows.append((op.name, f"{op.target}: {rules.reason}", seconds))
+    return tuple(rows)
+
+
 def _cost_beside(formulation: Formulation, choice: np.ndarray, node: int) -> np.ndarray:
     """What each option would cost with all neighbours as they are: which ones are worth solving for."""
     cost = formulation.problem.costs[node].copy()
