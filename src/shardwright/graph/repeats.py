@@ -3,15 +3,29 @@
 The operators' signatures (target, arguments, shapes) form a word; a repeated block is a run of that word with a
 period, and the wiring must repeat with it: every input is the same outside tensor, the next piece of an outside list,
 a fresh parameter of the same shape, or comes from the operator one period later. Runs are found for every period that
-occurs between equal neighbours of a signature, longest coverage first.
+occurs between equal neighbours of a signature, longest coverage first. Graphs never change, so what is found is remembered
+with the graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
 
 from shardwright.graph.core import Graph, Op, Ref, Value
+
+Answer = TypeVar("Answer")
+
+
+def _remembered(graph: Graph, key: str, find: Callable[[], Answer]) -> Answer:
+    """What ``find`` gives, found once per graph (kept beside the graph's own cached properties)."""
+    known = graph.__dict__
+    if key not in known:
+        known[key] = find()
+    found: Answer = known[key]
+    return found
 
 
 @dataclass(frozen=True)
@@ -32,24 +46,26 @@ def repeated_blocks(graph: Graph, least: int = 2) -> tuple[Repeat, ...]:
 
     A block must occur at least ``least`` times. Blocks of a single operator count too (an unrolled loop of one).
     """
+    return _remembered(graph, f"_repeated_blocks_{least}", lambda: _find_blocks(graph, least))
+
+
+def _find_blocks(graph: Graph, least: int) -> tuple[Repeat, ...]:
     signatures = _signatures(graph)
     made_at = {out: i for i, op in enumerate(graph.ops) for out in op.outputs if out is not None}
     fresh = {p.tensor for p in graph.parameters} | {b.tensor for b in graph.buffers}
-    runs = []
+    runs: list[Repeat] = []
     for period in _periods(signatures):
-        i = 0
-        while i + period < len(signatures):
-            length = 0
-            while (
-                i + length + period < len(signatures)
-                and signatures[i + length] == signatures[i + length + period]
-                and _same_wiring(graph, i + length, period, i, made_at, fresh)
-            ):
-                length += 1
-            count = length // period + 1
-            if count >= least:
-                runs.append(Repeat(i, period, count))
-            i += max(length, 1)
+        for i, stop in _alike(signatures, period, period * (least - 1)):
+            if any(period % r.period == 0 and r.start <= i and stop + period <= r.stop for r in runs):
+                continue  # two blocks taken as one cover less
+            while stop - i >= period * (least - 1):
+                length = 0
+                while i + length < stop and _same_wiring(graph, i + length, period, i, made_at, fresh):
+                    length += 1
+                count = length // period + 1
+                if count >= least:
+                    runs.append(Repeat(i, period, count))
+                i += max(length, 1)
     runs.sort(key=lambda r: (-(r.count - 1) * r.period, r.period, r.start))
     taken: list[Repeat] = []
     for run in runs:
@@ -58,8 +74,23 @@ def repeated_blocks(graph: Graph, least: int = 2) -> tuple[Repeat, ...]:
     return tuple(sorted(taken, key=lambda r: r.start))
 
 
+def _alike(signatures: list[int], period: int, least: int) -> list[tuple[int, int]]:
+    """Longest spans in which every signature equals the one a period later, those of at least ``least`` operators."""
+    spans, i = [], 0
+    for equal, group in groupby(map(int.__eq__, signatures, signatures[period:])):
+        length = sum(1 for _ in group)
+        if equal and length >= least:
+            spans.append((i, i + length))
+        i += length
+    return spans
+
+
 def representatives(graph: Graph) -> Mapping[str, str]:
     """Every operator's name → the name of the operator of the first block that stands for it (itself outside blocks)."""
+    return _remembered(graph, "_representatives", lambda: _find_representatives(graph))
+
+
+def _find_representatives(graph: Graph) -> Mapping[str, str]:
     table = {op.name: op.name for op in graph.ops}
     for run in repeated_blocks(graph):
         for index in range(run.start + run.period, run.stop):
@@ -142,5 +173,16 @@ def block_paths(graph: Graph) -> tuple[str, ...]:
 
 def span_of(graph: Graph, path: str) -> range:
     """Indices from the first to the last operator of a module: what is computed again when it is recomputed."""
-    inside = [i for i, op in enumerate(graph.ops) if op.module == path or op.module.startswith(path + ".")]
-    return range(inside[0], inside[-1] + 1) if inside else range(0)
+    return _remembered(graph, "_spans", lambda: _find_spans(graph)).get(path, range(0))
+
+
+def _find_spans(graph: Graph) -> dict[str, range]:
+    spans: dict[str, range] = {}
+    for index, op in enumerate(graph.ops):
+        path = op.module
+        while True:
+            spans[path] = range(spans[path].start if path in spans else index, index + 1)
+            if "." not in path:
+                break
+            path = path.rpartition(".")[0]
+    return spans

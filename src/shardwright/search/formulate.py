@@ -2,8 +2,9 @@
 
 Minimise the sum of node costs (an operator's seconds forward and backward, a parameter's optimiser step) and edge costs
 (the change of layout forward plus its backward dual), with the memory of every device below a limit. Repeated blocks are
-folded: the N identical layers share one variable per operator, whose costs count N times, so depth is nearly free. A
-tensor with several readers gets a node of its own, the layout it is converted to once.
+folded: the N identical layers share one variable per operator, whose costs count N times; what they pay on their edges is
+counted first and priced once, so depth is nearly free. A tensor with several readers gets a node of its own, the layout it
+is converted to once.
 
 The memory row is the state of the end of the forward pass, where saved activations peak; the exact curve over time is
 computed for the chosen plan by ``costs.memory``.
@@ -11,10 +12,9 @@ computed for the chosen plan by ``costs.memory``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -37,87 +37,13 @@ from shardwright.operators.rules import (
     largest_shard,
     output_layouts,
 )
-from shardwright.operators.strategy import Strategy
 from shardwright.search.choose import Edge, Problem, Usage
+from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
 from shardwright.search.prices import EdgePrices, places
 from shardwright.search.recomputing import recomputation
 from shardwright.search.saving import is_saved, needed_in_backward
-
-
-@dataclass(frozen=True)
-class Node:
-    """One decision. ``kind`` is ``op``, ``parameter`` or ``kept``; ``options`` are splits or layouts."""
-
-    kind: str
-    name: str
-    options: Sequence[Any]
-    times: int
-    """How many operators (parameters, tensors) of the graph this decision stands for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Formulation:
-    """A choice problem and the way back to strategies (and from strategies, to price them by the same rules)."""
-
-    graph: Graph
-    mesh: Mesh
-    nodes: tuple[Node, ...]
-    problem: Problem
-    stands_for: Mapping[tuple[str, str], int]
-    """``(kind, name)`` of every operator, parameter and kept tensor of the graph → its node."""
-    rules: Mapping[str, OpRules]
-    recompute: tuple[str, ...] = ()
-    within: Restriction = EVERYTHING
-
-    def strategy(self, choice: np.ndarray) -> Strategy:
-        """The strategy a choice describes, unfolded over all repeats."""
-        splits: dict[str, Split] = {}
-        resting: dict[str, Layout] = {}
-        kept: dict[str, Layout] = {}
-        replicated = (Replicate(),) * len(self.mesh.sizes)
-        for (kind, name), number in self.stands_for.items():
-            option = self.nodes[number].options[choice[number]]
-            {"op": splits, "parameter": resting, "kept": kept}[kind][name] = option  # type: ignore[index] # one of three
-        for name in self.graph.sources:
-            resting.setdefault(name, self.within.arrives.get(name, replicated))
-        gathered = frozenset(
-            p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
-        )
-        again = gathered if self.graph.training and self.within.regather else frozenset()
-        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute)
-
-    def choice(self, strategy: Strategy) -> np.ndarray:
-        """The choice a strategy describes, so that any strategy can be priced by this problem."""
-        tables = {"op": strategy.splits, "parameter": strategy.resting, "kept": strategy.kept}
-        picked = np.full(len(self.nodes), -1)
-        for (kind, name), number in self.stands_for.items():
-            if picked[number] < 0:
-                picked[number] = list(self.nodes[number].options).index(tables[kind][name])
-        return picked
-
-    def _gathers(self, tensor: str, layout: Layout, splits: Mapping[str, Split]) -> bool:
-        for op in self.graph.consumers[tensor]:
-            needs = input_layouts(self.rules[op.name], splits[op.name], len(op.inputs))
-            for name, need in zip(op.inputs, needs, strict=True):
-                if name == tensor and any(isinstance(a, Shard) and a != b for a, b in zip(layout, need, strict=True)):
-                    return True
-        return False
-
-    def memory(self, choice: np.ndarray) -> tuple[float, float]:
-        """Bytes the search counts for a choice: of parameters with all that rests beside them, and of activations."""
-        parts = {"parameter": 0.0, "op": 0.0}
-        for node, _, _, amounts in self.problem.usages:
-            parts[self.nodes[node].kind] += float(amounts[choice[node]])
-        return parts["parameter"], parts["op"]
-
-    @cached_property
-    def sizes(self) -> np.ndarray:
-        """Bytes of what every node decides about: its result, its parameter, its tensor."""
-        tensors, producers = self.graph.tensors, {op.name: op for op in self.graph.ops}
-        made = {n.name: [o for o in producers[n.name].outputs if o] for n in self.nodes if n.kind == "op"}
-        return np.array([sum(tensors[t].bytes for t in made.get(n.name, [n.name])) for n in self.nodes], dtype=float)
 
 
 def formulate(
@@ -148,6 +74,30 @@ def formulate(
     ).build()
 
 
+class Home(NamedTuple):
+    """Where a tensor is found: the node that decides its layout, and which output of it where that is an operator."""
+
+    node: int
+    position: int = -1
+
+
+@dataclass
+class _Change:
+    """A change of layout between two nodes (``first`` is -1 for what no node decides), and how often it occurs.
+
+    ``reads`` and ``again`` as in :meth:`EdgePrices.price`.
+    """
+
+    tensor: str
+    first: int
+    sources: Sequence
+    second: int
+    needs: Sequence
+    reads: int
+    again: bool
+    times: int = 1
+
+
 class _Builder:
     def __init__(
         self,
@@ -169,10 +119,14 @@ class _Builder:
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
+        self.op_by_name = {op.name: op for op in graph.ops}
         self.nodes: list[Node] = []
         self.costs: list[np.ndarray] = []
+        self.times: list[int] = []
+        self.held: dict[int, np.ndarray] = {}
         self.number: dict[tuple[str, str], int] = {}
-        self.amounts: dict[int, np.ndarray] = {}
+        self.homes: dict[str, Home] = {}
+        self.changes: dict[Hashable, _Change] = {}
         self.pairs: dict[tuple[int, int], np.ndarray] = {}
         self.prices = EdgePrices(mesh, within, graph.training, overlap)
         self.made: dict[tuple[int, int], list[Layout]] = {}
@@ -183,61 +137,54 @@ class _Builder:
             self._operator(op)
         for parameter in self.graph.parameters:
             self._parameter(parameter.tensor)
-        for tensor in self.graph.tensors:
-            if tensor in self.graph.producer and len(self.graph.consumers[tensor]) > 1:
-                self._kept(tensor)
-                self._settle(tensor)
+        self.costs = [costs * times for costs, times in zip(self.costs, self.times, strict=True)]
+        for tensor, maker in self.graph.producer.items():
+            if len(self.graph.consumers[tensor]) > 1:
+                self._kept(tensor, maker)
         for op in self.graph.ops:
             for position, name in enumerate(op.inputs):
                 if name not in op.inputs[:position]:
-                    self._edge(name, op)
+                    self._edge(name, op, position)
+        for change in self.changes.values():
+            self._pay(change)
         self._results()
-        usages = [Usage(node, 0, 1, amounts) for node, amounts in sorted(self.amounts.items())]
+        usages = [Usage(node, 0, 1, amounts * self.times[node]) for node, amounts in sorted(self.held.items())]
         edges = [Edge(u, v, costs) for (u, v), costs in self.pairs.items()]
         problem = Problem(self.costs, edges, usages if self.limit is not None else (), self.limit, name="choice")
-        counted = [0] * len(self.nodes)
-        for number in self.number.values():
-            counted[number] += 1
-        nodes = tuple(Node(n.kind, n.name, n.options, c) for n, c in zip(self.nodes, counted, strict=True))
+        nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
         return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules, self.recompute, self.within)
 
     def _add(self, kind: str, name: str, options: Sequence, costs: np.ndarray) -> int:
+        """A new decision; every further occurrence of it is one more of its ``times``."""
         self.nodes.append(Node(kind, name, options, 1))
         self.costs.append(costs)
+        self.times.append(1)
         self.number[kind, name] = len(self.nodes) - 1
         return len(self.nodes) - 1
 
-    def _again(self, kind: str, name: str, first: int, costs: np.ndarray) -> None:
-        """Another occurrence of a folded node: same decision, its cost once more."""
-        self.number[kind, name] = first
-        self.costs[first] = self.costs[first] + costs
+    def _again(self, kind: str, name: str, node: int) -> int:
+        """Another occurrence of a folded node: the same decision, its cost once more."""
+        self.number[kind, name] = node
+        self.times[node] += 1
+        return node
 
     def _operator(self, op: Op) -> None:
         first = self.standing[op.name]
-        if first != op.name:
-            node = self.number["op", first]
-            self.number["op", op.name] = node
-            self.costs[node] = self.costs[node] + self._base[node]
-            if node in self.amounts:
-                self.amounts[node] = self.amounts[node] + self._saved[node]
-            return
+        node = self._again("op", op.name, self.number["op", first]) if first != op.name else self._first(op)
+        for position, out in enumerate(op.outputs):
+            if out is not None:
+                self.homes[out] = Home(node, position)
+
+    def _first(self, op: Op) -> int:
         rules = self.rules[op.name]
         splits = splits_of(op, rules, self.mesh.sizes, dict(self.labels[op.name]), self.within)
         times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
         seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.again.runs else 0.0)
         node = self._add("op", op.name, splits, seconds)
-        self._base[node] = seconds
         saved = self._saved_bytes(op, rules, splits)
         if saved.any():
-            self._saved[node] = self.amounts[node] = saved
-
-    @cached_property
-    def _base(self) -> dict[int, np.ndarray]:
-        return {}
-
-    @cached_property
-    def _saved(self) -> dict[int, np.ndarray]:
-        return {}
+            self.held[node] = saved
+        return node
 
     def _saved_bytes(self, op: Op, rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
         """Bytes of outputs that live until the backward pass, per split."""
@@ -262,13 +209,10 @@ class _Builder:
         meta = self.graph.tensors[tensor]
         readers = self.graph.consumers[tensor]
         owner = self.standing[readers[0].name] if readers else None
-        if readers and owner != readers[0].name and len(readers) == 1:
-            position = readers[0].inputs.index(tensor)
-            twin = self._op_by_name[owner].inputs[position]  # type: ignore[index] # owner is an operator's name
+        if owner is not None and owner != readers[0].name and len(readers) == 1:
+            twin = self.op_by_name[owner].inputs[readers[0].inputs.index(tensor)]
             if ("parameter", twin) in self.number:
-                node = self.number["parameter", twin]
-                self._again("parameter", tensor, node, self._base[node])
-                self.amounts[node] = self.amounts[node] + self._saved[node]
+                self.homes[tensor] = Home(self._again("parameter", tensor, self.number["parameter", twin]))
                 return
         layouts = [layout for layout in layouts_of(meta, self.mesh.sizes) if self.within.rest(meta, layout)]
         layouts = layouts or [(Replicate(),) * len(self.mesh.sizes)]
@@ -285,34 +229,27 @@ class _Builder:
                 held = held + meta.bytes
             held = held + np.array(sizes) + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
         node = self._add("parameter", tensor, layouts, seconds)
-        self._base[node] = seconds
-        self._saved[node] = self.amounts[node] = held
+        self.homes[tensor] = Home(node)
+        self.held[node] = held
 
-    @cached_property
-    def _op_by_name(self) -> dict[str, Op]:
-        return {op.name: op for op in self.graph.ops}
-
-    def _kept(self, tensor: str) -> None:
-        op = self.graph.producer[tensor]
-        position = op.outputs.index(tensor)
-        first = self.standing[op.name]
-        if first != op.name:
-            twin = self._op_by_name[first].outputs[position]
-            if twin is not None and ("kept", twin) in self.number:
-                self.number["kept", tensor] = self.number["kept", twin]
-                return
-        offered = list(self._made(op, position))
-        for reader in self.graph.consumers[tensor]:
-            offered += [tuple(_resting(p) for p in need) for need in self._needs(reader, tensor)]
-        options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
-        self._add("kept", tensor, options, np.zeros(len(options)))
-
-    def _settle(self, tensor: str) -> None:
-        """What bringing a shared tensor into its kept layout costs its producer, once."""
-        maker, node = self.graph.producer[tensor], self.number["kept", tensor]
-        made = self._made(maker, maker.outputs.index(tensor))
+    def _kept(self, tensor: str, op: Op) -> None:
+        """A shared tensor's own decision; bringing it there costs its producer, once for all readers."""
+        made_at = self.homes[tensor]
         again = self.graph.consumers[tensor][0].name in self.again.reads  # the change is made for its first reader
-        self._pay(self.number["op", maker.name], node, tensor, made, self.nodes[node].options, again=again)
+        twin = self.op_by_name[self.standing[op.name]].outputs[made_at.position]
+        if twin is not None and twin != tensor and ("kept", twin) in self.number:
+            node = self._again("kept", tensor, self.number["kept", twin])
+        else:
+            offered = list(self._made(op, made_at.position))
+            for reader in self.graph.consumers[tensor]:
+                offered += [tuple(_resting(p) for p in need) for need in self._needs(reader, tensor)]
+            options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
+            node = self._add("kept", tensor, options, np.zeros(len(options)))
+        self.homes[tensor] = Home(node)
+        made = self._made(op, made_at.position)
+        self._count(
+            ("settle", made_at, node, again), tensor, made_at.node, made, node, self.nodes[node].options, 0, again
+        )
 
     def _made(self, op: Op, position: int) -> list[Layout]:
         """The layout of one output under every split; computed once for all repeats of the operator."""
@@ -330,41 +267,48 @@ class _Builder:
             self.needed[node, position] = [input_layouts(rules, s, len(op.inputs))[position] for s in splits]
         return self.needed[node, position]
 
-    def _edge(self, tensor: str, op: Op) -> None:
+    def _edge(self, tensor: str, op: Op, position: int) -> None:
         """What it costs to bring ``tensor`` from where it is kept (made, or rests) to what ``op`` needs."""
-        reader = self.number["op", op.name]
-        needs = self._needs(op, tensor)
-        again = op.name in self.again.reads
-        if ("kept", tensor) in self.number:
-            node = self.number["kept", tensor]
-            self._pay(node, reader, tensor, self.nodes[node].options, needs, again=again)
-        elif tensor in self.graph.producer:
-            maker = self.graph.producer[tensor]
-            node = self.number["op", maker.name]
-            self._pay(node, reader, tensor, self._made(maker, maker.outputs.index(tensor)), needs, again=again)
-        elif ("parameter", tensor) in self.number:
-            node = self.number["parameter", tensor]
+        reader, again, home = self.number["op", op.name], op.name in self.again.reads, self.homes.get(tensor)
+        arrives = self.within.arrives.get(tensor) if home is None else None
+        meta = self.graph.tensors[tensor]
+        key = (home or (meta.shape, meta.dtype, meta.grad, arrives), reader, position, again)
+        if key in self.changes:
+            self.changes[key].times += 1
+            return
+        needs, reads = self._needs(op, tensor), 0
+        if home is None:
+            self._count(key, tensor, -1, [arrives or (Replicate(),) * len(self.mesh.sizes)], reader, needs, 0, False)
+            return
+        if self.nodes[home.node].kind == "parameter":
             reads = 2 if again or (self.within.regather and needed_in_backward(self.graph, op, tensor)) else 1
-            self._pay(node, reader, tensor, self.nodes[node].options, needs, reads)
-        else:
-            arrives = [self.within.arrives.get(tensor, (Replicate(),) * len(self.mesh.sizes))]
-            price = self.prices.price(self.graph.tensors[tensor], arrives, needs)[0]
-            self.costs[reader] = self.costs[reader] + price
+        made = self._made(self.graph.producer[tensor], home.position) if home.position >= 0 else None
+        self._count(key, tensor, home.node, made or self.nodes[home.node].options, reader, needs, reads, again)
 
-    def _pay(
+    def _count(
         self,
-        first: int,
-        second: int,
+        key: Hashable,
         tensor: str,
+        first: int,
         sources: Sequence,
+        second: int,
         needs: Sequence,
-        reads: int = 0,
-        again: bool = False,
+        reads: int,
+        again: bool,
     ) -> None:
-        """Add the price of an edge; ``reads`` and ``again`` as in :meth:`EdgePrices.price`."""
-        costs = self.prices.price(self.graph.tensors[tensor], sources, needs, reads, again)
-        if first == second:
-            self.costs[first] = self.costs[first] + np.diag(costs)
+        """Note a change of layout; a further one with the same key costs the same and is only counted."""
+        if key in self.changes:
+            self.changes[key].times += 1
+        else:
+            self.changes[key] = _Change(tensor, first, sources, second, needs, reads, again and not reads)
+
+    def _pay(self, change: _Change) -> None:
+        """Add the price of an edge as often as it occurs; what comes from no node is the reader's own cost."""
+        first, second = change.first, change.second
+        tensor = self.graph.tensors[change.tensor]
+        costs = self.prices.price(tensor, change.sources, change.needs, change.reads, change.again) * change.times
+        if first < 0 or first == second:
+            self.costs[second] = self.costs[second] + (costs[0] if first < 0 else np.diag(costs))
             return
         key, matrix = ((first, second), costs) if first < second else ((second, first), costs.T)
         self.pairs[key] = self.pairs[key] + matrix if key in self.pairs else matrix
