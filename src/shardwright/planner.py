@@ -20,7 +20,7 @@ from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof
-from shardwright.plans.plan import Signature
+from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
 from shardwright.search.choose import evaluate
 from shardwright.search.constraints import constraints, meant_meshes
@@ -212,6 +212,7 @@ def plan_graph(
         ),
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*remarks, winner.note])),
+        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
     )
     if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):
         result = _perhaps_fewer(graph, cluster, options, result, say)

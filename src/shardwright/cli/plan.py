@@ -12,17 +12,26 @@ from shardwright.cli._show import bytes_text, console, mesh_text, print_json, pr
 
 def plan(
     model: Annotated[
-        str, typer.Argument(help="gpt, gpt:layers=12,width=768, hf:gpt2, hf:config.json, file.py:function")
+        str,
+        typer.Argument(
+            help="gpt, gpt:layers=12,width=768, hf:gpt2, hf:config.json, file.py:function; or plan.json, to plan again "
+            "as that was planned with further constraints"
+        ),
     ],
-    cluster: Annotated[str, typer.Option(help="8xH200, 4x8xA100-80GB, local:2 or a TOML file")],
+    cluster: Annotated[
+        str | None, typer.Option(help="8xH200, 4x8xA100-80GB, local:2 or a TOML file (that of plan.json otherwise)")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (the model's default otherwise)")] = None,
     seq: Annotated[int | None, typer.Option(help="Sequence length, for models that have one")] = None,
     search: Annotated[str, typer.Option(help="auto, or a strategy by name: data-parallel, fsdp, megatron, …")] = "auto",
-    optimiser: Annotated[str, typer.Option(help="adamw or sgd")] = "adamw",
+    optimiser: Annotated[str | None, typer.Option(help="adamw (unless plan.json says otherwise) or sgd")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16: the dtype of the parameters")] = None,
     max_axes: Annotated[int, typer.Option(help="Mesh axes to search over, at most")] = 2,
     pin: Annotated[
-        list[str] | None, typer.Option(help="NAME=S0,R or NAME=loop,none: insist on it (repeatable)")
+        list[str] | None,
+        typer.Option(
+            help="NAME=S0,R (a parameter, an input) or NAME=loop,none (an operator): insist on it (repeatable)"
+        ),
     ] = None,
     forbid: Annotated[list[str] | None, typer.Option(help="NAME@AXIS: that axis must not cut it (repeatable)")] = None,
     memory: Annotated[
@@ -39,24 +48,40 @@ def plan(
     """Find the fastest split of MODEL on CLUSTER.
 
     Example: shardwright plan gpt:layers=24,width=2048 --cluster 8xH200 --batch 64 -o plan.json
+    And again from there: shardwright plan plan.json --pin 'head*=i0' -o other.json
     """
     from dataclasses import replace
 
     from shardwright.cluster import parse_cluster
     from shardwright.cluster.calibrate import ensure_local
+    from shardwright.errors import ShardwrightError
     from shardwright.planner import plan as find
+    from shardwright.plans import Plan
     from shardwright.search.strategies import check_name
     from shardwright.zoo.reference import resolve
 
     check_name(search)
+    earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
+    if earlier is None and cluster is None:
+        raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")
+    if earlier is not None:
+        model, optimiser = earlier.model, optimiser or earlier.optimiser
+        batch, seq, dtype = batch or earlier.batch, seq or earlier.sequence, dtype or earlier.dtype
+        pin, forbid = [*earlier.asked.pins, *(pin or ())], [*earlier.asked.forbidden, *(forbid or ())]
+        if memory is None and earlier.asked.memory_limit is not None:
+            memory = earlier.asked.memory_limit / 1e9
     with progress(as_json) as say:
-        ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
-        target = parse_cluster(cluster)
+        if cluster is None:
+            assert earlier is not None  # refused above
+            target = earlier.cluster
+        else:
+            ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
+            target = parse_cluster(cluster)
         say("building the model")
         resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
         chosen: dict[str, Any] = {
             "search": search,
-            "optimiser": optimiser,
+            "optimiser": optimiser or "adamw",
             "max_axes": max_axes,
             "time_limit": time_limit,
             "memory_limit": None if memory is None else memory * 1e9,
@@ -78,9 +103,15 @@ def plan(
     if output is not None:
         found.save(output)
     if as_json:
-        print_json({**_document(found), **({"frontier": [_point(p) for p in curve]} if frontier else {})})
+        before = {} if earlier is None else {"before": vars(earlier.prediction)}
+        print_json({**_document(found), **before, **({"frontier": [_point(p) for p in curve]} if frontier else {})})
         return
     _print(found)
+    if earlier is not None:
+        was = earlier.prediction.step_seconds
+        console.print(
+            f"The plan before took {seconds_text(was)}: this one takes {found.prediction.step_seconds / was:.2f}×."
+        )
     if frontier:
         points = [_point(p) for p in curve]
         table(

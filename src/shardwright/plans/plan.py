@@ -100,6 +100,15 @@ def _described(entry: tuple | None) -> str:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a user insisted on: bytes per device, pins and prohibitions (:mod:`shardwright.search.constraints`)."""
+
+    memory_limit: float | None = None
+    pins: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """A strategy for one model on one cluster, with its price and its proof.
 
@@ -119,6 +128,7 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     replicated: tuple[tuple[str, str, float], ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
+    asked: Asked = Asked()
     batch: int | None = None
     sequence: int | None = None
     dtype: str | None = None

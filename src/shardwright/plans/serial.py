@@ -15,7 +15,7 @@ from shardwright.cluster.serial import cluster_from
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.operators.rules import Layout, Placement
 from shardwright.operators.strategy import Strategy
-from shardwright.plans.plan import Candidate, Plan, Prediction, Proof, Signature
+from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Signature
 
 FORMAT = "shardwright-plan-1"
 
@@ -66,6 +66,7 @@ def to_json(plan: Plan) -> str:
         "prediction": vars(plan.prediction),
         "proof": vars(plan.proof),
         "notes": list(plan.notes),
+        "asked": vars(plan.asked),
         "candidates": [
             {"name": c.name, "mesh": c.mesh, "note": c.note, "prediction": c.prediction and vars(c.prediction)}
             for c in plan.candidates
@@ -134,7 +135,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         regathered=frozenset(data["regathered"]),
         recomputed=tuple(data["recomputed"]),
     )
-    signature = data["signature"]
+    signature, asked = data["signature"], data.get("asked", {})
     return Plan(
         model=data["model"],
         signature=Signature(
@@ -162,6 +163,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         ),
         replicated=tuple((a, b, c) for a, b, c in data["replicated"]),
         notes=tuple(data["notes"]),
+        asked=Asked(asked.get("memory_limit"), tuple(asked.get("pins", ())), tuple(asked.get("forbidden", ()))),
         batch=data["batch"],
         sequence=data["sequence"],
         dtype=data["dtype"],
