@@ -23,15 +23,17 @@ def join_fake_group(world: int, rank: int = 0) -> None:
     from shardwright.lowering import collectives
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-    real: Callable[..., torch.Tensor] = collectives.collective
+    scatter, exchange = collectives.start_scattering, collectives.exchanged
 
-    def defined(name: str, tensor: torch.Tensor, *rest: Any) -> torch.Tensor:
-        result = real(name, tensor, *rest)
-        if tensor.is_floating_point() or name in ("all_reduce", "all_gather_into_tensor"):
-            return result
-        return torch.zeros_like(result)
+    def scattered(x: torch.Tensor, *rest: Any) -> Any:
+        pending = scatter(x, *rest)
+        return pending if x.is_floating_point() else pending._replace(result=torch.zeros_like(pending.result))
 
-    collectives.collective = defined
+    def exchanged(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        arrived = exchange(x, *rest)
+        return arrived if x.is_floating_point() else torch.zeros_like(arrived)
+
+    collectives.start_scattering, collectives.exchanged = scattered, exchanged
 
 
 def inputs_of(

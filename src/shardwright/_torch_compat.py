@@ -6,6 +6,7 @@ the project may touch an underscore of torch.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -76,30 +77,94 @@ def wait(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(tensor)
 
 
-class Gathering(NamedTuple):
-    """A gather under way: where its result will be, and what to wait for (nothing of its own where it is only traced)."""
+class Pending(NamedTuple):
+    """A collective under way: where its result will be, what to wait for (nothing of its own where it is only traced),
+    and what it reads, which must not be freed before."""
 
-    whole: torch.Tensor
+    result: torch.Tensor
     work: Any
+    source: torch.Tensor
 
     def wait(self) -> torch.Tensor:
         if self.work is None:
-            return wait(self.whole)
+            return wait(self.result)
         self.work.wait()
-        return self.whole
+        return self.result
 
 
-def start_gathering(x: torch.Tensor, ranks: int, group: str) -> Gathering:
-    """Begin to gather a contiguous tensor along dim 0.
+# What follows goes straight to the process group where numbers are computed: the functional collectives (for the compiler
+# and for tensors without data) cost several times the host's time, and gloo's functional gather corrupts the heap
+# when other collectives are under way (torch 2.13: a few thousand rounds of five ``all_gather_into_tensor`` and five
+# ``all_reduce`` end in a segmentation fault or in "malloc(): unaligned tcache chunk").
 
-    Eagerly not by the functional collective: that runs gloo's coalesced gather, which corrupts the heap when other
-    collectives are under way (torch 2.13: a few thousand rounds of five ``all_gather_into_tensor`` and five
-    ``all_reduce`` end in a segmentation fault or in "malloc(): unaligned tcache chunk").
-    """
-    if torch.compiler.is_compiling() or not has_data(x):
-        return Gathering(collective("all_gather_into_tensor", x, ranks, group), None)
+
+def _direct(x: torch.Tensor) -> bool:
+    return not torch.compiler.is_compiling() and has_data(x)
+
+
+def all_reduced(x: torch.Tensor, reduce: str, group: str) -> torch.Tensor:
+    """The reduction of the ranks' tensors, awaited."""
+    if not _direct(x):
+        return wait(collective("all_reduce", x.contiguous(), reduce, group))
+    total = x.clone(memory_format=torch.contiguous_format)
+    group_named(group).allreduce([total], _options("Allreduce", reduce)).wait()
+    return total
+
+
+def start_gathering(x: torch.Tensor, ranks: int, group: str) -> Pending:
+    """Begin to gather a contiguous tensor along dim 0."""
+    if not _direct(x):
+        return Pending(collective("all_gather_into_tensor", x, ranks, group), None, x)
     whole = x.new_empty((ranks * x.shape[0], *x.shape[1:]) if x.ndim else (ranks,))
-    return Gathering(whole, gather_into(whole, x, group_named(group)))
+    return Pending(whole, gather_into(whole, x, group_named(group)), x)
+
+
+def start_scattering(x: torch.Tensor, reduce: str, ranks: int, group: str) -> Pending:
+    """Begin to reduce a contiguous tensor and to cut it along dim 0."""
+    if not _direct(x):
+        return Pending(collective("reduce_scatter_tensor", x, reduce, ranks, group), None, x)
+    mine = x.new_empty((x.shape[0] // ranks, *x.shape[1:]))
+    return Pending(mine, scatter_into(mine, x, group_named(group), reduce), x)
+
+
+def exchanged(x: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
+    """Send pieces of these lengths along dim 0 to the ranks, and put together what came from each; awaited."""
+    if not _direct(x):
+        return wait(collective("all_to_all_single", x, received, sent, group))
+    arrived = x.new_empty((sum(received), *x.shape[1:]))
+    group_named(group).alltoall_base(arrived, x, received, sent, _options("AllToAll")).wait()
+    return arrived
+
+
+def scatter_into(mine: torch.Tensor, whole: torch.Tensor, group: Any, reduce: str = "sum") -> Any:
+    """Start to reduce and scatter; gives the work to wait for (``reduce_scatter_single`` from 2.13 on)."""
+    options = _options("ReduceScatter", reduce)
+    if hasattr(group, "reduce_scatter_single"):
+        return group.reduce_scatter_single(mine, whole, options)
+    return group._reduce_scatter_base(mine, whole, options)
+
+
+def gather_into(whole: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
+    """Start to gather; gives the work to wait for (``all_gather_single`` from 2.13 on)."""
+    options = _options("Allgather")
+    if whole.is_complex():
+        whole, mine = torch.view_as_real(whole), torch.view_as_real(mine)
+    if hasattr(group, "all_gather_single"):
+        return group.all_gather_single(whole, mine, options)
+    return group._allgather_base(whole, mine, options)
+
+
+@functools.cache
+def _options(kind: str, reduce: str | None = None) -> Any:
+    """The options of an asynchronous collective."""
+    from torch._C import _distributed_c10d as c10d
+
+    options = getattr(c10d, f"{kind}Options")()
+    if reduce is not None:
+        options.reduceOp = getattr(c10d.ReduceOp, reduce.upper())
+    if hasattr(options, "asyncOp"):
+        options.asyncOp = True
+    return options
 
 
 def returns_list(target: str) -> bool:
@@ -120,25 +185,7 @@ def local_of(tensor: Any) -> torch.Tensor:
 
 def group_named(name: str) -> Any:
     """The process group behind a name, as functional collectives call it."""
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
-    return _resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 wraps the name in a type of its own
-
-
-def scatter_into(mine: torch.Tensor, whole: torch.Tensor, group: Any) -> Any:
-    """Start ``dist.reduce_scatter_tensor`` (``reduce_scatter_single`` from 2.13 on); gives the work to wait for."""
-    import torch.distributed as dist
-
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return function(mine, whole, group=group, async_op=True)
-
-
-def gather_into(whole: torch.Tensor, mine: torch.Tensor, group: Any) -> Any:
-    """Start ``dist.all_gather_into_tensor`` (``all_gather_single`` from 2.13 on); gives the work to wait for."""
-    import torch.distributed as dist
-
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(whole, mine, group=group, async_op=True)
+    return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 has a type for names
 
 
 def fake_mode() -> Any:
@@ -168,6 +215,8 @@ def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def has_data(tensor: torch.Tensor) -> bool:
     """Whether a tensor holds values: neither on meta nor fake (``torch._subclasses.FakeTensor``)."""
+    if type(tensor) is torch.Tensor:
+        return not tensor.is_meta
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)

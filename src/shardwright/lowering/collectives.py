@@ -4,8 +4,8 @@ A step moves a tensor along one mesh axis: gather, reduce, scatter, exchange, or
 ``torch.chunk`` (every piece but the last non-empty one has the same length), so uneven shards are padded to that length
 for gathers and scatters and cut off again afterwards; exchanges send exact sizes. :func:`convert` runs the forward steps
 and, in the backward pass, the backward steps that the plan priced (gradient layouts are dual: ``Shard`` stays ``Shard``,
-``Replicate`` and ``Partial`` change places). Everything is built of functional collectives and static integers, so that
-``torch.compile(fullgraph=True)`` traces it.
+``Replicate`` and ``Partial`` change places). Everything is built of collectives that become functional ones where they are
+traced, and of static integers, so that ``torch.compile(fullgraph=True)`` traces it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import Gathering, collective, start_gathering, wait
+from shardwright._torch_compat import Pending, all_reduced, exchanged, start_gathering, start_scattering
 from shardwright.costs.redistribute import COMMUNICATION
 from shardwright.operators.rules import chunk
 
@@ -79,16 +79,16 @@ def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
     """Sum (or ``max``, ``min``, ``product``) of the ranks' tensors."""
     if x.is_complex():
         return torch.view_as_complex(all_reduce(torch.view_as_real(x.resolve_conj()), reduce, line))
-    return wait(collective("all_reduce", x.contiguous(), reduce, line.group))
+    return all_reduced(x, reduce, line.group)
 
 
-def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Gathering:
+def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Pending:
     """The first half of :func:`all_gather`: under way when this returns."""
     padded = _pad(x, dim, -(-extent // line.size))
-    return start_gathering(padded.contiguous(), line.size, line.group)
+    return start_gathering(padded.contiguous().resolve_conj(), line.size, line.group)
 
 
-def finish_gather(pending: Gathering, dim: int, extent: int, line: Line) -> Tensor:
+def finish_gather(pending: Pending, dim: int, extent: int, line: Line) -> Tensor:
     """The second half: wait, then put the shards in their places."""
     flat = pending.wait()
     if dim == 0:
@@ -102,16 +102,16 @@ def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     return finish_gather(start_gather(x, dim, extent, line), dim, extent, line)
 
 
-def start_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
+def start_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Pending:
     """The first half of :func:`reduce_scatter`: under way when this returns."""
     padded = _pad(x, dim, -(-extent // line.size) * line.size)
     stacked = padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))
-    return collective("reduce_scatter_tensor", stacked.contiguous(), reduce, line.size, line.group)
+    return start_scattering(stacked.contiguous(), reduce, line.size, line.group)
 
 
-def finish_scatter(pending: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+def finish_scatter(pending: Pending, dim: int, extent: int, line: Line) -> Tensor:
     """The second half: wait, then cut off what was padded."""
-    mine, length = wait(pending), piece(extent, line).length
+    mine, length = pending.wait(), piece(extent, line).length
     return mine.narrow(dim, 0, length) if length != mine.shape[dim] else mine
 
 
@@ -303,7 +303,7 @@ def _send(parts: list[Tensor], received: list[list[int]], line: Line) -> list[Te
     flat = torch.cat([part.reshape(-1) for part in parts])
     sizes = [part.numel() for part in parts]
     pairs = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat  # gloo sends no complex numbers
-    arrived = wait(collective("all_to_all_single", pairs, counts, sizes, line.group))
+    arrived = exchanged(pairs, counts, sizes, line.group)
     arrived = torch.view_as_complex(arrived) if flat.is_complex() else arrived
     return [part.view(shape) for part, shape in zip(arrived.split(counts), received, strict=True)]
 

@@ -155,7 +155,7 @@ class Gradients:
         started = start_scatter(gradient, step.dim, step.extent, step.reduce, step.line)
         record = ledger()
         if record is not None:
-            record.record(step, gradient, started)
+            record.record(step, gradient, gradient)
 
         key = (slot.axes, gradient.dtype)
         self._coming[key] += 1

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import Gathering, in_backward
+from shardwright._torch_compat import Pending, in_backward
 from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
 from shardwright.runtime.gradients import Gradients, Slot
 
@@ -64,12 +64,12 @@ class Reader(torch.nn.Module):
             self.queue.watch(self, value)
         return value
 
-    def start(self, leaf: Tensor) -> Gathering:
+    def start(self, leaf: Tensor) -> Pending:
         """Begin the gather."""
         step = self.steps[0]
         return start_gather(self._cast(leaf), step.dim, step.extent, step.line)
 
-    def complete(self, pending: Gathering) -> Tensor:
+    def complete(self, pending: Pending) -> Tensor:
         """Wait for the gather and do what follows it."""
         step = self.steps[0]
         whole = finish_gather(pending, step.dim, step.extent, step.line)
@@ -117,7 +117,7 @@ class ReadingQueue:
         self.readers: list[Reader] = []
         self.ahead_bytes = ahead_bytes
         self.leaves: dict[int, Tensor] = {}
-        self._under_way: dict[int, Gathering] = {}
+        self._under_way: dict[int, Pending] = {}
         self._again: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[weakref.ref[Tensor], Reader]] = {}
         self._noted: set[int] = set()
@@ -141,13 +141,13 @@ class ReadingQueue:
 
     def _ahead(self, number: int, direction: int) -> None:
         """Start the gathers that come next in this direction, as far as the bytes under way allow."""
-        travelling = sum(pending.whole.nbytes for pending in self._under_way.values())
+        travelling = sum(pending.result.nbytes for pending in self._under_way.values())
         number += direction
         while 0 <= number < len(self.readers) and travelling < self.ahead_bytes:
             reader = self.readers[number]
             if reader.gathers and (direction > 0 or number in self._noted):
                 self._start(reader)
-                travelling += self._under_way[number].whole.nbytes
+                travelling += self._under_way[number].result.nbytes
             number += direction
 
     def watch(self, reader: Reader, value: Tensor) -> None:
