@@ -179,6 +179,26 @@ def test_the_textbook_changes() -> None:
     assert kinds(R, R) == ([], [])
 
 
+def test_sums_over_several_axes_spare_the_slow_link() -> None:
+    """Scatter along the fast axis, reduce a piece along the slow one, gather: where a piece is worth the launches."""
+    kinds = lambda shape, where: [
+        (s.kind, s.axis)
+        for s in conversion(shape, "float32", (P,) * len(where.axes), (R,) * len(where.axes), where).forward
+    ]
+    nest = [("reduce_scatter", 1), ("all_reduce", 0), ("all_gather", 1)]
+    assert kinds((4096, 4096), mesh(4, 8)) == nest
+    assert kinds((10**7,), mesh(4, 8)) == nest
+    assert sorted(kinds((8,), mesh(4, 8))) == [("all_reduce", 0), ("all_reduce", 1)]
+    three = kinds((4096, 4096), mesh(2, 2, 2))
+    assert three[2] == ("all_reduce", 0) and [kind for kind, _ in three] == [
+        "reduce_scatter",
+        "reduce_scatter",
+        "all_reduce",
+        "all_gather",
+        "all_gather",
+    ]
+
+
 def test_too_short_to_be_cut_is_impossible() -> None:
     assert not conversion((3, 64), "float32", (R,), (Shard(0),), mesh(4)).possible
     assert not conversion((5, 64), "float32", (R,), (Shard(0),), mesh(4)).possible  # chunks of 2, 2, 1, none

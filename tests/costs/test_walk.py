@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from shardwright.cluster import Mesh, mesh_of, parse_cluster
+from shardwright.cluster import Axis, Mesh, mesh_of, parse_cluster
 from shardwright.costs import walk_gradients
 from shardwright.costs.walk import COMPUTE, Walk, walk
+from shardwright.costs.walk_nodes import Change
 from shardwright.errors import PlanError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -82,6 +83,56 @@ def test_full_buckets_leave_before_the_backward_pass_ends(
     assert [bucket.tensors for bucket in found.buckets] == [("p_b_weight",), ("p_a_weight",)]  # reverse order of use
     first = next(i for i, e in enumerate(found.events) if e.kind == "reduce")
     assert any(e.kind == "operator" for e in found.events[first:])
+
+
+def _on_two_axes(strategy: Strategy, weights: tuple, axis: int = 1) -> Strategy:
+    """A strategy of one axis as the fast (or slow) one of two, the other cutting nothing."""
+    both = lambda one, other: (other, one) if axis == 1 else (one, other)
+    splits = {name: both(split[0], None) for name, split in strategy.splits.items()}
+    resting = {name: both(layout[0], R) for name, layout in strategy.resting.items()}
+    resting |= {"p_a_weight": weights, "p_b_weight": weights}
+    return Strategy((("node", 2), ("gpu", 2)), splits, resting, regathered=strategy.regathered)
+
+
+def test_replicas_on_two_axes_are_summed_leg_by_leg(graph: Graph, mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second bucket's start moves the first one on to its second leg, on a stream of its own."""
+    monkeypatch.setattr(walk_gradients, "FIRST_BUCKET_BYTES", 1)
+    monkeypatch.setattr(walk_gradients, "BUCKET_BYTES", 1)
+    axes = (Axis("node", 2, 1e-12, 1e6), Axis("gpu", 2, 1e-12, 1e9))
+    found = walk(graph, _on_two_axes(_by_batch(graph), (R, R)), Mesh(axes, mesh.device))
+    reductions = [(i, e) for i, e in enumerate(found.events) if e.kind == "reduce"]
+    legs = [(e.collective, e.stream, e.name) for _, e in reductions if e.name != "p_scale"]
+    first, second = "p_b_weight", "p_a_weight"
+    assert legs[:3] == [
+        ("reduce_scatter", "gpu", first),
+        ("reduce_scatter", "gpu", second),
+        ("all_reduce", "node", first),
+    ]
+    assert sorted(legs[3:]) == [
+        ("all_gather", "gpu", second),
+        ("all_gather", "gpu", first),
+        ("all_reduce", "node", second),
+    ]
+    weight = 16 * 16 * 4
+    assert [e.bytes for _, e in reductions if e.name == first] == [weight, weight // 2, weight]
+    number = {(e.collective, e.name): i for i, e in reductions}
+    assert found.events[number["all_reduce", first]].after == (number["reduce_scatter", first],)
+    assert number["all_gather", second] in found.events[-1].after  # the update waits for the last leg
+
+
+def test_a_gather_behind_a_cut_is_started_ahead(graph: Graph, mesh: Mesh) -> None:
+    """Rests cut along the slow axis, is used cut along the fast one: half of it is gathered, ahead of use."""
+    axes = tuple(Axis(name, 2, 1e-6, 1e9) for name in ("node", "gpu"))
+    strategy = _on_two_axes(_by_batch(graph), (S1, R))
+    columns = {name: (None, _loop(graph, name, S1, S0)) for name in ("linear", "linear_1")}
+    found = walk(graph, Strategy(strategy.axes, strategy.splits | columns, strategy.resting), Mesh(axes, mesh.device))
+    changes = [node for node in found.nodes.nodes if isinstance(node, Change) and node.reads]
+    taken = [[step.kind for step in node.steps.forward] for node in changes]
+    assert taken == [["slice", "all_gather"]] * 2 and [node.ahead for node in changes] == [1, 1]
+    first_product = next(i for i, e in enumerate(found.events) if e.name == "linear")
+    gathered = [e for e in found.events[:first_product] if e.collective == "all_gather" and e.module.endswith("weight")]
+    assert [e.name for e in gathered] == ["p_a_weight", "p_b_weight"]
+    assert {e.bytes for e in gathered} == {16 * 16 * 4 // 2}
 
 
 def test_sharded_parameters_are_gathered_and_their_gradients_scattered(graph: Graph, mesh: Mesh) -> None:

@@ -30,7 +30,7 @@ from shardwright.costs.memory_ledger import (
 )
 from shardwright.costs.memory_probe import Strided, backward
 from shardwright.costs.optimizer import optimizer
-from shardwright.costs.redistribute import Step
+from shardwright.costs.redistribute import Step, first_gather
 from shardwright.costs.walk import Walk
 from shardwright.costs.walk_blocks import Block, made, read, saves
 from shardwright.costs.walk_gradients import Bucket
@@ -182,13 +182,14 @@ class _Replay:
     ) -> Storage:
         """The storage a sequence of steps ends in; those on the way live until the step after them has run.
 
-        ``awaited``: the first step was started ahead and is awaited right before this event.
+        ``awaited``: the first gather was started ahead and is awaited right before this event.
         """
+        ahead = first_gather(step.kind for step in steps)
         for place, (step, event) in enumerate(zip(steps, events, strict=True)):
             self.ledger.clock = event
             if step.kind in ("slice", "mask"):
                 continue
-            until = max(event, min(awaited, self.end) - 1) if awaited is not None and place == 0 else event
+            until = max(event, min(awaited, self.end) - 1) if awaited is not None and place == ahead else event
             self.ledger.passing(_buffers(step), COMMUNICATION, f"{step.kind} buffer", module, until)
             if until > event and step.dim:
                 self.ledger.clock = until  # the pieces are put in order when they are awaited
@@ -276,12 +277,17 @@ class _Replay:
             self.ledger.drop(self.again.pop(number))
         source = self.nodes.values[node.source]
         what = f"gradient of {source.tensor}"
+        before, whole = self.ledger.clock, source.tensor in self.nodes.strategy.whole_gradients
+        if whole:
+            current.kind, current.what, current.module = GRADIENTS, "whole gradient", node.module
         made = self._steps(node.steps.backward, events, current, FLOWING, what, node.module)
         if events:
             self.ledger.clock = max(self.ledger.clock, min(self.walk.awaited.get(number, 0), self.end))
             local = Strided.contiguous(source.local.shape, local.dtype)
         self._deposit(node.source, made, local)
         self.ledger.drop(current)
+        if whole:  # that was at the end; the backward pass goes on where it was
+            self.ledger.clock = before
 
     def _deposit(self, value: int, storage: Storage, local: Strided) -> None:
         """A gradient arrives: kept if it is the first, else added, in place if nobody else holds the first one."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from shardwright.cluster import Device
 from shardwright.errors import ShardwrightError
 
@@ -67,6 +69,10 @@ def step_seconds(
     if device.profile is not None:
         rows = {row[0]: row[1:] for row in device.profile.optimizer}
         fitted = rows.get(f"{kind.name}/{dtype}", rows.get(f"{kind.name}/float32"))
+        curve = device.profile.by_name.get(f"{kind.name}/{dtype}/update")
+        if curve is not None:  # a CPU: one tensor after the other, each at the speed of its size
+            sizes = np.maximum(np.array(parameter_bytes, dtype=float), 1.0)
+            return float((sizes / device.bandwidth * curve(sizes[:, None])).sum()), 0.0
     if fitted is None:
         host = device.launch_overhead * (4 + 0.3 * len(parameter_bytes))
         return kind.passes * total / (0.75 * device.bandwidth) + device.launch_overhead, host

@@ -13,7 +13,7 @@ window, backwards ``zero_pad`` with it); the cheaper way is chosen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,6 +52,15 @@ class Step:
     def wire_bytes(self) -> int:
         """Bytes the collective is about (the larger side); zero for steps that do not communicate."""
         return max(self.bytes_in, self.bytes_out) if self.kind in COMMUNICATION else 0
+
+
+def first_gather(kinds: Iterable[str]) -> int | None:
+    """Which step of a parameter's change of layout is started ahead of use: the first that gathers, if any does.
+
+    >>> first_gather(["slice", "all_gather", "all_gather"])
+    1
+    """
+    return next((place for place, kind in enumerate(kinds) if kind == "all_gather"), None)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from shardwright.cluster import Mesh
 from shardwright.costs.optimizer import step_seconds
+from shardwright.costs.redistribute import Step
 from shardwright.costs.walk_blocks import Block, blocks, made, saves
 from shardwright.costs.walk_events import COMPUTE, Event, Recorder
 from shardwright.costs.walk_gradients import Bucket, GradientFlow
@@ -226,7 +227,9 @@ class _Reading:
 
     def __init__(self, recorder: Recorder, inside: Mapping[int, Block]) -> None:
         self.recorder, self.nodes, self.inside = recorder, recorder.nodes, inside
-        self.order = [n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.gathers]
+        self.order = [
+            n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.ahead is not None
+        ]
         self.places = {number: place for place, number in enumerate(self.order)}
         makers = {self._node(number).result: number for number in self.order if self._node(number).again}
         roots = ((n, self.nodes.roots_of[v]) for n, node in enumerate(self.nodes.nodes) for v in _saved(node))
@@ -235,7 +238,7 @@ class _Reading:
         self.of_value = {self._node(number).result: number for number in freed}
         self.used: dict[int, int] = {}
         self.again: dict[int, tuple[tuple[int, ...], int]] = {}
-        self._under_way: dict[int, int] = {}
+        self._under_way: dict[int, tuple[int, ...]] = {}
         self._held: set[int] = set()
 
     def _node(self, number: int) -> Change:
@@ -247,10 +250,10 @@ class _Reading:
         """The value for the forward pass; the next gathers are started before this one is awaited."""
         self._start(number, "forward")
         self._ahead(number, 1, "forward")
-        first = self._under_way.pop(number)
-        self.recorder.wait(first)
+        started = self._under_way.pop(number)
+        self.recorder.wait(started[-1])
         self.used[number] = len(self.recorder.events)
-        return (first, *self._rest(number, node, "forward", first))
+        return (*started, *self._rest(number, node, "forward", started))
 
     def _recomputes(self, number: int, reader: int) -> bool:
         """Whether a gather and the node that saves its result belong to one recomputed block, which reads it again."""
@@ -263,36 +266,42 @@ class _Reading:
             return
         self._start(number, "backward")
         self._ahead(number, -1, "backward")
-        first = self._under_way.pop(number)
-        self.recorder.wait(first)
+        started = self._under_way.pop(number)
+        self.recorder.wait(started[-1])
         used = len(self.recorder.events)
-        events = (first, *self._rest(number, self._node(number), "backward", first))
+        events = (*started, *self._rest(number, self._node(number), "backward", started))
         self.again[number] = (events, used)
         self._held.add(number)
 
     def drop(self, number: int) -> None:
         self._held.discard(number)
 
-    def _rest(self, number: int, node: Change, phase: str, first: int) -> tuple[int, ...]:
-        name = self.nodes.values[node.result].tensor
-        return self.recorder.steps(node.steps.forward[1:], phase, name, (first,), module=node.module, node=number)
+    def _rest(self, number: int, node: Change, phase: str, started: tuple[int, ...]) -> tuple[int, ...]:
+        name, steps = self.nodes.values[node.result].tensor, node.steps.forward[len(started) :]
+        return self.recorder.steps(steps, phase, name, started[-1:], module=node.module, node=number)
+
+    def _gather(self, number: int) -> Step:
+        node = self._node(number)
+        assert node.ahead is not None
+        return node.steps.forward[node.ahead]
 
     def _start(self, number: int, phase: str) -> None:
+        """Issue what comes before the gather, and the gather."""
         if number not in self._under_way:
-            node = self._node(number)
-            name = self.nodes.values[node.result].tensor
-            self._under_way[number] = self.recorder.step(
-                node.steps.forward[0], phase, name, module=node.module, node=number
-            )
+            node, recorder = self._node(number), self.recorder
+            name, where = self.nodes.values[node.result].tensor, node.module
+            before = recorder.steps(node.steps.forward[: node.ahead], phase, name, module=where, node=number)
+            gather = recorder.step(self._gather(number), phase, name, before[-1:], module=where, node=number)
+            self._under_way[number] = (*before, gather)
 
     def _ahead(self, number: int, direction: int, phase: str) -> None:
-        travelling = sum(self._node(n).steps.forward[0].bytes_out for n in self._under_way)
+        travelling = sum(self._gather(n).bytes_out for n in self._under_way)
         place = self.places[number] + direction
         while 0 <= place < len(self.order) and travelling < AHEAD_BYTES:
             following = self.order[place]
             if direction > 0 or (self._node(following).result in self.of_value and following not in self._held):
                 self._start(following, phase)
-                travelling += self._node(following).steps.forward[0].bytes_out
+                travelling += self._gather(following).bytes_out
             place += direction
 
 

@@ -1,6 +1,6 @@
 """How gradients of parameters get home, event by event, as the runtime does it (:mod:`shardwright.runtime.gradients`).
 
-A gradient of a gathered parameter is reduce-scattered without waiting. A gradient that has to be summed between replicas is
+A gradient of a gathered parameter is reduce-scattered without waiting, or stays whole until the end (ZeRO-1). A gradient that has to be summed between replicas is
 copied into a bucket that exists since the first step; the sum of a full bucket is started without waiting, and where it
 takes several legs (:mod:`~shardwright.costs.replica_sums`), each new bucket moves those before it one leg on. Gradients
 that several reads of a parameter bring are added up first and packed at the end. When more than a few bytes are under way
@@ -103,12 +103,22 @@ class GradientFlow:
         self._shared: dict[str, list[int]] = {}
         self._reduced: set[Key] = set()
         self._coming: Counter[Key] = Counter()
+        self._whole: deque[Callable[[], None]] = deque()
 
     def add(
         self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
     ) -> None:
         """A gradient in the layout in which the parameter was used; ``steps`` lead to the dual of its resting layout."""
-        made = self.events_of.setdefault(node, [])
+        self.events_of.setdefault(node, [])
+        if tensor in self.recorder.nodes.strategy.whole_gradients and any(s.kind == "reduce_scatter" for s in steps):
+            self._whole.append(lambda: self._bring_home(tensor, node, steps, after, alone, module))
+        else:
+            self._bring_home(tensor, node, steps, after, alone, module)
+
+    def _bring_home(
+        self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
+    ) -> None:
+        made = self.events_of[node]
         for number, step in enumerate(steps):
             if step.kind == "reduce_scatter":
                 self._scatter(tensor, node, steps[number:], after, alone, module)
@@ -198,7 +208,9 @@ class GradientFlow:
         self._launch(finish, bucket.bytes, summing)
 
     def finish(self) -> None:
-        """Complete everything, in the order of the runtime."""
+        """Complete everything, in the order of the runtime: first what stayed whole until now."""
+        while self._whole:
+            self._whole.popleft()()
         while self._flight or self._shared or self._open:
             for key in list(self._open):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.

@@ -16,7 +16,7 @@ from typing import Any
 
 from shardwright.cluster import Mesh
 from shardwright.costs.memory_probe import Call, Forward, Strided, forward
-from shardwright.costs.redistribute import Conversion, conversion
+from shardwright.costs.redistribute import Conversion, conversion, first_gather
 from shardwright.errors import PlanError
 from shardwright.graph import Graph, Op
 from shardwright.graph.core import refs
@@ -68,8 +68,8 @@ class Compute:
 class Change:
     """A change of layout.
 
-    ``reads``: its source is a parameter at rest, so its gradient goes home by itself. ``gathers``: it also begins with a
-    gather, which is started ahead. ``again``: the gathered copy is freed after its forward use and gathered again.
+    ``reads``: its source is a parameter at rest, so its gradient goes home by itself. ``ahead``: which of its steps is a
+    gather that is started ahead. ``again``: the gathered copy is freed after its forward use and gathered again.
     """
 
     steps: Conversion
@@ -77,7 +77,7 @@ class Change:
     result: int
     module: str
     reads: bool = False
-    gathers: bool = False
+    ahead: int | None = None
     again: bool = False
 
     @property
@@ -297,10 +297,10 @@ class _Builder:
             self.values[result] = replace(self.values[result], local=local)
         parameter = self.graph.parameter_of.get(tensor)
         reads = parameter is not None and source == self.rest[tensor]
-        gathers = reads and bool(steps.forward) and steps.forward[0].kind == "all_gather"
-        again = gathers and self.training and tensor in self.strategy.regathered
+        ahead = first_gather(step.kind for step in steps.forward) if reads else None
+        again = ahead is not None and self.training and tensor in self.strategy.regathered
         where = parameter.paths[0] if parameter is not None else module
-        self.nodes.append(Change(steps, source, result, where, reads, gathers, again))
+        self.nodes.append(Change(steps, source, result, where, reads, ahead, again))
         return result
 
     def _result(self, tensor: str) -> int:

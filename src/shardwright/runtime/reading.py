@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from shardwright._torch_compat import Pending, in_backward
+from shardwright.costs.redistribute import first_gather
 from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
 from shardwright.runtime.gradients import Gradients, Slot
 
@@ -48,7 +49,7 @@ class Reader(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.slot, self.steps, self.back, self.alone = slot, forward, backward, alone
-        self.gathers = bool(forward) and forward[0].kind == "all_gather"
+        self.ahead = first_gather(step.kind for step in forward)
         self.again = again and self.gathers
         self.gradients, self.dtype = gradients, dtype
         self.queue = queue
@@ -64,19 +65,26 @@ class Reader(torch.nn.Module):
             self.queue.watch(self, value)
         return value
 
+    @property
+    def gathers(self) -> bool:
+        """Whether there is a gather to be started ahead of use."""
+        return self.ahead is not None
+
     def start(self, leaf: Tensor) -> Pending:
-        """Begin the gather."""
-        step = self.steps[0]
-        return start_gather(self._cast(leaf), step.dim, step.extent, step.line)
+        """Do what comes before the gather, and begin it."""
+        assert self.ahead is not None
+        step, value = self.steps[self.ahead], run_steps(self._cast(leaf), self.steps[: self.ahead])
+        return start_gather(value, step.dim, step.extent, step.line)
 
     def complete(self, pending: Pending) -> Tensor:
         """Wait for the gather and do what follows it."""
-        step = self.steps[0]
+        assert self.ahead is not None
+        step = self.steps[self.ahead]
         whole = finish_gather(pending, step.dim, step.extent, step.line)
         record = ledger()
         if record is not None:
             record.record(step, whole, whole)
-        return run_steps(whole, self.steps[1:])
+        return run_steps(whole, self.steps[self.ahead + 1 :])
 
     def local(self, leaf: Tensor) -> Tensor:
         """The value where nothing has to be gathered first."""

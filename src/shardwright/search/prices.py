@@ -1,7 +1,7 @@
 """What every pair of layouts costs on an edge, each distinct (shape, layout pair) priced once and shared between edges.
 
-An ordinary edge pays the forward change and its backward dual. A parameter's edge differs: it may be read twice (gathered
-again for backward), and its gradient rests as the parameter does, so a sum over ranks must be reduced there, not left open.
+An edge pays the forward change and its backward dual; a parameter's forward change may happen twice (gathered again for
+backward). A parameter's gradient rests as the parameter does, so its node pays for the sum between replicas.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Mesh
-from shardwright.costs.layouts import dual
 from shardwright.costs.redistribute import conversion_matrix
+from shardwright.costs.replica_sums import replica_axes, share_seconds
 from shardwright.graph import Tensor
 from shardwright.operators.rules import Layout
 from shardwright.search.options import Restriction
@@ -53,13 +53,17 @@ class EdgePrices:
         self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, reads: int, again: bool
     ) -> np.ndarray:
         shape, dtype = tensor.shape, tensor.dtype
-        there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad=grad and not reads)
+        there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad=grad)
         if not reads:
             return there * (2 if again else 1) + back
-        if grad:
-            there = there * reads
-            back = conversion_matrix(shape, dtype, [dual(n) for n in needs], sources, self.mesh, grad=False)[0].T
-        return np.where(self._forbidden(sources, needs), np.inf, (there + back) * (1.0 - self.overlap))
+        total = there * (reads if grad else 1) + back
+        return np.where(self._forbidden(sources, needs), np.inf, total * (1.0 - self.overlap))
+
+    def sums(self, layouts: Sequence[Layout], sizes: Sequence[int]) -> np.ndarray:
+        """Seconds in which the gradients of a parameter that rests so, in so many bytes, are summed between replicas."""
+        axes = (replica_axes(layout, self.mesh.sizes) for layout in layouts)
+        seconds = [share_seconds(size, along, self.mesh) for size, along in zip(sizes, axes, strict=True)]
+        return np.array(seconds) * (1.0 - self.overlap)
 
     def _forbidden(self, sources: list[Layout], needs: list) -> np.ndarray:
         """Gathers of parameters over axes on which the restriction allows none."""
