@@ -63,12 +63,14 @@ def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
         )
         found.save(folder / f"{case}-{search}.json")
         timeline = simulate(graph, found.strategy, found.mesh)
-        ends = dict.fromkeys(PHASES, 0.0)
+        ends, compute = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
         for event, end in zip(timeline.events, timeline.schedule.ends, strict=True):
             ends[event.phase] = max(ends[event.phase], end)
+            compute[event.phase] += 0.0 if event.collective else event.seconds
         predicted[search] = {
             "seconds": timeline.seconds,
             "phases": [ends["forward"], ends["backward"] - ends["forward"], timeline.seconds - ends["backward"]],
+            "compute": list(compute.values()),
             "bytes": timeline.communication_bytes,
             "notes": found.notes,
         }
@@ -110,25 +112,33 @@ def train(rank: int, folder: Path, case: str, repeats: int, names: list[str]) ->
         model, args = engine(name, case, folder)
         engines[name] = (model, torch.optim.AdamW(model.parameters(), lr=1e-5), args)
     taken: dict[str, list[list[float]]] = {name: [] for name in names}
+    cores: dict[str, list[list[float]]] = {name: [] for name in names}
     losses: dict[str, float] = {}
     for repeat in range(-1, repeats):
         for name in names if repeat % 2 else names[::-1]:
             model, optimiser, args = engines[name]
             optimiser.zero_grad(set_to_none=True)
             dist.barrier()
-            marks = [time.perf_counter()]
+            marks = [_clocks()]
             loss = model(*args)
-            marks.append(time.perf_counter())
+            marks.append(_clocks())
             loss.backward()
-            marks.append(time.perf_counter())
+            marks.append(_clocks())
             optimiser.step()
             dist.barrier()
-            marks.append(time.perf_counter())
+            marks.append(_clocks())
             if repeat >= 0:
-                taken[name].append([b - a for a, b in itertools.pairwise(marks)])
+                wall, busy = ([b[i] - a[i] for a, b in itertools.pairwise(marks)] for i in range(2))
+                taken[name].append(wall)
+                cores[name].append(busy)
             losses[name] = float(_mean_loss(loss.detach()) if name not in ("found", "data", "fsdp") else loss)
     if rank == 0:
-        (folder / f"{case}-taken.json").write_text(json.dumps({"taken": taken, "losses": losses}))
+        (folder / f"{case}-taken.json").write_text(json.dumps({"taken": taken, "cores": cores, "losses": losses}))
+
+
+def _clocks() -> tuple[float, float]:
+    """Wall seconds, and those in which this process had its core: other programs do not change the latter."""
+    return time.perf_counter(), time.process_time()
 
 
 def _mean_loss(loss: Any) -> Any:
@@ -183,13 +193,18 @@ def table(case: str, predicted: dict[str, Any], measured: dict[str, Any], phases
     apart = max(losses.values()) - min(losses.values())
     lines += ["", f"Losses after {1 + len(next(iter(taken.values())))} steps agree within {apart:.1e}."]
     if phases:
-        lines += ["", "| engine | forward, backward, update measured | predicted | MB |", "|---|---|---|--:|"]
+        lines += ["", "| engine | forward, backward, update: wall | predicted | core | predicted compute | MB |"]
+        lines += ["|---|---|---|---|---|--:|"]
         for name, steps in taken.items():
-            real = ", ".join(f"{statistics.median(column):.3f}" for column in zip(*steps, strict=True))
             guess = predicted[ENGINES[name]]
-            said = ", ".join(f"{value:.3f}" for value in guess["phases"])
-            lines.append(f"| {name} | {real} | {said} | {guess['bytes'] / 1e6:.1f} |")
+            columns = (_medians(steps), guess["phases"], _medians(measured["cores"][name]), guess["compute"])
+            shown = " | ".join(", ".join(f"{value:.3f}" for value in column) for column in columns)
+            lines.append(f"| {name} | {shown} | {guess['bytes'] / 1e6:.1f} |")
     return lines
+
+
+def _medians(steps: list[list[float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*steps, strict=True)]
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from shardwright.cluster.communication import fit_link, measure_ranks
 from shardwright.cluster.fitting import calibrated, device_file
 from shardwright.cluster.local import quick_figures, remember
 from shardwright.costs import collectives
+from shardwright.costs.optimizer import step_seconds
 from shardwright.errors import ClusterError
 
 
@@ -60,6 +61,18 @@ def test_fitting_finds_peaks_curves_and_the_optimiser(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     path.write_text(device_file(_raw()))
     assert parse_cluster(str(path)).device == device
+
+
+def test_a_processor_updates_tensors_one_after_the_other_each_at_the_speed_of_its_size() -> None:
+    """The temporaries of large tensors miss the caches: many small ones are updated faster than one as large."""
+    raw = _raw()
+    raw["optimizers"] = [
+        {"name": "adamw", "dtype": "float32", "tensors": n, "bytes": n * size, "host": n * size * each, "device": 0.0}
+        for n, size, each in ((1, 2**14, 4e-10), (16, 2**14, 4e-10), (16, 2**22, 6e-10), (1, 2**26, 2e-9))
+    ]
+    device = calibrated(raw)
+    for sizes, seconds in (([2**26], 2**26 * 2e-9), ([2**22] * 16, 2**26 * 6e-10), ([2**14], 2**14 * 4e-10)):
+        assert step_seconds("adamw", sizes, device) == pytest.approx((seconds, 0.0), rel=1e-3)
 
 
 def test_too_few_points_are_refused() -> None:

@@ -61,15 +61,15 @@ def _groups(make: Maker, total: float) -> list[Clock]:
             ("attention bfloat16", 1.0, cases.attentions(make, "bfloat16", 1e12)),  # whatever time is left
         ]
     else:
-        sizes = tuple(2**e for e in (10, 13, 16, 19, 22, 24))
+        sizes = tuple(2**e for e in (11, 16, 21, 23))  # the last beyond caches, and beyond what malloc keeps mapped
         plan = [
             ("memory float32", 0.22, cases_memory.memory_kernels(make, "float32", sizes)),
-            ("matmul float32", 0.22, cases.matmuls(make, "float32", 8e9)),
-            ("matmul bfloat16", 0.08, cases.matmuls(make, "bfloat16", 1e9)),
+            ("matmul float32", 0.22, cases.matmuls(make, "float32", 8e9, 16)),
+            ("matmul bfloat16", 0.04, cases.matmuls(make, "bfloat16", 1e9)),
             ("batched matmul float32", 0.05, cases.batched(make, "float32", 1e9)),
-            ("convolution float32", 0.2, cases.convolutions(make, "float32", 4e9, (1, 4, 16))),
+            ("convolution float32", 0.2, cases.convolutions(make, "float32", 4e9, (4, 1), once=True)),
             ("attention float32", 0.12, cases.attentions(make, "float32", 1e9)),
-            ("lstm float32", 0.06, cases.recurrences(make, "float32", 8e9)),
+            ("lstm float32", 0.1, cases.recurrences(make, "float32", 8e9)),
             ("memory bfloat16", 0.05, cases_memory.memory_kernels(make, "bfloat16", sizes)),
         ]
     return [Clock(name, cases.shuffled(iter(items)), share * total) for name, share, items in plan]
@@ -134,6 +134,7 @@ def _optimizers(watch: Stopwatch, make: Maker, largest: int) -> list[dict[str, A
         for dtype in dtypes:
             for tensors, elements in (
                 (1, largest),
+                (1, largest // 4),
                 (1, 2**12),
                 (16, 2**12),
                 (256, 2**12),

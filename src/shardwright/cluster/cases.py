@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import torch
 from torch.nn import functional as F
 
 Run = Callable[[], Any]
+BLOCK = 2**16
 BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
@@ -44,20 +46,29 @@ def gradients(make: Callable[[], tuple[torch.Tensor, list[torch.Tensor]]]) -> Ca
 
     def build() -> Run:
         out, wanted = make()
-        grad = torch.randn_like(out) * 0.1
+        grad = torch.randn_like(out) * 0.1 if out.is_cuda else torch.full_like(out, 0.1)
         return lambda: torch.autograd.grad(out, wanted, grad, retain_graph=True)
 
     return build
 
 
 class Maker:
-    """Random tensors on a device; values are small so that long chains stay finite, and random because power matters."""
+    """Random tensors on a device; values are small so that long chains stay finite, and random because power matters.
+
+    On a CPU, where drawing numbers would take most of the time, large tensors repeat a random block.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def __call__(self, *shape: int, dtype: str = "float32", grad: bool = False) -> torch.Tensor:
-        tensor = torch.randn(*shape, device=self.device, dtype=torch.float32).mul_(0.1).to(torch_dtype(dtype))
+        drawn: tuple[int, ...] = shape
+        count = math.prod(shape)
+        if self.device.type == "cpu" and count > BLOCK:
+            drawn = (BLOCK,)
+        tensor = torch.randn(*drawn, device=self.device, dtype=torch.float32).mul_(0.1).to(torch_dtype(dtype))
+        if drawn != shape:
+            tensor = tensor.repeat(-(-count // BLOCK))[:count].view(shape)
         return tensor.requires_grad_(grad)
 
 
@@ -78,15 +89,15 @@ def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel:
     return Case(kernel, step, dtype, features, 2.0 * m * n * k, moved, build)
 
 
-def matmuls(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
-    """Products over a grid of sizes, each in the three forms a linear layer uses."""
+def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256) -> Iterator[Case]:
+    """Products over a grid of sizes, each in the three forms a linear layer uses (backward from so many rows on)."""
     rows = (16, 64, 256, 1024, 4096, 16384, 65536)
     widths = (64, 256, 768, 1024, 2048, 4096, 8192, 16384)
     for m, n, k in itertools.product(rows, widths, widths):
         if m * n * k * 2 > most_flops or max(m, n, k) > 128 * max(min(m, n, k), 64):
             continue
         yield _product(make, m, n, k, dtype, "forward", "matmul")
-        if m >= 256:
+        if m >= backward_rows:
             yield _product(make, m, n, k, dtype, "input", "matmul")
             yield _product(make, n, k, m, dtype, "weight", "matmul")
 
@@ -134,16 +145,23 @@ CONVOLUTIONS = (
 )
 
 
-def convolutions(make: Maker, dtype: str, most_flops: float, batches: tuple[int, ...]) -> Iterator[Case]:
-    """Convolutions in the plain (channels first) memory format, forward, by input and by weight."""
+def convolutions(
+    make: Maker, dtype: str, most_flops: float, batches: tuple[int, ...], once: bool = False
+) -> Iterator[Case]:
+    """Convolutions in the plain (channels first) memory format, forward, by input and by weight.
+
+    ``once``: each with the first of the batches that is not too much work (a CPU takes images one after the other).
+    """
+    seen: set[tuple] = set()
     for batch, (channels, image, out, kernel, stride) in itertools.product(batches, CONVOLUTIONS):
         pad = (kernel[0] // 2, kernel[1] // 2)
         side = [(image + 2 * p - size) // stride + 1 for p, size in zip(pad, kernel, strict=True)]
         m, k = batch * side[0] * side[1], channels * kernel[0] * kernel[1]
         flops = 2.0 * m * out * k
         moved = (batch * channels * image * image + k * out + m * out) * BYTES[dtype]
-        if flops > most_flops or moved > 4e9:
+        if flops > most_flops or moved > 4e9 or (once and (channels, image, out, kernel, stride) in seen):
             continue
+        seen.add((channels, image, out, kernel, stride))
         features = (("m", float(m)), ("n", float(out)), ("k", float(k)), ("area", float(kernel[0] * kernel[1])))
         sizes = (batch, channels, image, out, kernel, stride, pad)
 

@@ -80,23 +80,31 @@ def _slowest(seconds: float) -> float:
 
 
 def processor_share(size: int = 2**25, repeats: int = 5) -> float:
-    """The share of a core that a collective under way takes from a computation on it (0: none; CPUs only)."""
+    """The share of a core that a collective under way takes from a computation on it (0: none; CPUs only).
+
+    Products are counted while a collective is under way; what the process used of its core beyond them went into the
+    collective. Only time on the core counts, so that other programs do not.
+    """
     a, whole = torch.randn(192, 192), torch.ones(size // 4)
-    quiet, shared = [], []
+    product, used, alone = [], [], []
     for _ in range(repeats):
-        began, done = time.perf_counter(), 0
-        while (now := time.perf_counter()) < began + 0.1:
-            _, done = a @ a, done + 1
-        quiet.append(done / (now - began))
+        began = time.process_time()
+        for _ in range(100):
+            _ = a @ a
+        product.append((time.process_time() - began) / 100)
         dist.barrier()
+        wall = time.perf_counter()
+        dist.all_reduce(whole)
+        alone.append(time.perf_counter() - wall)
+        dist.barrier()
+        began, done = time.process_time(), 0
         work = dist.all_reduce(whole, async_op=True)
         assert work is not None
-        began, done = time.perf_counter(), 0
         while not work.is_completed():
             _, done = a @ a, done + 1
-        shared.append(done / (time.perf_counter() - began))
+        used.append(time.process_time() - began - done * statistics.median(product))
         work.wait()
-    return min(max(1.0 - statistics.median(shared) / statistics.median(quiet), 0.0), 0.9)
+    return min(max(statistics.median(used) / statistics.median(alone), 0.0), 0.9)
 
 
 def measure_group(

@@ -2,7 +2,8 @@
 
 Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes. A curve keeps the points
 themselves, because kernels change with shape in steps that no smooth formula follows. The optimiser's step is fitted by
-least squares: the host's seconds on (1, tensors), the device's on bytes.
+least squares: the host's seconds on (1, tensors), the device's on bytes. A CPU, which updates one tensor after the other,
+also gets a curve over their sizes: the temporaries of large ones miss its caches and are mapped anew every time.
 """
 
 from __future__ import annotations
@@ -91,6 +92,23 @@ def _optimizers(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, flo
     return fitted
 
 
+def _update_curves(rows: list[dict[str, Any]], device: Device) -> list[tuple[str, Curve]]:
+    """Per optimiser, seconds of one tensor's update over those of reading its parameter once."""
+    sizes: dict[str, dict[float, float]] = defaultdict(dict)
+    for row in sorted(
+        rows, key=lambda row: -row["tensors"]
+    ):  # of one size, the fewest tensors disturb each other least
+        each = row["bytes"] / row["tensors"]
+        sizes[f"{row['name']}/{row['dtype']}/update"][each] = row["host"] / (row["bytes"] / device.bandwidth)
+    return [
+        (
+            name,
+            Curve(("bytes",), tuple((size,) for size in sorted(found)), tuple(found[size] for size in sorted(found))),
+        )
+        for name, found in sorted(sizes.items())
+    ]
+
+
 def calibrated(data: Mapping[str, Any]) -> Device:
     """The measured device with its profile."""
     device = _datasheet(data["machine"]) or _measured_peaks(data)
@@ -98,9 +116,12 @@ def calibrated(data: Mapping[str, Any]) -> Device:
     dispatch = {name: (row[0], row[1]) for name, row in data["dispatch"].items()}
     dispatch["*"] = tuple(np.median([row for name, row in dispatch.items() if name != "module"], axis=0).tolist())
     smallest = [p["seconds"] for p in data["points"] if not p["flops"] and p["step"] == "forward"]
+    curves = _curves(data["points"], device)
+    if device.kind == "cpu":
+        curves += _update_curves(data["optimizers"], device)
     profile = Profile(
         label=f"measured {machine['date']} on {machine['name']} with torch {machine['torch']}",
-        curves=tuple(_curves(data["points"], device)),
+        curves=tuple(curves),
         dispatch=tuple((name, *row) for name, row in dispatch.items()),
         optimizer=tuple(_optimizers(data["optimizers"])),
         kernel_floor=float(np.percentile(smallest, 2)),
