@@ -18,18 +18,15 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.operators.strategy import Strategy
-from shardwright.plans import Candidate, Plan, Prediction, Proof
+from shardwright.plans import Candidate, Plan, Proof
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
-from shardwright.search.choose import evaluate
-from shardwright.search.constraints import constraints, meant_meshes
-from shardwright.search.keeping import keep_gathered
+from shardwright.search.constraints import meant_meshes
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import limit_of, no_blocks, shortage
-from shardwright.search.options import Restriction
-from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, check_name, find_strategy
-from shardwright.simulator import simulate
+from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
+from shardwright.trials import Found, Trials
+from shardwright.trials import predict as predict  # also called by itself, on a strategy of one's own
 
 SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
@@ -45,9 +42,6 @@ WORTHWHILE = 1.1
 CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
 
-MEMORY_ROUNDS = 5
-"""How often a search is repeated with a corrected estimate of activations before giving up on its memory limit."""
-
 Progress = Callable[[str], None]
 
 
@@ -60,6 +54,8 @@ class Options:
     optimiser: str = "adamw"
     max_axes: int = 2
     time_limit: float = 10.0
+    gap: float = 0.01
+    """A search under a memory limit may end once its answer is proved to be within this share of the best."""
     memory_limit: float | None = None
     ignore_device_memory: bool = False
     """Plan as if devices had all the memory in the world (the papers' comparisons do)."""
@@ -74,31 +70,6 @@ class Options:
             check_name(name)
         if self.recompute not in ("auto", "none", "blocks"):
             raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", "Known: auto, none, blocks.")
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The outcome of one search on one mesh, simulated."""
-
-    name: str
-    mesh: Mesh
-    searched: Searched
-    prediction: Prediction
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """What fits comes before what does not, then the faster (the smaller where nothing fits, or that is asked for)."""
-        return self.ranked(self.name)
-
-    def ranked(self, search: str) -> tuple[bool, float]:
-        """The rank this would have as an answer to another search."""
-        p = self.prediction
-        return (not p.fits, p.step_seconds if p.fits and search != LEAST_MEMORY else p.memory_bytes)
-
-    @property
-    def note(self) -> str:
-        blocks = self.searched.strategy.recomputed
-        return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
 
 
 def plan(
@@ -193,7 +164,7 @@ def plan_graph(
         raise shortage(options.search, cluster.name, device, limit, peak, options.recompute)
     if options.search == "auto":
         close = [f for f in eligible if f.prediction.step_seconds <= CLOSE * winner.prediction.step_seconds]
-        winner = min((_keeping(described, f, options) for f in close), key=lambda f: f.rank)
+        winner = min((_trials(described, options).keeping(f) for f in close), key=lambda f: f.rank)
     if open_search:
         found[options.search] = winner
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
@@ -231,14 +202,15 @@ def _search_all(
     """The best of every name over all meshes; ``notes`` holds why a name found nothing, and the proof."""
     found: dict[str, Found] = {}
     notes: dict[str, str] = {}
+    trials = _trials(described, options)
     for name in dict.fromkeys([options.search, *options.baselines]):
-        for mesh, floor in _promising(described, shapes, name, options, say):
+        for mesh, floor in _promising(trials, shapes, name, say):
             known = found[name].prediction if name in found else None
             if known is not None and known.fits and floor > WORTHWHILE * known.sum_seconds:
                 continue
             say(f"searching {name} on {_mesh_text(mesh)}")
             try:
-                result = _within_memory(described, mesh, name, options, overlap=0.0)
+                result = trials.search(mesh, name)
             except Infeasible as error:
                 notes.setdefault(name, error.message)
                 notes.setdefault(":remedy", error.remedy)
@@ -249,109 +221,39 @@ def _search_all(
                     notes[key] = repr(min(float(value), float(notes.get(key, "inf"))))
             if name not in found or result.rank < found[name].rank:
                 found[name] = result
-        if name == "auto" and name in found:
-            found[name] = _with_overlap(described, found[name], options)
+        for overlap in OVERLAPS if name == "auto" and name in found else ():
+            found[name] = trials.with_overlap(found[name], overlap)
     return found, notes
 
 
-def _promising(
-    described: Described, shapes: Sequence[Mesh], name: str, options: Options, say: Progress
-) -> list[tuple[Mesh, float]]:
+def _trials(described: Described, options: Options) -> Trials:
+    return Trials(
+        described,
+        optimiser=options.optimiser,
+        memory_limit=options.memory_limit,
+        ignore_device_memory=options.ignore_device_memory,
+        recompute=described.blocks if options.recompute == "blocks" else (),
+        constrained=("auto", options.search),
+        pins=options.pins,
+        forbidden=options.forbidden,
+        time_limit=options.time_limit,
+        gap=options.gap,
+    )
+
+
+def _promising(trials: Trials, shapes: Sequence[Mesh], name: str, say: Progress) -> list[tuple[Mesh, float]]:
     """Meshes by what they could at best give: the optimum without a memory limit, which bounds the one with it."""
     if len(shapes) <= FEW_MESHES:
         return [(mesh, 0.0) for mesh in shapes]
     floors = []
     for mesh in shapes:
         say(f"bounding {name} on {_mesh_text(mesh)}")
-        searched = find_strategy(described, mesh, name, optimiser=options.optimiser, time_limit=options.time_limit)
-        floors.append((mesh, searched.solution.lower_bound))
+        floors.append((mesh, trials.floor(mesh, name)))
     return sorted(floors, key=lambda pair: pair[1])
 
 
 def _mesh_text(mesh: Mesh) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in mesh.names)
-
-
-def _with_overlap(described: Described, best: Found, options: Options) -> Found:
-    """Search again with parameter traffic discounted, on the mesh that won; the simulator decides between the two."""
-    for overlap in OVERLAPS:
-        try:
-            other = _within_memory(described, best.mesh, best.name, options, overlap)
-        except Infeasible:
-            continue
-        stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same
-        cost = evaluate(stated.problem, stated.choice(other.searched.strategy)).cost
-        other = replace(other, prediction=replace(other.prediction, sum_seconds=cost))
-        best = min(best, other, key=lambda f: f.rank)
-    return best
-
-
-def _keeping(described: Described, found: Found, options: Options) -> Found:
-    """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster."""
-    limit = limit_of(found.mesh.device, options.memory_limit, options.ignore_device_memory)
-    room, searched = limit - found.prediction.memory_bytes, found.searched
-    strategy = keep_gathered(described.graph, described.rules, searched.strategy, room)
-    if strategy is None:
-        return found
-    prediction = predict(described.graph, strategy, found.mesh, options.optimiser, None, limit)
-    other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction)
-    return min(found, other, key=lambda f: f.rank)
-
-
-def _within_memory(described: Described, mesh: Mesh, name: str, options: Options, overlap: float) -> Found:
-    """Search under the device's memory.
-
-    The search estimates what is saved for the backward pass; where the exact memory curve of its answer exceeds the
-    device, the estimate is scaled to what the curve has shown and the search repeated.
-    """
-    limit = limit_of(mesh.device, options.memory_limit, options.ignore_device_memory)
-    within = constraints(described.graph, mesh.names, options.pins, options.forbidden)
-    best: Found | None = None
-    scale = 1.0
-    for _ in range(MEMORY_ROUNDS):
-        try:
-            searched = find_strategy(
-                described,
-                mesh,
-                name,
-                optimiser=options.optimiser,
-                memory_limit=limit,
-                overlap=overlap,
-                activation_scale=scale,
-                recompute=described.blocks if options.recompute == "blocks" else (),
-                within=within if name in ("auto", options.search) else Restriction(name),
-                time_limit=options.time_limit,
-            )
-        except Infeasible:
-            if best is None:
-                raise
-            return best
-        prediction = predict(described.graph, searched.strategy, mesh, options.optimiser, searched.solution.cost, limit)
-        result = Found(name, mesh, searched, prediction)
-        if best is None or result.rank < best.rank:
-            best = result
-        parameters, activations = searched.formulation.memory(searched.solution.answer)
-        if prediction.fits or not activations:
-            break
-        shown = scale * (prediction.memory_bytes - parameters) / activations
-        scale = max(shown, 1.1 * scale)
-    assert best is not None  # the first round either returns, raises or sets it
-    return best
-
-
-def predict(
-    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float | None, limit: float | None = None
-) -> Prediction:
-    """Simulate one step of a strategy; ``summed`` are its seconds by the search (those of the step's events otherwise)."""
-    timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
-    return Prediction(
-        step_seconds=timeline.seconds,
-        sum_seconds=float(timeline.walk.seconds if summed is None else summed),
-        memory_bytes=float(timeline.peak_bytes),
-        communication_bytes=float(timeline.communication_bytes),
-        exposed_seconds=timeline.exposed_seconds,
-        fits=bool(timeline.peak_bytes <= (mesh.device.usable_memory if limit is None else limit)),
-    )
 
 
 def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:

@@ -57,21 +57,17 @@ def formulate(
     labels: Labels | None = None,
     fold: bool = True,
     overlap: float = 0.0,
-    activation_scale: float = 1.0,
     recompute: Sequence[str] = (),
 ) -> Formulation:
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
-    computation; the sum proper, and every bound on it, has ``overlap=0``. ``activation_scale`` multiplies the estimate of
-    saved activations, so that a search can be repeated with the ratio an exact memory curve has shown. ``recompute``
-    names blocks that keep only what leaves them and run forward twice.
+    computation; the sum proper, and every bound on it, has ``overlap=0``. ``recompute`` names
+    blocks that keep only what leaves them and run forward twice.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    return _Builder(
-        graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, activation_scale, recompute
-    ).build()
+    return _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, recompute).build()
 
 
 class Home(NamedTuple):
@@ -110,12 +106,10 @@ class _Builder:
         labels: Labels,
         fold: bool,
         overlap: float,
-        activation_scale: float,
         recompute: Sequence[str],
     ) -> None:
         self.recompute = tuple(recompute)
         self.again = recomputation(graph, recompute, mesh.device.kind)
-        self.activation_scale = activation_scale
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -198,7 +192,7 @@ class _Builder:
             for i, split in enumerate(splits):
                 layout = output_layouts(rules, split, len(op.outputs))[position]
                 total[i] += largest_shard(tensor.shape, layout, self.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
-        return total * self.activation_scale
+        return total
 
     def _leaves_block(self, op: Op, tensor: str) -> bool:
         """Whether a tensor outlives the block it is made in; inside a recomputed block nothing else is kept."""
@@ -224,6 +218,7 @@ class _Builder:
         if trainable:  # the gradient rests as the parameter does
             launch = step_seconds(self.optimiser, [0], self.mesh.device)[0]  # one launch serves all parameters
             seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] - launch for size in sizes])
+            seconds = seconds + self.prices.sums(layouts, sizes)
             inside = all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
                 held = held + meta.bytes

@@ -70,6 +70,39 @@ def check_name(name: str) -> None:
         raise ShardwrightError(f"There is no search or strategy {name!r}.", f"Known: {', '.join(NAMES)}.")
 
 
+def state(
+    described: Described,
+    mesh: Mesh,
+    name: str = "auto",
+    *,
+    optimiser: str = "adamw",
+    overlap: float = 0.0,
+    recompute: Sequence[str] = (),
+    within: Restriction = EVERYTHING,
+) -> Formulation:
+    """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited.
+
+    ``overlap`` is the share of parameter traffic (gathers, gradient reductions) assumed to hide under computation.
+    """
+    space = _space(mesh, name, within)
+    return formulate(
+        described.graph,
+        mesh,
+        optimiser=optimiser,
+        memory_limit=float("inf"),
+        overlap=overlap,
+        recompute=recompute,
+        within=space,
+        rules=described.rules,
+        labels=described.labels,
+        fold=space.fold,
+    )
+
+
+def _space(mesh: Mesh, name: str, within: Restriction) -> Restriction:
+    return within if name in METHOD_NAMES else restriction(name, len(mesh.sizes)) & within
+
+
 def find_strategy(
     described: Described,
     mesh: Mesh,
@@ -77,31 +110,23 @@ def find_strategy(
     *,
     optimiser: str = "adamw",
     memory_limit: float | None = None,
-    overlap: float = 0.0,
-    activation_scale: float = 1.0,
-    recompute: Sequence[str] = (),
     within: Restriction = EVERYTHING,
     time_limit: float | None = 60.0,
+    gap: float = 0.0,
+    stated: Formulation | None = None,
 ) -> Searched:
     """The best strategy that the search ``name`` finds on ``mesh``.
 
-    ``overlap`` is the share of parameter traffic (gathers, gradient reductions) assumed to hide under computation.
+    ``gap`` is the share of its cost that the exact search may leave open; ``stated`` the problem (:func:`state`), where it
+    is known already.
     """
     check_name(name)
-    space = within if name in METHOD_NAMES else restriction(name, len(mesh.sizes)) & within
-    stated = formulate(
-        described.graph,
-        mesh,
-        optimiser=optimiser,
-        memory_limit=float("inf") if memory_limit is None and name == LEAST_MEMORY else memory_limit,
-        overlap=overlap,
-        activation_scale=activation_scale,
-        recompute=recompute,
-        within=space,
-        rules=described.rules,
-        labels=described.labels,
-        fold=space.fold,
-    )
+    space = _space(mesh, name, within)
+    stated = stated or state(described, mesh, name, optimiser=optimiser, within=within)
+    if memory_limit is not None:
+        stated = replace(stated, problem=replace(stated.problem, usage_limit=memory_limit))
+    elif name != LEAST_MEMORY:
+        stated = replace(stated, problem=replace(stated.problem, usages=(), usage_limit=None))
     if name == "recursive":
         solution = _recursive(described, mesh, stated, space, optimiser, time_limit)
     elif name == "spartan":
@@ -113,7 +138,8 @@ def find_strategy(
         solution = _bounded(stated, least.answer, least.seconds, time_limit)
     else:
         try:
-            solution = solve(stated.problem, time_limit=time_limit, method=name if name in METHODS else "auto")
+            method = name if name in METHODS else "auto"
+            solution = solve(stated.problem, time_limit=time_limit, method=method, gap=gap)
         except Infeasible as error:
             raise too_much(stated.problem, name) or error from None
     return Searched(stated.strategy(solution.answer), stated, solution)

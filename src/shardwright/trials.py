@@ -1,0 +1,195 @@
+"""One search on one mesh, tried out: stated once, solved under the device's memory, simulated, and corrected.
+
+The search counts memory at two moments only and by estimate; the exact curve of its answer tells how much that missed.
+Where the answer does not fit after all, the limit is lowered by as much and the same problem solved again, so every
+round excludes the answer before it. The problem of a mesh is stated once for the bound without a limit and for every round.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from shardwright.cluster import Mesh
+from shardwright.errors import Infeasible
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.plans import Prediction
+from shardwright.search.choose import evaluate
+from shardwright.search.constraints import constraints
+from shardwright.search.formulation import Formulation
+from shardwright.search.keeping import keep_gathered
+from shardwright.search.limits import limit_of
+from shardwright.search.options import Restriction
+from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, state
+from shardwright.simulator import simulate
+
+MEMORY_ROUNDS = 5
+"""How often a search is repeated with a corrected limit before giving up on the device's memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The outcome of one search on one mesh, simulated."""
+
+    name: str
+    mesh: Mesh
+    searched: Searched
+    prediction: Prediction
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What fits comes before what does not, then the faster (the smaller where nothing fits, or that is asked for)."""
+        return self.ranked(self.name)
+
+    def ranked(self, search: str) -> tuple[bool, float]:
+        """The rank this would have as an answer to another search."""
+        p = self.prediction
+        return (not p.fits, p.step_seconds if p.fits and search != LEAST_MEMORY else p.memory_bytes)
+
+    @property
+    def note(self) -> str:
+        blocks = self.searched.strategy.recomputed
+        return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection meanwhile: a step's events are many, live long and refer to nothing in circles."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+def predict(
+    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float | None, limit: float | None = None
+) -> Prediction:
+    """Simulate one step of a strategy; ``summed`` are its seconds by the search (those of the step's events otherwise)."""
+    with collection_paused():
+        timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
+        return Prediction(
+            step_seconds=timeline.seconds,
+            sum_seconds=float(timeline.walk.seconds if summed is None else summed),
+            memory_bytes=float(timeline.peak_bytes),
+            communication_bytes=float(timeline.communication_bytes),
+            exposed_seconds=timeline.exposed_seconds,
+            fits=bool(timeline.peak_bytes <= (mesh.device.usable_memory if limit is None else limit)),
+        )
+
+
+class Trials:
+    """Searches on one graph under the same conditions; problems stated for one are kept for the next.
+
+    ``pins`` and ``forbidden`` bind the searches in ``constrained`` only (a baseline is what it is).
+    """
+
+    def __init__(
+        self,
+        described: Described,
+        *,
+        optimiser: str = "adamw",
+        memory_limit: float | None = None,
+        ignore_device_memory: bool = False,
+        recompute: Sequence[str] = (),
+        constrained: Sequence[str] = (),
+        pins: Sequence[str] = (),
+        forbidden: Sequence[str] = (),
+        time_limit: float = 10.0,
+        gap: float = 0.0,
+    ) -> None:
+        self.described, self.optimiser, self.recompute = described, optimiser, tuple(recompute)
+        self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
+        self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
+        self.time_limit, self.gap = time_limit, gap
+        self._stated: dict[tuple[Mesh, str, float], Formulation] = {}
+
+    def limit(self, mesh: Mesh) -> float:
+        return limit_of(mesh.device, self.memory_limit, self.ignore_device_memory)
+
+    def floor(self, mesh: Mesh, name: str) -> float:
+        """What the search could at best give on a mesh: the bound of its optimum without a memory limit."""
+        return self._solve(mesh, name, 0.0, None).solution.lower_bound
+
+    def search(self, mesh: Mesh, name: str, overlap: float = 0.0) -> Found:
+        """The best that the search finds within the device's memory; the smallest it found where nothing fits.
+
+        Raises
+        ------
+        Infeasible
+            When the search itself finds nothing within the limit.
+        """
+        limit = allowed = self.limit(mesh)
+        best: Found | None = None
+        for _ in range(MEMORY_ROUNDS):
+            try:
+                searched = self._solve(mesh, name, overlap, allowed)
+            except Infeasible:
+                if best is None:
+                    raise
+                return best
+            graph, solution = self.described.graph, searched.solution
+            prediction = predict(graph, searched.strategy, mesh, self.optimiser, solution.cost, limit)
+            result = Found(name, mesh, searched, prediction)
+            if best is None or result.rank < best.rank:
+                best = result
+            counted = evaluate(searched.formulation.problem, solution.answer).peak
+            if prediction.fits or not counted or name == LEAST_MEMORY:
+                break
+            allowed = counted - (prediction.memory_bytes - limit)
+        assert best is not None  # the first round either returns, raises or sets it
+        return best
+
+    def with_overlap(self, best: Found, overlap: float) -> Found:
+        """The better of a result and what the same search finds with parameter traffic discounted."""
+        try:
+            other = self.search(best.mesh, best.name, overlap)
+        except Infeasible:
+            return best
+        stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same
+        cost = evaluate(stated.problem, stated.choice(other.searched.strategy)).cost
+        other = replace(other, prediction=replace(other.prediction, sum_seconds=cost))
+        return min(best, other, key=lambda f: f.rank)
+
+    def keeping(self, found: Found) -> Found:
+        """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster."""
+        limit, searched = self.limit(found.mesh), found.searched
+        room = limit - found.prediction.memory_bytes
+        strategy = keep_gathered(self.described.graph, self.described.rules, searched.strategy, room)
+        if strategy is None:
+            return found
+        prediction = predict(self.described.graph, strategy, found.mesh, self.optimiser, None, limit)
+        other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction)
+        return min(found, other, key=lambda f: f.rank)
+
+    def _solve(self, mesh: Mesh, name: str, overlap: float, memory_limit: float | None) -> Searched:
+        within = Restriction(name)
+        if name in self.constrained:
+            within = constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
+        key = (mesh, name, overlap)
+        if key not in self._stated:
+            self._stated[key] = state(
+                self.described,
+                mesh,
+                name,
+                optimiser=self.optimiser,
+                overlap=overlap,
+                recompute=self.recompute,
+                within=within,
+            )
+        return find_strategy(
+            self.described,
+            mesh,
+            name,
+            optimiser=self.optimiser,
+            memory_limit=memory_limit,
+            within=within,
+            time_limit=self.time_limit,
+            gap=self.gap,
+            stated=self._stated[key],
+        )
