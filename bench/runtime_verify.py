@@ -94,7 +94,7 @@ class Model:
     def __init__(self, reference: str, dtype: str, steps: int) -> None:
         from shardwright.frontend import capture
         from shardwright.runtime.precision import all_double
-        from shardwright.runtime.verify import prepared, reference_runs
+        from shardwright.runtime.verify import prepared, truth_of
 
         double = dtype == "float64"
         self.model, self.args, self.kwargs = prepared(functools.partial(build, reference), double)
@@ -104,8 +104,8 @@ class Model:
                 return capture(self.model, self.args, self.kwargs)
 
         self.graph = from_first(captured)
-        first = dist.get_rank() == 0
-        self.references = reference_runs(self.model, tuple(self.args), self.kwargs, steps) if first else None
+        own = double and dist.get_rank() == 0
+        self.truth = truth_of(self.model, tuple(self.args), self.kwargs, steps) if own else None
 
 
 def strategies(graph: Any, cluster: str, searches: list[str]) -> Iterator[tuple[str, Any]]:
@@ -138,6 +138,7 @@ def verify_all(
     missing: dict[str, list[tuple[str, str]]], steps: int, common: dict[str, Any], path: Path, started: Path
 ) -> None:
     """Runs on every rank. ``missing`` names per model the (search, dtype) pairs to run."""
+    from shardwright.runtime.compare import KINDS
     from shardwright.runtime.verify import check
 
     first, cluster = dist.get_rank() == 0, f"local:{dist.get_world_size()}"
@@ -171,17 +172,17 @@ def verify_all(
                     steps=steps,
                     mesh=mesh_of(strategy.axes),
                     graph=model.graph,
-                    references=model.references,
+                    truth=model.truth,
                 )
                 if answer is not None:
-                    kinds = ("loss", "gradient", "parameter", "update", "buffer")
-                    worst = {what: item for what in kinds if (item := answer.worst(what)) is not None}
+                    worst = {what: item for what in KINDS if (item := answer.worst(what)) is not None}
                     note(
                         {
                             **row,
                             "agrees": answer.agrees,
                             "mesh": strategy.axes,
                             "compared": len(answer.comparisons),
+                            "kinks": sum(item.kink for item in answer.comparisons),
                             "worst": {
                                 what: {"name": item.name, "relative": item.relative, "times": item.times}
                                 for what, item in worst.items()
@@ -249,7 +250,9 @@ def cell(rows: list[dict[str, Any]], dtype: str) -> str:
         number = f"{max(item['relative'] for worst in measured for item in worst.values()):.0e}"
     else:
         number = f"{max(item['times'] for worst in measured for item in worst.values()):.1f}×"
-    return f"{len(agreeing)}/{len(applying)} ({len(measured)} plans), {number}"
+    kinks = sum(row.get("kinks", 0) > 0 for row in rows)
+    beside = f", {kinks} beside a kink" if kinks else ""
+    return f"{len(agreeing)}/{len(applying)} ({len(measured)} plans), {number}{beside}"
 
 
 def main() -> None:

@@ -1,14 +1,16 @@
-"""Two training runs side by side: losses, gradients, parameters, buffers, and how far each may be from the truth.
+"""A training run against one process: losses, gradients, parameters, buffers, and how far each may be from the truth.
 
-The truth is one process running the unmodified model in float64. A float64 run must be within 1e-9 of it. A float32 run
-adds its numbers in another order than one process does, so it is held to the error that one process makes in float32
-itself, measured against the same truth: its distance may be at most :data:`TIMES` that of the one process (the usual
-yardstick of numerical analysis: as accurate as the algorithm it replaces, Higham 2002, chapter 1). A tensor of few elements
-may be exact by luck on one process; it is then measured by the model's median relative error, and a gradient that is zero in
+The truth is one process running the unmodified model in float64. A run in float64 must stay within 1e-9 of it for all steps.
+A run in float32 adds its numbers in another order than one process does, so it is held to the error that one process
+makes in float32 itself: its distance from the truth may be at most :data:`TIMES` that of the one process (as accurate as the
+algorithm it replaces, the yardstick of numerical analysis; Higham, Accuracy and Stability, 2002, chapter 1). A number
+that is exact on one process by luck is measured by the median relative error of its kind, and a gradient that is zero in
 theory by one rounding of the model's largest gradient.
 
-Parameters are compared with the truth in the same way and, in addition, with AdamW's replay of the run's own gradients
-(:func:`~shardwright.runtime.recorded.replayed`), which must give the same parameters up to a few roundings.
+AdamW turns rounding of tiny gradients into whole steps, on one process as on many, so in float32 truth and yardstick are
+taken anew at the parameters the run had before each step. What remains is the optimiser: in either precision every
+parameter after every step must be what AdamW on one process makes of the run's own gradients, up to a few roundings.
+Each step's start, gradients and end being right, so is the run.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ KINDS = ("loss", "gradient", "parameter", "update", "buffer")
 class Comparison:
     """One compared tensor: its largest distance from the truth, the truth's size, what was allowed.
 
-    ``yardstick`` is the error of one process in the same precision (zero where the limit is relative to ``size``).
+    ``yardstick`` is the error of one process in the same precision (zero where the limit is relative to ``size``);
+    ``kink`` says that the truth is that of parameters one rounding away (:mod:`shardwright.runtime.kinks`).
     """
 
     what: str
@@ -46,6 +49,7 @@ class Comparison:
     size: float
     allowed: float
     yardstick: float = 0.0
+    kink: bool = False
 
     @property
     def agrees(self) -> bool:
@@ -94,28 +98,29 @@ class Verification:
 def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None = None) -> list[Comparison]:
     """Every loss, gradient, parameter and buffer of a run against the truth; what only one of them has disagrees.
 
-    ``start`` are the parameters before the first step. ``one`` is the run of one process in the precision of ``other``;
-    without it ``other`` is in float64 and must agree within 1e-9.
+    ``start`` are the parameters before the first step. With ``one``, the run of one process in the precision of ``other``,
+    both ``truth`` and ``one`` start every step where ``other`` did
+    (:func:`~shardwright.runtime.recorded.retraced`); without it ``other`` is in float64 and must agree within 1e-9.
     """
     rounding = max((torch.finfo(tensor.dtype).eps for tensor in start.values()), default=torch.finfo(torch.float32).eps)
     found: list[Comparison] = []
-    typical = rounding
     for step in range(len(truth.gradients)):
         true, theirs, single = (_at(run, step) for run in (truth, other, one))
         assert true is not None and theirs is not None
         floor = max((_size(gradient) for gradient in true.values()), default=0.0)
         found += _compared("gradient", true, theirs, single, rounding, floor=floor)
-        typical = max(typical, _median_error(true, single))
     losses, their_losses, single_losses = (_numbers(run) for run in (truth, other, one))
     assert losses is not None and their_losses is not None
-    typical = max([typical, *_relative_errors(losses, single_losses)])
-    found += _compared("loss", losses, their_losses, single_losses, typical)
-    own = one.parameters if one is not None else None
-    found += _compared("parameter", truth.parameters, other.parameters, own, rounding, unit=LEARNING_RATE)
-    for name, expected in replayed(start, other).items():
-        size = _size(expected) + LEARNING_RATE
-        difference = _distance(expected, other.parameters.get(name))
-        found.append(Comparison("update", name, difference, size, ROUNDINGS * rounding * size))
+    worst = max([rounding, *_relative_errors(losses, single_losses)])
+    found += _compared("loss", losses, their_losses, single_losses, worst)
+    if one is None:
+        found += _compared("parameter", truth.parameters, other.parameters, None, rounding, unit=LEARNING_RATE)
+    for step, expected in enumerate(replayed(start, other), 1):
+        after = other.before[step] if step < len(other.before) else other.parameters
+        for name in sorted(expected.keys() | after.keys()):
+            size = _size(expected.get(name)) + LEARNING_RATE
+            difference = distance(expected.get(name), after.get(name))
+            found.append(Comparison("update", f"{name} at step {step}", difference, size, ROUNDINGS * rounding * size))
     own = one.buffers if one is not None else None
     return found + _compared("buffer", truth.buffers, other.buffers, own, rounding)
 
@@ -144,18 +149,18 @@ def _compared(
         size = _size(tensor) + unit
         allowed = DOUBLE * (size + NOISE * floor)
         if single is not None:
-            yardstick = max(_distance(tensor, single.get(name)), typical * size, rounding * floor)
+            yardstick = max(distance(tensor, single.get(name)), typical * size, rounding * floor)
             allowed = TIMES * yardstick
         if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
             allowed = yardstick = 0.0
-        found.append(Comparison(what, name, _distance(tensor, theirs.get(name)), size, allowed, yardstick))
+        found.append(Comparison(what, name, distance(tensor, theirs.get(name)), size, allowed, yardstick))
     return found
 
 
 def _relative_errors(true: Tensors, single: Tensors | None, unit: float = 0.0) -> list[float]:
     """How far one process is from the truth, tensor by tensor."""
     sizes = {name: _size(tensor) + unit for name, tensor in true.items() if single is not None}
-    return [_distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size]
+    return [distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size]
 
 
 def _median_error(true: Tensors, single: Tensors | None, unit: float = 0.0) -> float:
@@ -182,7 +187,7 @@ def _size(tensor: Tensor | None) -> float:
     )
 
 
-def _distance(true: Tensor | None, other: Tensor | None) -> float:
+def distance(true: Tensor | None, other: Tensor | None) -> float:
     """The largest difference; infinite where one is missing, has another shape or is not finite where the other is."""
     if true is None or other is None or true.shape != other.shape:
         return math.inf

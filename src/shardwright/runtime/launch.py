@@ -6,6 +6,7 @@ all are ended. Nothing outlives the call.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -97,6 +98,8 @@ def _serve(
     import torch
     import torch.distributed as dist
 
+    # Whole tensors are gathered for comparison axis by axis; DTensor would warn that this is slow.
+    logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Ranks may wait long for the one that trains alone; a rank that fails ends all, so no shorter limit is needed.

@@ -1,9 +1,9 @@
 """A few steps of training, with everything a comparison needs kept: losses, gradients, parameters, buffers.
 
-:func:`replayed` answers a question about the optimiser alone: which parameters does AdamW, on one process, make of the
-gradients that a run recorded? AdamW divides by the gradient's size, so rounding noise on a gradient that is zero in theory
-(the bias of an attention's keys) moves a parameter by whole steps of the learning rate; compared with its own replay, a
-run shows its optimiser's arithmetic free of that amplification.
+AdamW divides by the gradient's size, so rounding noise on a gradient that is zero in theory (the bias of an attention's
+keys) moves a parameter by whole steps of the learning rate, and from then on two float32 runs are at different points. A
+run is therefore also taken apart: :func:`retraced` computes loss and gradients on one process at the very parameters the
+run had before each step, and :func:`replayed` computes what AdamW, on one process, makes of the run's gradients.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ EPSILON = 1e-8
 
 @dataclass
 class Run:
-    """What a training run leaves behind, whole tensors by their names in the model."""
+    """What a training run leaves behind, whole tensors by their names in the model.
+
+    ``before`` and ``gradients`` are the parameters before each step and their gradients in it, ``parameters`` and
+    ``buffers`` those after the last.
+    """
 
     losses: list[float] = field(default_factory=list)
+    before: list[dict[str, Tensor]] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -37,32 +42,55 @@ def train(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     run = Run()
     optimiser = _optimiser(p for p in model.parameters() if p.requires_grad)
     for _ in range(steps):
+        before = {name: _whole(p) for name, p in model.named_parameters()}
         optimiser.zero_grad()
-        loss = loss_of(model(*args, **kwargs))
-        loss.backward()
-        run.losses.append(float(_whole(loss.detach())))
-        gradients = {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        loss, gradients = _step(model, args, kwargs)
+        run.losses.append(loss)
+        run.before.append(before if keep else {})
         run.gradients.append(gradients if keep else {})
         optimiser.step()
-    parameters = {name: _whole(p.detach()) for name, p in model.named_parameters()}
+    parameters = {name: _whole(p) for name, p in model.named_parameters()}
     buffers = {name: _whole(b) for name, b in model.named_buffers()}
     if keep:
         run.parameters, run.buffers = parameters, buffers
     return run
 
 
-def replayed(start: Mapping[str, Tensor], run: Run) -> dict[str, Tensor]:
-    """The parameters that AdamW makes, on one process, of ``start`` and the gradients of a run."""
+def retraced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> Run:
+    """Losses, gradients and buffers of ``model`` on this process where every step starts from the parameters of ``run``."""
+    found = Run(before=run.before, parameters=run.parameters)
+    for before in run.before:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(before[name])
+                parameter.grad = None
+        loss, gradients = _step(model, args, kwargs)
+        found.losses.append(loss)
+        found.gradients.append(gradients)
+    found.buffers = {name: _whole(b) for name, b in model.named_buffers()}
+    return found
+
+
+def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
+    """The parameters after every step that AdamW makes, on one process, of ``start`` and the gradients of a run."""
     parameters = {name: torch.nn.Parameter(tensor.detach().clone()) for name, tensor in start.items()}
     trained = [name for name in parameters if any(name in gradients for gradients in run.gradients)]
-    if not trained:
-        return {name: parameter.detach() for name, parameter in parameters.items()}
-    optimiser = _optimiser(parameters[name] for name in trained)
+    optimiser = _optimiser(parameters[name] for name in trained) if trained else None
+    after = []
     for gradients in run.gradients:
         for name in trained:
             parameters[name].grad = gradients.get(name)
-        optimiser.step()
-    return {name: parameter.detach() for name, parameter in parameters.items()}
+        if optimiser is not None:
+            optimiser.step()
+        after.append({name: _whole(parameter) for name, parameter in parameters.items()})
+    return after
+
+
+def _step(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, dict[str, Tensor]]:
+    loss = loss_of(model(*args, **kwargs))
+    loss.backward()
+    value = float(_whole(loss))
+    return value, {name: _whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def loss_of(output: Any) -> Tensor:

@@ -1,16 +1,14 @@
 """Does a plan compute the same numbers as one device? The original eager module against the program, step by step.
 
-Rank 0 trains the unmodified module (not the exported one, not our graph) with AdamW, in float64 and, where the model is in
-float32, in float32 too; then all ranks train the program from the same weights on the same batch. Compared are the loss of
-every step, every gradient of every step, and every parameter and buffer at the end
-(:mod:`shardwright.runtime.compare` says how far they may differ).
+All ranks train the program; rank 0 also runs the unmodified module (not the exported one, not our graph) by itself from the
+same weights on the same batch. Compared are the loss of every step, every gradient of every step, every parameter after
+every step and the buffers at the end (:mod:`shardwright.runtime.compare` says how far they may differ).
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Union
 
 import torch
@@ -25,36 +23,38 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import Verification, compare
+from shardwright.runtime.compare import Comparison, Verification, compare
+from shardwright.runtime.kinks import beside_kinks
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.runtime.precision import all_double
 from shardwright.runtime.prepare import widened, without_dropout
-from shardwright.runtime.recorded import Run, train
+from shardwright.runtime.recorded import Run, retraced, train
 
 
-@dataclass(frozen=True)
-class References:
-    """One process: the truth in float64 and, for a model in float32, its own run; ``start`` are the first weights."""
-
-    truth: Run
-    one: Run | None
-    start: Mapping[str, Tensor]
+def truth_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> Run:
+    """The unmodified model trained on this process in float64; the model itself stays as it is."""
+    twin, own_args, own_kwargs = _twin(model, args, kwargs, wide=True)
+    with all_double():
+        return train(twin, own_args, own_kwargs, steps, keep=True)
 
 
-def reference_runs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> References:
-    """Train copies of the unmodified model on this process; the model itself stays as it is."""
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    double = _dtype(model) == torch.float64
+def judged(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, truth: Run | None = None
+) -> list[Comparison]:
+    """A run from the weights of ``model`` against the model on this process, in the run's precision."""
+    start = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    if _dtype(model) == torch.float64:
+        return compare(truth or truth_of(model, args, kwargs, len(run.losses)), run, start)
+    one = retraced(*_twin(model, args, kwargs, wide=False), run)
+    with all_double():
+        truth = retraced(*_twin(model, args, kwargs, wide=True), run)
 
-    def run(wide: bool) -> Run:
-        twin, (own_args, own_kwargs) = copy.deepcopy(model), map_tree(_cloned, (tuple(args), dict(kwargs)))
-        if wide:
-            twin, own_args, own_kwargs = widened(twin, own_args, own_kwargs)
-        with all_double(wide):
-            return train(twin, own_args, own_kwargs, steps, keep=True)
+    def gradients_at(parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        with all_double():
+            return retraced(*_twin(model, args, kwargs, wide=True), Run(before=[dict(parameters)])).gradients[0]
 
-    return References(run(wide=True), None if double else run(wide=False), start)
+    return beside_kinks(compare(truth, run, start, one), run, gradients_at)
 
 
 def check(
@@ -66,23 +66,21 @@ def check(
     steps: int = 3,
     mesh: DeviceMesh | None = None,
     graph: Graph | None = None,
-    references: References | None = None,
+    truth: Run | None = None,
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
 
-    ``references`` saves rank 0 the runs on one process where several plans of one model are compared.
+    ``truth`` (:func:`truth_of`) saves rank 0 the run on one process where several plans of a float64 model are compared.
     """
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
         parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True)
-    if first and references is None:
-        references = reference_runs(model, args, kwargs, steps)
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first)
-    if references is None or not first:
+    if not first:
         return None
     return Verification(
-        tuple(compare(references.truth, run, references.start, references.one)),
+        tuple(judged(model, tuple(args), kwargs, run, truth)),
         tuple(run.losses),
         str(dtype).removeprefix("torch."),
         per_step(performed, steps),
@@ -91,6 +89,15 @@ def check(
 
 def _dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters()), torch.float32)
+
+
+def _twin(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wide: bool
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Copies of a model and its inputs, in float64 if ``wide``."""
+    own_args, own_kwargs = map_tree(_cloned, (tuple(args), dict(kwargs)))
+    twin = copy.deepcopy(model)
+    return widened(twin, own_args, own_kwargs) if wide else (twin, own_args, own_kwargs)
 
 
 def _cloned(leaf: Any) -> Any:
