@@ -9,8 +9,10 @@ of parameters by its own (``readers``); without that everything is inline and co
 
 from __future__ import annotations
 
+import functools
 import operator as python_operator
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -232,3 +234,17 @@ def emit(
 ) -> fx.GraphModule:
     """The program as a module of local tensors: ``module(*sources) -> (results, new buffer values)``."""
     return Emitter(program, groups, torch.device(device), readers).module()
+
+
+def direct(module: fx.GraphModule) -> Callable[..., Any]:
+    """The same program as one plain function, which calls its parts without the machinery of ``nn.Module``."""
+    code = module.graph.python_code("self")
+    scope = dict(code.globals)
+    exec(code.src, scope)
+    parts = {name: direct(part) if isinstance(part, fx.GraphModule) else part.forward for name, part in _parts(module)}
+    return functools.partial(scope["forward"], SimpleNamespace(**parts))
+
+
+def _parts(module: fx.GraphModule) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Submodules by name, also where two names are one module."""
+    return ((name, part) for name, part in module._modules.items() if part is not None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwright._torch_compat import flatten_with_paths
+from shardwright._torch_compat import flatten_tree, flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
 from shardwright.lowering.bind import Place
@@ -82,16 +82,63 @@ def matched(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
     return found
 
 
-def local_part(name: str, leaf: Tensor, layout: Layout, place: Place, device: torch.device) -> Tensor:
-    """This rank's part of an input, on its device."""
-    if isinstance(leaf, DTensor):
-        if tuple(leaf.placements) != tuple(layout):
-            raise RunError(
-                f"Input {name} arrives as a DTensor with {tuple(leaf.placements)}; the plan keeps it as {layout}.",
-                "Give the whole tensor, or lay the DTensor out as the plan does.",
-            )
-        return leaf.to_local()
-    return cut(leaf, layout, place).to(device)
+class Arguments:
+    """The arguments of calls that are alike: what was found out about the first saves work for those after it."""
+
+    def __init__(self, graph: Graph, resting: Mapping[str, Layout], place: Place, device: torch.device) -> None:
+        self._graph, self._resting, self._device = graph, resting, device
+        self._spec: Any = None
+        self._tensors: list[tuple[int, str, tuple[int, ...], torch.dtype]] = []
+        self._plain: list[tuple[int, Any]] = []
+        self._cuts: dict[str, list[tuple[int, int, int]]] = {}
+        for entry in graph.inputs:
+            if entry.tensor is not None:
+                shape = graph.tensors[entry.tensor].shape
+                spans = enumerate(regions(shape, resting[entry.tensor], place))
+                cuts = [(dim, start, stop - start) for dim, (start, stop) in spans if stop - start != shape[dim]]
+                self._cuts[entry.tensor] = cuts
+
+    def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """As :func:`matched`, at once where the call looks like the first one."""
+        leaves, spec = flatten_tree((args, kwargs))
+        if spec == self._spec and self._alike(leaves):
+            return {name: leaves[place] for place, name, _, _ in self._tensors}
+        found = matched(self._graph, args, kwargs)
+        places = {path: place for place, (path, _) in enumerate(flatten_with_paths((args, dict(kwargs))))}
+        self._tensors, plain = [], dict.fromkeys(range(len(leaves)))
+        for entry in self._graph.inputs:
+            place = places[entry.path]
+            plain.pop(place)
+            if entry.tensor is not None:
+                leaf = leaves[place]
+                self._tensors.append((place, entry.tensor, tuple(leaf.shape), leaf.dtype))
+            elif not isinstance(leaves[place], Tensor):
+                plain[place] = entry.value
+        self._spec, self._plain = spec, list(plain.items())
+        return found
+
+    def _alike(self, leaves: list[Any]) -> bool:
+        return all(
+            isinstance(leaf := leaves[place], Tensor) and leaf.shape == shape and leaf.dtype == dtype
+            for place, _, shape, dtype in self._tensors
+        ) and all(not isinstance(leaves[place], Tensor) and leaves[place] == value for place, value in self._plain)
+
+    def local(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
+        """This rank's part of every input, on its device."""
+        return [self._part(name, leaf) for name, leaf in inputs.items()]
+
+    def _part(self, name: str, leaf: Tensor) -> Tensor:
+        if isinstance(leaf, DTensor):
+            layout = self._resting[name]
+            if tuple(leaf.placements) != tuple(layout):
+                raise RunError(
+                    f"Input {name} arrives as a DTensor with {tuple(leaf.placements)}; the plan keeps it as {layout}.",
+                    "Give the whole tensor, or lay the DTensor out as the plan does.",
+                )
+            return leaf.to_local()
+        for dim, start, length in self._cuts[name]:
+            leaf = leaf.narrow(dim, start, length)
+        return leaf.to(self._device)
 
 
 def example(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,7 +7,8 @@ inline, which the compiler schedules itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,14 +22,15 @@ from shardwright.costs.replica_sums import replica_axes
 from shardwright.errors import RunError
 from shardwright.graph import Constant, Graph
 from shardwright.lowering.collectives import BoundStep, Line
-from shardwright.lowering.emit import emit
+from shardwright.lowering.emit import direct, emit
 from shardwright.lowering.program import Change, Compute, Program, Read, Result
 from shardwright.lowering.randomness import draws
 from shardwright.lowering.recompute import with_recomputation
 from shardwright.operators.rules import largest_shard
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.gradients import Gradients, Slot
-from shardwright.runtime.inputs import cut, local_part, matched
+from shardwright.runtime.inputs import Arguments, cut
+from shardwright.runtime.leaves import Leaf
 from shardwright.runtime.reading import Reader, ReadingQueue
 
 
@@ -54,14 +56,16 @@ class ParallelModule(torch.nn.Module):
         lines = [self._line(program.place.line(axis)) for axis in range(len(program.place.axes))]
         self.gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
         self.queue = ReadingQueue()
+        self._read: list[str] = []
         self._own(tensors)
         readers = self._readers(compute_dtype)
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         eager, whole = emit(program, self.groups, self.device, readers), emit(program, self.groups, self.device)
-        object.__setattr__(self, "_eager", with_recomputation(eager, recompute))
+        object.__setattr__(self, "_eager", direct(with_recomputation(eager, recompute)))
         object.__setattr__(self, "_whole", with_recomputation(whole, recompute))
         object.__setattr__(self, "_output_tree", load_tree(self.graph.output_tree))
         self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
+        self._arguments = Arguments(self.graph, program.strategy.resting, program.place, self.device)
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
         self._mode_free = not self.graph.mutations and not self.draws
         self._has_loss = any(
@@ -71,21 +75,24 @@ class ParallelModule(torch.nn.Module):
         self._met = False
         self.train(self.graph.training)
 
-    _eager: torch.fx.GraphModule
+    _eager: Callable[..., Any]
     _whole: torch.fx.GraphModule
 
     def _own(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> None:
         """Register everything under its original path, tied weights under all of theirs."""
         self._paths: dict[str, str] = {}
+        self._home: dict[str, tuple[dict[str, Any], str]] = {}
         for parameter in self.graph.parameters:
             for path in parameter.paths:
                 owner, leaf = self._owner(path)
                 owner.register_parameter(leaf, tensors[parameter.tensor])  # type: ignore[arg-type]  # by its key
             self._paths[parameter.tensor] = parameter.paths[0]
+            self._home[parameter.tensor] = (owner._parameters, leaf)
         for buffer in self.graph.buffers:
             owner, leaf = self._owner(buffer.path)
             owner.register_buffer(leaf, tensors[buffer.tensor], persistent=buffer.persistent)
             self._paths[buffer.tensor] = buffer.path
+            self._home[buffer.tensor] = (owner._buffers, leaf)
 
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
         *parents, leaf = path.split(".")
@@ -98,35 +105,41 @@ class ParallelModule(torch.nn.Module):
 
     def _held(self, tensor: str) -> Tensor:
         """The parameter or buffer behind a name of the graph, as it is now."""
-        owner, leaf = self._owner(self._paths[tensor])
-        return getattr(owner, leaf)
+        held, key = self._home[tensor]
+        return held[key]
 
     def _readers(self, dtype: torch.dtype | None) -> dict[str, torch.nn.Module]:
-        """A reader for every parameter that is used as it rests and for every change of layout that starts from one."""
+        """A reader for every change of layout that starts from a parameter; others are used as the leaves that they are."""
         program, parameters = self.program, self.graph.parameter_of
-        direct = {name for i in program.instructions if isinstance(i, Compute) for name in i.inputs}
-        direct |= {result.value for result in program.results if isinstance(result, Result)}
+        used = {name for i in program.instructions if isinstance(i, Compute) for name in i.inputs}
+        handed_out = {result.value for result in program.results if isinstance(result, Result)}
         reads: list[tuple[str, str, tuple[BoundStep, ...], tuple[BoundStep, ...]]] = []
         for step in program.instructions:
-            if isinstance(step, Read) and step.tensor in parameters and step.result in direct:
+            if isinstance(step, Read) and step.tensor in parameters and step.result in used | handed_out:
                 reads.append((step.result, step.tensor, (), ()))
             elif isinstance(step, Change) and step.source in parameters:
                 reads.append((step.result, step.tensor, step.forward, step.backward))
-        self._read_tensors = [tensor for _, tensor, _, _ in reads]
-        slots = {name: self._slot(name) for name in dict.fromkeys(self._read_tensors)}
-        return {
-            value: Reader(
+        shares = Counter(tensor for _, tensor, _, _ in reads)
+        slots = {name: self._slot(name) for name in shares}
+        self._leaves = {p.tensor: Leaf(*self._home[p.tensor]) for p in self.graph.parameters}
+        readers: dict[str, torch.nn.Module] = {}
+        for value, tensor, forward, backward in reads:
+            alone = shares[tensor] == 1
+            if not forward and not backward and dtype is None and value not in handed_out:
+                self._leaves[tensor].give(slots[tensor], self.gradients, alone)
+                continue
+            readers[value] = Reader(
                 slots[tensor],
                 self._bound(forward),
                 self._bound(backward),
                 self.queue,
                 self.gradients,
                 again=tensor in program.strategy.regathered,
-                alone=self._read_tensors.count(tensor) == 1,
+                alone=alone,
                 dtype=dtype,
             )
-            for value, tensor, forward, backward in reads
-        }
+            self._read.append(tensor)
+        return readers
 
     def _slot(self, tensor: str) -> Slot:
         resting, sizes = self.program.strategy.resting[tensor], self.program.place.sizes
@@ -149,13 +162,10 @@ class ParallelModule(torch.nn.Module):
             results, changed = self._whole(*self._compiled_sources(args, kwargs))
         else:
             self._check_mode()
-            inputs = matched(self.graph, args, kwargs)
+            inputs = self._arguments.matched(args, kwargs)
             if not self._met:
                 self._meet(inputs)
             sources = self._sources(inputs)
-            self.queue.begin()
-            for number, tensor in enumerate(self._read_tensors):
-                self.queue.leaves[number] = self._leaves[tensor]
             with self.queue.hooks():
                 results, changed = self._eager(*sources)
         for (name, _), value in zip(self.program.mutations, changed, strict=True):
@@ -176,19 +186,14 @@ class ParallelModule(torch.nn.Module):
         self._met = True
 
     def _sources(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """This rank's part of every source, in the order of the program's placeholders."""
-        resting, place = self.program.strategy.resting, self.program.place
-        self._leaves = {p.tensor: self._leaf(p.tensor) for p in self.graph.parameters}
-        sources = list(self._leaves.values())
+        """This rank's part of every source, in the order of the program's placeholders; readers are told theirs."""
+        leaves = {tensor: leaf.tensor() for tensor, leaf in self._leaves.items()}
+        self.queue.begin([leaves[tensor] for tensor in self._read])
+        sources = list(leaves.values())
         sources += [local_of(self._held(b.tensor)) for b in self.graph.buffers]
         sources += self._constants
-        sources += [local_part(name, leaf, resting[name], place, self.device) for name, leaf in inputs.items()]
+        sources += self._arguments.local(inputs)
         return sources
-
-    def _leaf(self, tensor: str) -> Tensor:
-        """The local shard of a parameter as an autograd leaf of its own; its gradient is delivered by its readers."""
-        parameter = self._parameter(tensor)
-        return local_of(parameter).detach().requires_grad_(parameter.requires_grad)
 
     def _compiled_sources(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """As :meth:`_sources`, with parameters read by their public, traceable way and inputs matched by order."""
@@ -208,11 +213,11 @@ class ParallelModule(torch.nn.Module):
 
     def _store(self, tensor: str, value: Tensor) -> None:
         """Replace a buffer: writing into it would spoil what autograd saved of the old value."""
-        owner, leaf = self._owner(self._paths[tensor])
-        held, value = getattr(owner, leaf), value.detach()
-        if isinstance(held, DTensor):
-            value = distributed(value, held.device_mesh, tuple(held.placements), held.shape)
-        setattr(owner, leaf, value)
+        held, key = self._home[tensor]
+        before, value = held[key], value.detach()
+        if isinstance(before, DTensor):
+            value = distributed(value, before.device_mesh, tuple(before.placements), before.shape)
+        held[key] = value
 
     def _handed_out(self, value: Tensor, result: Result) -> Tensor:
         """Whole results as plain tensors, cut ones as DTensors."""

@@ -9,6 +9,7 @@ under way. The gradient of a read goes to :class:`~shardwright.runtime.gradients
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +58,8 @@ class Reader(torch.nn.Module):
         self.number = queue.enter(self)
 
     def forward(self, leaf: Tensor) -> Tensor:
-        if leaf.requires_grad and torch.is_grad_enabled():
-            value = _Read.apply(leaf, self)
+        if self.slot.parameter.requires_grad and torch.is_grad_enabled():
+            value = _Read.apply(self.queue.anchor, leaf, self)
         else:
             value = self.queue.take(self, leaf)
         if self.again:
@@ -107,15 +108,17 @@ class Reader(torch.nn.Module):
 
 
 class _Read(torch.autograd.Function):
+    """Autograd sees a value that depends on an ``anchor``; its gradient goes to the reader and nowhere else."""
+
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, reader: Reader) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, leaf: Tensor, reader: Reader) -> Tensor:
         ctx.reader = reader
         return reader.queue.take(reader, leaf)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         ctx.reader.receive(gradients[0])
-        return None, None
+        return None, None, None
 
 
 class ReadingQueue:
@@ -124,8 +127,11 @@ class ReadingQueue:
     def __init__(self, ahead_bytes: int = 64 * 2**20) -> None:
         self.readers: list[Reader] = []
         self.ahead_bytes = ahead_bytes
-        self.leaves: dict[int, Tensor] = {}
+        self.leaves: Sequence[Tensor] = ()
+        self.anchor = torch.empty(0, requires_grad=True)
         self._under_way: dict[int, Pending] = {}
+        self._travelling = 0
+        self._reached = {1: -1, -1: 0}
         self._again: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[weakref.ref[Tensor], Reader]] = {}
         self._noted: set[int] = set()
@@ -141,22 +147,32 @@ class ReadingQueue:
         self._start(reader)
         if not in_backward():  # a block that is computed again reads its parameters again, and none beyond
             self._ahead(reader.number, 1)
-        return reader.complete(self._under_way.pop(reader.number))
+        return reader.complete(self._arrived(reader))
 
     def _start(self, reader: Reader) -> None:
         if reader.number not in self._under_way:
-            self._under_way[reader.number] = reader.start(self.leaves[reader.number].detach())
+            pending = reader.start(self.leaves[reader.number].detach())
+            self._under_way[reader.number] = pending
+            self._travelling += pending.result.nbytes
+
+    def _arrived(self, reader: Reader) -> Pending:
+        pending = self._under_way.pop(reader.number)
+        self._travelling -= pending.result.nbytes
+        return pending
 
     def _ahead(self, number: int, direction: int) -> None:
         """Start the gathers that come next in this direction, as far as the bytes under way allow."""
-        travelling = sum(pending.result.nbytes for pending in self._under_way.values())
-        number += direction
-        while 0 <= number < len(self.readers) and travelling < self.ahead_bytes:
+        # Gathers under way lie between this reader and the last one reached. They count twice against the limit, here as in
+        # the walk that predicts the order.
+        travelling = 2 * self._travelling - self._under_way[number].result.nbytes
+        number = direction * max(direction * self._reached[direction], direction * number)
+        while 0 <= number + direction < len(self.readers) and travelling < self.ahead_bytes:
+            number += direction
             reader = self.readers[number]
             if reader.gathers and (direction > 0 or number in self._noted):
                 self._start(reader)
                 travelling += self._under_way[number].result.nbytes
-            number += direction
+        self._reached[direction] = number
 
     def watch(self, reader: Reader, value: Tensor) -> None:
         """From now on, saving this value for backward saves a note."""
@@ -183,7 +199,7 @@ class ReadingQueue:
             self._start(reader)
             self._noted.discard(reader.number)
             self._ahead(reader.number, -1)
-            whole = reader.complete(self._under_way.pop(reader.number))
+            whole = reader.complete(self._arrived(reader))
             if reader.slot.parameter.requires_grad:  # else no gradient will arrive to say that it is done with
                 self._again[reader.number] = whole
         else:
@@ -194,11 +210,14 @@ class ReadingQueue:
         """The gradient of a read is known, so nothing needs what was gathered again."""
         self._again.pop(reader.number, None)
 
-    def begin(self) -> None:
-        """A forward pass starts: what an earlier pass gathered ahead may be out of date by now."""
+    def begin(self, leaves: Sequence[Tensor]) -> None:
+        """A forward pass starts with these shards: what an earlier pass gathered ahead may be out of date by now."""
+        self.leaves = leaves
         for pending in self._under_way.values():
             pending.wait()
         self._under_way.clear()
+        self._travelling = 0
+        self._reached = {1: -1, -1: len(self.readers)}
         self._again.clear()
         self._watched.clear()
         self._noted.clear()
