@@ -210,7 +210,7 @@ def _search_all(
                 continue
             say(f"searching {name} on {_mesh_text(mesh)}")
             try:
-                result = trials.search(mesh, name)
+                result = trials.search(mesh, name, known=found.get(name))
             except Infeasible as error:
                 notes.setdefault(name, error.message)
                 notes.setdefault(":remedy", error.remedy)

@@ -116,8 +116,10 @@ class Trials:
         """What the search could at best give on a mesh: the bound of its optimum without a memory limit."""
         return self._solve(mesh, name, 0.0, None).solution.lower_bound
 
-    def search(self, mesh: Mesh, name: str, overlap: float = 0.0) -> Found:
+    def search(self, mesh: Mesh, name: str, overlap: float = 0.0, known: Found | None = None) -> Found:
         """The best that the search finds within the device's memory; the smallest it found where nothing fits.
+
+        Rounds end early at an answer that needs more memory and yet is slower than what is ``known`` to fit.
 
         Raises
         ------
@@ -139,7 +141,9 @@ class Trials:
             if best is None or result.rank < best.rank:
                 best = result
             counted = evaluate(searched.formulation.problem, solution.answer).peak
-            if prediction.fits or not counted or name == LEAST_MEMORY:
+            better = known.prediction if known is not None and known.prediction.fits else None
+            beaten = better is not None and prediction.step_seconds > better.step_seconds
+            if prediction.fits or beaten or not counted or name == LEAST_MEMORY:
                 break
             allowed = counted - (prediction.memory_bytes - limit)
         assert best is not None  # the first round either returns, raises or sets it
@@ -148,7 +152,7 @@ class Trials:
     def with_overlap(self, best: Found, overlap: float) -> Found:
         """The better of a result and what the same search finds with parameter traffic discounted."""
         try:
-            other = self.search(best.mesh, best.name, overlap)
+            other = self.search(best.mesh, best.name, overlap, best)
         except Infeasible:
             return best
         stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same

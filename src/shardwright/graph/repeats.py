@@ -19,7 +19,7 @@ from shardwright.graph.core import Graph, Op, Ref, Value
 Answer = TypeVar("Answer")
 
 
-def _remembered(graph: Graph, key: str, find: Callable[[], Answer]) -> Answer:
+def remembered(graph: Graph, key: str, find: Callable[[], Answer]) -> Answer:
     """What ``find`` gives, found once per graph (kept beside the graph's own cached properties)."""
     known = graph.__dict__
     if key not in known:
@@ -46,7 +46,7 @@ def repeated_blocks(graph: Graph, least: int = 2) -> tuple[Repeat, ...]:
 
     A block must occur at least ``least`` times. Blocks of a single operator count too (an unrolled loop of one).
     """
-    return _remembered(graph, f"_repeated_blocks_{least}", lambda: _find_blocks(graph, least))
+    return remembered(graph, f"_repeated_blocks_{least}", lambda: _find_blocks(graph, least))
 
 
 def _find_blocks(graph: Graph, least: int) -> tuple[Repeat, ...]:
@@ -87,7 +87,7 @@ def _alike(signatures: list[int], period: int, least: int) -> list[tuple[int, in
 
 def representatives(graph: Graph) -> Mapping[str, str]:
     """Every operator's name → the name of the operator of the first block that stands for it (itself outside blocks)."""
-    return _remembered(graph, "_representatives", lambda: _find_representatives(graph))
+    return remembered(graph, "_representatives", lambda: _find_representatives(graph))
 
 
 def _find_representatives(graph: Graph) -> Mapping[str, str]:
@@ -173,7 +173,7 @@ def block_paths(graph: Graph) -> tuple[str, ...]:
 
 def span_of(graph: Graph, path: str) -> range:
     """Indices from the first to the last operator of a module: what is computed again when it is recomputed."""
-    return _remembered(graph, "_spans", lambda: _find_spans(graph)).get(path, range(0))
+    return remembered(graph, "_spans", lambda: _find_spans(graph)).get(path, range(0))
 
 
 def _find_spans(graph: Graph) -> dict[str, range]:

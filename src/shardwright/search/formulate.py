@@ -6,8 +6,8 @@ folded: the N identical layers share one variable per operator, whose costs coun
 counted first and priced once, so depth is nearly free. A tensor with several readers gets a node of its own, the layout it
 is converted to once.
 
-The memory row is the state of the end of the forward pass, where saved activations peak; the exact curve over time is
-computed for the chosen plan by ``costs.memory``.
+Memory is counted at two moments: the end of the forward pass, where saved activations peak, and the update, where all
+gradients are there; the exact curve over time is computed for the chosen plan by ``costs.memory``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
-from shardwright.costs.optimizer import state_bytes, step_seconds
+from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
+from shardwright.costs.replica_sums import replica_axes
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import representatives
@@ -31,7 +32,6 @@ from shardwright.operators.rules import (
     Layout,
     Need,
     OpRules,
-    Split,
     Window,
     input_layouts,
     largest_shard,
@@ -43,7 +43,10 @@ from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
 from shardwright.search.prices import EdgePrices, places
 from shardwright.search.recomputing import recomputation
-from shardwright.search.saving import is_saved, needed_in_backward
+from shardwright.search.saving import needed_in_backward, saved_bytes, saving
+
+FORWARD, UPDATE, END = 0, 1, 2
+"""Moments of a step: the end of the forward pass lasts until the update, the update until the end."""
 
 
 def formulate(
@@ -110,6 +113,7 @@ class _Builder:
     ) -> None:
         self.recompute = tuple(recompute)
         self.again = recomputation(graph, recompute, mesh.device.kind)
+        self.saving = saving(graph, mesh.device.kind, self.again.block)
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -117,7 +121,7 @@ class _Builder:
         self.nodes: list[Node] = []
         self.costs: list[np.ndarray] = []
         self.times: list[int] = []
-        self.held: dict[int, np.ndarray] = {}
+        self.held: dict[int, list[tuple[int, int, np.ndarray]]] = {}
         self.number: dict[tuple[str, str], int] = {}
         self.homes: dict[str, Home] = {}
         self.changes: dict[Hashable, _Change] = {}
@@ -142,7 +146,11 @@ class _Builder:
         for change in self.changes.values():
             self._pay(change)
         self._results()
-        usages = [Usage(node, 0, 1, amounts * self.times[node]) for node, amounts in sorted(self.held.items())]
+        usages = [
+            Usage(node, start, stop, amounts * self.times[node])
+            for node, entries in sorted(self.held.items())
+            for start, stop, amounts in entries
+        ]
         edges = [Edge(u, v, costs) for (u, v), costs in self.pairs.items()]
         problem = Problem(self.costs, edges, usages if self.limit is not None else (), self.limit, name="choice")
         nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
@@ -175,29 +183,12 @@ class _Builder:
         times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
         seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.again.runs else 0.0)
         node = self._add("op", op.name, splits, seconds)
-        saved = self._saved_bytes(op, rules, splits)
+        saved = saved_bytes(
+            self.graph, op, rules, splits, self.saving.get(representatives(self.graph)[op.name], ()), self.mesh.sizes
+        )
         if saved.any():
-            self.held[node] = saved
+            self.held[node] = [(FORWARD, UPDATE, saved)]
         return node
-
-    def _saved_bytes(self, op: Op, rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
-        """Bytes of outputs that live until the backward pass, per split."""
-        total = np.zeros(len(splits))
-        if not self.graph.training or rules.kind == "view":
-            return total
-        for position, out in enumerate(op.outputs):
-            if out is None or not (self._leaves_block(op, out) and is_saved(self.graph, self.rules, out)):
-                continue
-            tensor = self.graph.tensors[out]
-            for i, split in enumerate(splits):
-                layout = output_layouts(rules, split, len(op.outputs))[position]
-                total[i] += largest_shard(tensor.shape, layout, self.mesh.sizes) * DTYPE_BYTES[tensor.dtype]
-        return total
-
-    def _leaves_block(self, op: Op, tensor: str) -> bool:
-        """Whether a tensor outlives the block it is made in; inside a recomputed block nothing else is kept."""
-        block, readers = self.again.block, self.graph.consumers[tensor]
-        return op.name not in block or any(block.get(reader.name) != block[op.name] for reader in readers)
 
     def _parameter(self, tensor: str) -> None:
         meta = self.graph.tensors[tensor]
@@ -213,19 +204,25 @@ class _Builder:
         trainable = self.graph.parameter_of[tensor].trainable and self.graph.training
         local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
         sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
-        seconds = np.zeros(len(sizes))
-        held = np.array(sizes, dtype=float)
+        seconds, own = np.zeros(len(sizes)), np.array(sizes, dtype=float)
+        rests, saved, updated = own, np.zeros(len(sizes)), np.zeros(len(sizes))
         if trainable:  # the gradient rests as the parameter does
             launch = step_seconds(self.optimiser, [0], self.mesh.device)[0]  # one launch serves all parameters
             seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] - launch for size in sizes])
             seconds = seconds + self.prices.sums(layouts, sizes)
+            rests = own + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
+            summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
+            rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step
+            updated = own * ~summed
+            if self.mesh.device.kind == "cuda" and optimizer(self.optimiser).states == 2:
+                updated = updated + own  # Adam's denominators, of all parameters at once
             inside = all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
-                held = held + meta.bytes
-            held = held + np.array(sizes) + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
+                saved = saved + meta.bytes
         node = self._add("parameter", tensor, layouts, seconds)
         self.homes[tensor] = Home(node)
-        self.held[node] = held
+        spans = ((FORWARD, END, rests), (FORWARD, UPDATE, saved), (UPDATE, END, updated))
+        self.held[node] = [(start, stop, amounts) for start, stop, amounts in spans if amounts.any()]
 
     def _kept(self, tensor: str, op: Op) -> None:
         """A shared tensor's own decision; bringing it there costs its producer, once for all readers."""

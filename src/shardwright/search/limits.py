@@ -22,7 +22,8 @@ TIME_SHARE = 1e-3
 def by_memory(problem: Problem) -> Problem:
     """The same options with the bytes in use as cost; of equally small choices the faster one is the cheaper.
 
-    Adds up all usages, which is exact where all of them overlap, as they do in the problems of ``formulate``.
+    Adds up all usages, which is exact where all of them overlap. In the problems of ``formulate`` activations and gradients
+    do not; there the sum stands for the larger of two moments, and the exact curve decides.
     """
     bytes_of = [np.zeros(len(cost)) for cost in problem.costs]
     for usage in problem.usages:
@@ -47,7 +48,9 @@ def limit_of(device: Device, asked: float | None, ignore_device: bool = False) -
 def too_much(problem: Problem, name: str) -> Infeasible | None:
     """The refusal of a problem whose smallest usage exceeds its limit; nothing where that is not so."""
     limit = problem.usage_limit
-    least = sum(float(usage.amounts.min()) for usage in problem.usages)
+    moments = {usage.start for usage in problem.usages}
+    at = [[float(u.amounts.min()) for u in problem.usages if u.start <= moment < u.stop] for moment in moments]
+    least = max(map(sum, at), default=0.0)
     if limit is None or least <= limit:
         return None
     return Infeasible(

@@ -1,15 +1,25 @@
-"""What the search assumes autograd keeps for the backward pass: a quick estimate, before any strategy is known.
+"""What the search assumes autograd keeps for the backward pass, before any strategy is known.
 
-The exact account, operator by operator from what autograd really saves, is ``costs.memory``; the planner compares the two
-and corrects the search's estimate where they differ.
+Which tensors an operator keeps is asked of autograd itself (:mod:`~shardwright.costs.memory_probe`), on the shapes of the
+whole model. A kept input is kept in the layout its reader needs, which may be a gathered copy, so the reader pays for it;
+readers that keep the same tensor share its bytes, which is exact where they want the same layout. The exact account of a
+known strategy is ``costs.memory``; the planner compares the two and corrects the search's limit where they differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+from torch.distributed.tensor import Shard
+
+from shardwright.costs.memory_probe import Call, Forward, Strided, forward
 from shardwright.graph import Graph, Op
-from shardwright.operators.rules import OpRules
+from shardwright.graph.core import DTYPE_BYTES
+from shardwright.graph.repeats import remembered, representatives
+from shardwright.operators.rules import OpRules, Split, Window, input_layouts, largest_shard, output_layouts
 
 _KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
 
@@ -26,18 +36,122 @@ def needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
     return graph.training and any(graph.tensors[other].grad for other in op.inputs if other != tensor)
 
 
-def is_saved(graph: Graph, rules: Mapping[str, OpRules], tensor: str, depth: int = 0) -> bool:
-    """Whether autograd keeps this tensor (or a view of it) for some reader's backward."""
-    for op in graph.consumers[tensor]:
-        if not op.grad:
-            continue
-        if rules[op.name].kind == "view":
-            if depth < 8 and any(o is not None and is_saved(graph, rules, o, depth + 1) for o in op.outputs):
-                return True
-        elif any(o is not None and graph.tensors[o].grad for o in op.outputs) and _keeps_inputs(op):
-            return True
-    return False
+@dataclass(frozen=True)
+class Kept:
+    """A share of a tensor that an operator keeps: its input or output at ``position``, or bytes of the operator's own."""
+
+    place: str
+    position: int
+    share: float
 
 
-def _keeps_inputs(op: Op) -> bool:
-    return op.target.split(".")[1] not in _KEEPS_NOTHING
+def saving(graph: Graph, device: str, block: Mapping[str, str]) -> Mapping[str, tuple[Kept, ...]]:
+    """What every operator keeps on a device of this kind, by the name of the operator that stands for it.
+
+    ``block`` maps operators of recomputed blocks to these: of such a block only what leaves it is kept, by its maker.
+
+    >>> saving(graph, "cuda", {})["linear"]
+    (Kept(place='input', position=0, share=1.0),)
+    """
+    if not graph.training:
+        return {}
+    blocks = tuple(dict.fromkeys(block.values()))
+    return remembered(graph, f"_saving_{device}_{blocks}", lambda: _Saving(graph, device, block).find())
+
+
+class _Saving:
+    def __init__(self, graph: Graph, device: str, block: Mapping[str, str]) -> None:
+        self.graph, self.device, self.block = graph, device, block
+        self.standing = representatives(graph)
+        self.lies: dict[str, Strided] = {}
+        self.roots: dict[str, str] = {}
+        self.prints: dict[str, Forward] = {}
+        self.keepers: Counter[str] = Counter()
+
+    def find(self) -> Mapping[str, tuple[Kept, ...]]:
+        found = []
+        for op in self.graph.ops:
+            footprint = self._footprint(op)
+            entries = self._leaving(op) if op.name in self.block else self._entries(op, footprint)
+            self.keepers.update(root for root, _, _ in entries if root)
+            if self.standing[op.name] == op.name:
+                found.append((op, footprint, entries))
+        return {op.name: self._kept(op, footprint, entries) for op, footprint, entries in found if entries}
+
+    def _footprint(self, op: Op) -> Forward:
+        """How the operator, or the one that stands for it, treats memory; notes whose memory its results are."""
+        first = self.standing[op.name]
+        if first not in self.prints:
+            given = tuple(self._lies(name, op) for name in op.inputs)
+            self.prints[first] = forward(Call.of(op), given, self.device)
+        footprint = self.prints[first]
+        for name, result in zip(op.outputs, footprint.results, strict=False):
+            if name is not None and result is not None:
+                viewed = op.inputs[-1 - result.owner] if result.owner < 0 else name
+                self.roots[name] = self.roots.get(viewed, viewed)
+                self.lies[name] = result.tensor
+        return footprint
+
+    def _lies(self, name: str, op: Op) -> Strided:
+        tensor = self.graph.tensors[name]
+        grad = tensor.grad and op.grad
+        known = self.lies.get(name)
+        if known is None or known.shape != tensor.shape:
+            return Strided.contiguous(tensor.shape, tensor.dtype, grad)
+        return Strided(known.shape, known.strides, known.dtype, grad)
+
+    def _entries(self, op: Op, footprint: Forward) -> list[tuple[str, str, int]]:
+        """(root, place, position) of what is kept; what rests anyway (parameters, buffers, inputs) is not counted."""
+        entries = []
+        for position in footprint.saved_inputs:
+            root = self.roots.get(op.inputs[position], op.inputs[position])
+            if root in self.graph.producer:
+                entries.append((root, "input", position))
+        for number in footprint.saved_fresh:
+            owned = [
+                i for i, r in enumerate(footprint.results[: len(op.outputs)]) if r is not None and r.owner == number
+            ]
+            name = next((op.outputs[i] for i in owned if op.outputs[i] is not None), None)
+            if name is not None:
+                entries.append((name, "output", op.outputs.index(name)))
+            elif any(op.outputs):
+                entries.append(("", "inner", number))
+        return entries
+
+    def _leaving(self, op: Op) -> list[tuple[str, str, int]]:
+        inside = self.block[op.name]
+        return [
+            (self.roots.get(out, out), "output", position)
+            for position, out in enumerate(op.outputs)
+            if out is not None and any(self.block.get(r.name) != inside for r in self.graph.consumers[out])
+        ]
+
+    def _kept(self, op: Op, footprint: Forward, entries: list[tuple[str, str, int]]) -> tuple[Kept, ...]:
+        return tuple(
+            Kept(place, position, 1.0 / self.keepers[root] if root else float(footprint.fresh[position]))
+            for root, place, position in entries
+        )
+
+
+def saved_bytes(
+    graph: Graph, op: Op, rules: OpRules, splits: Sequence[Split], kept: Sequence[Kept], sizes: Sequence[int]
+) -> np.ndarray:
+    """Bytes per split that an operator keeps until its backward."""
+    total = np.zeros(len(splits))
+    outputs = [(i, graph.tensors[o]) for i, o in enumerate(op.outputs) if o is not None]
+    for row, split in enumerate(splits):
+        needs = input_layouts(rules, split, len(op.inputs))
+        made = output_layouts(rules, split, len(op.outputs))
+        for entry in kept:
+            if entry.place == "input":
+                tensor, layout = graph.tensors[op.inputs[entry.position]], needs[entry.position]
+            else:  # what is the operator's own is taken to be cut as its first result is
+                place = entry.position if entry.place == "output" else outputs[0][0]
+                tensor, layout = dict(outputs)[place], made[place]
+            plain = [Shard(p.dim) if isinstance(p, Window) else p for p in layout]
+            local = largest_shard(tensor.shape, plain, sizes)
+            if entry.place == "inner":
+                total[row] += entry.share * local / max(tensor.elements, 1)
+            else:
+                total[row] += entry.share * local * DTYPE_BYTES[tensor.dtype]
+    return total
