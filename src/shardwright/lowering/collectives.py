@@ -94,6 +94,8 @@ def finish_gather(pending: Pending, dim: int, extent: int, line: Line) -> Tensor
     if dim == 0:
         return flat.narrow(0, 0, extent) if flat.shape[0] != extent else flat
     parts = flat.chunk(line.size)
+    if extent % line.size == 0:
+        return torch.cat(parts, dim)
     return torch.cat([part.narrow(dim, 0, piece(extent, line, i).length) for i, part in enumerate(parts)], dim)
 
 
@@ -179,7 +181,7 @@ def _run_step(x: Tensor, step: BoundStep) -> Tensor:
         mine = step.mine
         return _surround(x, step.dim, mine.start, step.extent - mine.stop)
     if kind == "mask":
-        return x if line.position == 0 else torch.zeros_like(x)
+        return x if line.position == 0 else _nothing_of(x)
     if kind == "halo":
         return halo(x, step)
     if kind == "halo_reduce":
@@ -306,6 +308,12 @@ def _send(parts: list[Tensor], received: list[list[int]], line: Line) -> list[Te
     arrived = exchanged(pairs, counts, sizes, line.group)
     arrived = torch.view_as_complex(arrived) if flat.is_complex() else arrived
     return [part.view(shape) for part, shape in zip(arrived.split(counts), received, strict=True)]
+
+
+def _nothing_of(x: Tensor) -> Tensor:
+    """Zeros in place of ``x``. Compiled, they still depend on it: a compiler merges collectives of equal constants, and
+    would do so on the ranks that hold zeros alone."""
+    return x.masked_fill(x == x, 0) if torch.compiler.is_compiling() else torch.zeros_like(x)
 
 
 def _pad(x: Tensor, dim: int, length: int) -> Tensor:
