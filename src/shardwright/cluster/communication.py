@@ -24,6 +24,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright._torch_compat import collective, wait
 from shardwright.cluster import calibration
@@ -107,6 +109,30 @@ def processor_share(size: int = 2**25, repeats: int = 5) -> float:
     return min(max(statistics.median(used) / statistics.median(alone), 0.0), 0.9)
 
 
+def distributed_update(tensors: int = 16, repeats: int = 5) -> float:
+    """Seconds an optimiser spends on a distributed tensor beyond a plain one, which is Python and the same at every size."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    seconds = []
+    for distributed in (False, True):
+
+        def make(distributed: bool = distributed) -> torch.Tensor:
+            plain = torch.ones(256)
+            return DTensor.from_local(plain, mesh, [Replicate()], run_check=False) if distributed else plain
+
+        parameters = [torch.nn.Parameter(make()) for _ in range(tensors)]
+        for parameter in parameters:
+            parameter.grad = make()
+        optimiser = torch.optim.AdamW(parameters, lr=1e-4)
+        optimiser.step()
+        times = []
+        for _ in range(repeats):
+            began = time.process_time()
+            optimiser.step()
+            times.append(time.process_time() - began)
+        seconds.append(min(times) / tensors)
+    return max(seconds[1] - seconds[0], 0.0)
+
+
 def measure_group(
     device: torch.device, seconds: float, kernels: bool, sizes: Sequence[int], report: Progress
 ) -> dict[str, Any]:
@@ -122,6 +148,7 @@ def measure_group(
     data["collectives"] = points
     if device.type == "cpu":
         data["processor_share"] = processor_share()
+        data["distributed_update"] = distributed_update()
     return data
 
 

@@ -22,6 +22,8 @@ from shardwright.cluster.profile import Curve, Profile
 from shardwright.cluster.serial import device_to, link_to
 from shardwright.errors import ClusterError
 
+BEYOND_CACHES = 2**25
+
 
 def peak_dtype(kernel: str, dtype: str) -> str:
     """Float32 convolutions run on tensor cores as tf32 unless that is switched off."""
@@ -38,14 +40,15 @@ def _datasheet(machine: Mapping[str, Any]) -> Device | None:
 
 
 def _measured_peaks(data: Mapping[str, Any]) -> Device:
-    """A device described by the best rates seen on it."""
+    """A device described by the best rates seen on it; memory's on what no cache holds, where that was measured."""
     machine, bandwidth = data["machine"], 0.0
+    largest = max((p["bytes"] for p in data["points"] if not p["flops"] and p["step"] == "forward"), default=0.0)
     rates: dict[str, float] = defaultdict(float)
     for point in data["points"]:
         if point["kernel"] in ("matmul", "convolution"):
             dtype = peak_dtype(point["kernel"], point["dtype"])
             rates[dtype] = max(rates[dtype], point["flops"] / point["seconds"])
-        elif not point["flops"] and point["step"] == "forward":
+        elif not point["flops"] and point["step"] == "forward" and point["bytes"] >= min(largest, BEYOND_CACHES):
             bandwidth = max(bandwidth, point["bytes"] / point["seconds"])
     if not bandwidth or "float32" not in rates:
         raise ClusterError("too few kernels could be measured in the time given.", "Calibrate with more --seconds.")
@@ -115,6 +118,8 @@ def calibrated(data: Mapping[str, Any]) -> Device:
     machine = data["machine"]
     dispatch = {name: (row[0], row[1]) for name, row in data["dispatch"].items()}
     dispatch["*"] = tuple(np.median([row for name, row in dispatch.items() if name != "module"], axis=0).tolist())
+    if "distributed_update" in data:
+        dispatch["distributed_update"] = (data["distributed_update"], 0.0)
     smallest = [p["seconds"] for p in data["points"] if not p["flops"] and p["step"] == "forward"]
     curves = _curves(data["points"], device)
     if device.kind == "cpu":

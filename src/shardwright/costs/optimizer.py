@@ -72,7 +72,8 @@ def step_seconds(
         curve = device.profile.by_name.get(f"{kind.name}/{dtype}/update")
         if curve is not None:  # a CPU: one tensor after the other, each at the speed of its size
             sizes = np.maximum(np.array(parameter_bytes, dtype=float), 1.0)
-            return float((sizes / device.bandwidth * curve(sizes[:, None])).sum()), 0.0
+            python = device.profile.dispatch_of.get("distributed_update", (0.0, 0.0))[0]
+            return float((sizes / device.bandwidth * curve(sizes[:, None]) + python).sum()), 0.0
     if fitted is None:
         host = device.launch_overhead * (4 + 0.3 * len(parameter_bytes))
         return kind.passes * total / (0.75 * device.bandwidth) + device.launch_overhead, host
