@@ -1,11 +1,11 @@
 """How gradients of parameters get home, event by event, as the runtime does it (:mod:`shardwright.runtime.gradients`).
 
-A gradient of a gathered parameter is reduce-scattered without waiting, or stays whole until the end (ZeRO-1). A gradient that has to be summed between replicas is
-copied into a bucket that exists since the first step; the sum of a full bucket is started without waiting, and where it
-takes several legs (:mod:`~shardwright.costs.replica_sums`), each new bucket moves those before it one leg on. Gradients
-that several reads of a parameter bring are added up first and packed at the end. When more than a few bytes are under way
-the oldest is awaited, and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et
-al. 2023).
+A gradient of a gathered parameter is reduce-scattered without waiting, or stays whole until the end (ZeRO-1). A gradient
+that has to be summed between replicas is copied into a bucket that exists since the first step; the sum of a full bucket
+is started without waiting, and where it takes several legs (:mod:`~shardwright.costs.replica_sums`), each new bucket moves
+those before it one leg on. Gradients that several reads of a parameter bring are added up first and packed at the end. When
+more than a few bytes are under way the oldest is awaited, and when the backward pass is through, all are (the ideas of DDP,
+Li et al. 2020, and FSDP, Zhao et al. 2023).
 """
 
 from __future__ import annotations

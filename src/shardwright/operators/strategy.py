@@ -20,6 +20,8 @@ class Strategy:
     source tensors (parameters, buffers, constants, inputs) to layouts. ``kept`` maps a tensor with several readers to
     the layout it is brought into once, right after it is made; its readers start from there. ``regathered`` names the
     parameters whose gathered copy is freed after its forward use and gathered again for backward (FSDP's way).
+    ``whole_gradients`` names gathered parameters whose gradient stays whole until the backward pass is over and is
+    scattered then (ZeRO-1), not as soon as it is known (ZeRO-2 and 3).
     ``recomputed`` names blocks (module paths) whose activations are not kept but computed again in the backward pass.
     """
 
@@ -29,6 +31,7 @@ class Strategy:
     kept: Mapping[str, Layout] = field(default_factory=dict)
     regathered: frozenset[str] = frozenset()
     recomputed: tuple[str, ...] = ()
+    whole_gradients: frozenset[str] = frozenset()
 
     @property
     def sizes(self) -> tuple[int, ...]:

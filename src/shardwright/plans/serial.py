@@ -77,6 +77,7 @@ def to_json(plan: Plan) -> str:
         "resting": {name: layout_text(layout) for name, layout in s.resting.items()},
         "kept": {name: layout_text(layout) for name, layout in s.kept.items()},
         "regathered": sorted(s.regathered),
+        "whole_gradients": sorted(s.whole_gradients),
         "recomputed": list(s.recomputed),
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
     }
@@ -134,6 +135,7 @@ def _plan(data: dict[str, Any]) -> Plan:
         kept={name: _layout(layout) for name, layout in data["kept"].items()},
         regathered=frozenset(data["regathered"]),
         recomputed=tuple(data["recomputed"]),
+        whole_gradients=frozenset(data.get("whole_gradients", ())),
     )
     signature, asked = data["signature"], data.get("asked", {})
     return Plan(

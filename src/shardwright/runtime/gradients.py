@@ -41,6 +41,8 @@ class Slot:
     parameter: torch.nn.Parameter
     axes: tuple[int, ...]
     elements: int
+    whole: bool = False
+    """Whether a gradient that has to be scattered stays whole until the backward pass is through (ZeRO-1)."""
 
     def deposit(self, gradient: Tensor) -> None:
         """Add a finished local gradient to ``parameter.grad``."""
@@ -127,6 +129,7 @@ class Gradients:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._shared: dict[Slot, tuple[Slot, Tensor]] = {}
+        self._whole: deque[tuple[Slot, Tensor, tuple[BoundStep, ...], bool]] = deque()
         self._listening = False
         self._order: list[Slot] = []
         self._prepared: dict[Slot, _Prepared] | None = None
@@ -142,6 +145,12 @@ class Gradients:
 
         ``alone`` says that no other read of the parameter will bring a further share.
         """
+        if slot.whole and any(step.kind == "reduce_scatter" for step in steps):
+            self._whole.append((slot, gradient, steps, alone))
+        else:
+            self._bring_home(slot, gradient, steps, alone)
+
+    def _bring_home(self, slot: Slot, gradient: Tensor, steps: tuple[BoundStep, ...], alone: bool) -> None:
         if self.reduce_dtype is not None and gradient.dtype != self.reduce_dtype:
             gradient = gradient.to(self.reduce_dtype)
         for number, step in enumerate(steps):
@@ -279,6 +288,8 @@ class Gradients:
     def finish(self) -> None:
         """Complete everything; called when the backward pass is through."""
         self._listening = False
+        while self._whole:
+            self._bring_home(*self._whole.popleft())
         while self._pending or self._shared or self._buckets or self._unfilled():
             for key in list(self._buckets):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.

@@ -144,7 +144,8 @@ class ParallelModule(torch.nn.Module):
     def _slot(self, tensor: str) -> Slot:
         resting, sizes = self.program.strategy.resting[tensor], self.program.place.sizes
         largest = largest_shard(self.graph.tensors[tensor].shape, resting, sizes)
-        return Slot(self._parameter(tensor), replica_axes(resting, sizes), int(largest))
+        whole = tensor in self.program.strategy.whole_gradients
+        return Slot(self._parameter(tensor), replica_axes(resting, sizes), int(largest), whole)
 
     def _bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
         return tuple(step._replace(line=self._line(step.line)) for step in steps)

@@ -121,7 +121,15 @@ def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
     agree(
         {
             "model": fingerprint(graph),
-            "plan": digest((str(strategy.axes), *chosen, str(sorted(strategy.regathered)), str(strategy.recomputed))),
+            "plan": digest(
+                (
+                    str(strategy.axes),
+                    *chosen,
+                    str(sorted(strategy.regathered)),
+                    str(strategy.recomputed),
+                    str(sorted(strategy.whole_gradients)),
+                )
+            ),
             "weights": digest(held),
         }
     )

@@ -1,10 +1,11 @@
 """The recipes people use by hand, each stated as a restriction of the same space and solved, priced and run alike.
 
 Data parallelism (batch loops only, parameters whole), ZeRO-3/FSDP (Rajbhandari et al., 2020: the same, parameters
-sharded at rest), Megatron tensor parallelism (Shoeybi et al., 2019: on the fastest axis features only, weights never
-gathered; the other axes are data parallel), its sequence-parallel form (Korthikanti et al., 2022), and one weird trick
-(Krizhevsky, 2014: convolutions by batch, fully connected layers by features). Stated this way a baseline applies to any
-model, and what it gets is the best strategy of its kind.
+sharded at rest), ZeRO-2 (gathered parameters stay until backward), ZeRO-1 (gradients stay whole too), Megatron tensor
+parallelism (Shoeybi et al., 2019: on the fastest axis features only, weights never gathered; the other axes are data
+parallel), its sequence-parallel form (Korthikanti et al., 2022), and one weird trick (Krizhevsky, 2014: convolutions by
+batch, fully connected layers by features). Stated this way a baseline applies to any model, and what it gets is the best
+strategy of its kind.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ def fsdp(axes: int) -> Restriction:
 def zero_2(axes: int) -> Restriction:
     """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
     return Restriction("zero-2", _batch_only, _sharded, regather=False)
+
+
+def zero_1(axes: int) -> Restriction:
+    """ZeRO-2 whose gradients stay whole until the backward pass is over and are then scattered, all at once (ZeRO-1)."""
+    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True)
 
 
 def megatron(axes: int) -> Restriction:
@@ -121,6 +127,7 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
     "megatron-sp": megatron_sequence,
     "one-weird-trick": one_weird_trick,
     "mesh-tensorflow": mesh_tensorflow,
+    "zero-1": zero_1,
     "zero-2": zero_2,
     "all-row-greedy": all_row,
     "equal-chop": equal_chop,
@@ -128,8 +135,13 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
 }
 
 
+ALIASES = {"zero1": "zero-1", "zero2": "zero-2", "zero3": "fsdp", "zero-3": "fsdp", "ddp": "data-parallel"}
+"""Other names under which people know them."""
+
+
 def restriction(name: str, axes: int) -> Restriction:
     """The restriction behind a baseline's name, on a mesh of ``axes`` axes."""
+    name = ALIASES.get(name, name)
     if name not in BASELINES:
         raise ShardwrightError(f"There is no strategy {name!r}.", f"Known: {', '.join(BASELINES)}.")
     return BASELINES[name](axes)

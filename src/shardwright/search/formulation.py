@@ -58,7 +58,8 @@ class Formulation:
             p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
         )
         again = gathered if self.graph.training and self.within.regather else frozenset()
-        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute)
+        whole = gathered if self.graph.training and self.within.whole_gradients else frozenset()
+        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute, whole)
 
     def choice(self, strategy: Strategy) -> np.ndarray:
         """The choice a strategy describes, so that any strategy can be priced by this problem."""

@@ -37,7 +37,8 @@ class Restriction:
 
     ``gather(axis)`` says whether parameters may be gathered over a mesh axis for use; ``regather`` whether a gathered
     parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2). ``fold`` says
-    whether repeated blocks may share their decisions, ``arrives`` how inputs lie when they come (whole otherwise).
+    whether repeated blocks may share their decisions, ``whole_gradients`` whether gradients of gathered parameters stay
+    whole until the backward pass is over (ZeRO-1), ``arrives`` how inputs lie when they come (whole otherwise).
     """
 
     name: str
@@ -48,6 +49,7 @@ class Restriction:
     regather: bool = True
     fold: bool = True
     arrives: Mapping[str, Layout] = field(default_factory=dict)
+    whole_gradients: bool = False
 
     def __and__(self, other: Restriction) -> Restriction:
         """What both allow, under the first one's name."""
@@ -60,6 +62,7 @@ class Restriction:
             self.regather and other.regather,
             self.fold and other.fold,
             {**self.arrives, **other.arrives},
+            self.whole_gradients or other.whole_gradients,
         )
 
 

@@ -20,7 +20,7 @@ from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths
 from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
-from shardwright.search.baselines import BASELINES, restriction
+from shardwright.search.baselines import ALIASES, BASELINES, restriction
 from shardwright.search.choose import METHODS, evaluate, solve
 from shardwright.search.formulate import Formulation, formulate
 from shardwright.search.greedy import greedy
@@ -66,7 +66,7 @@ class Searched:
 
 def check_name(name: str) -> None:
     """Refuse an unknown search or baseline before any work is done."""
-    if name not in NAMES:
+    if name not in NAMES and name not in ALIASES:
         raise ShardwrightError(f"There is no search or strategy {name!r}.", f"Known: {', '.join(NAMES)}.")
 
 
