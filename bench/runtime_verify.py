@@ -17,7 +17,7 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +121,16 @@ def strategies(graph: Any, cluster: str, searches: list[str]) -> Iterator[tuple[
         except Infeasible as error:
             yield search, error
             continue
-        parts = [sorted(getattr(strategy, part).items()) for part in ("splits", "resting", "kept")]
-        text = str((strategy.axes, parts, sorted(strategy.regathered), strategy.recomputed))
+        text = str(readable(vars(strategy)))
         same = known.setdefault(text, search)
         yield search, same if same != search else strategy
+
+
+def readable(value: Any) -> Any:
+    """Mappings and sets in an order that depends on their contents only."""
+    if isinstance(value, Mapping):
+        return sorted((str(name), str(readable(item))) for name, item in value.items())
+    return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else value
 
 
 @functools.lru_cache
