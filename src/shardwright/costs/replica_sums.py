@@ -24,7 +24,7 @@ BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """The first bucket of a kind is small, so that communication starts early."""
 IN_FLIGHT_BYTES = 64 * 2**20
-"""With more bytes of gradients under way, the oldest are awaited."""
+"""With more bytes of gradients being scattered, the oldest are awaited, which frees them."""
 
 
 @dataclass(frozen=True)

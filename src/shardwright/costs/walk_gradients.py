@@ -79,9 +79,9 @@ class _Sum:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Flight:
-    """Something under way: ``finish`` waits for it and passes the result on."""
+    """Something under way: ``finish`` waits for it and passes the result on, which frees ``bytes``."""
 
     finish: Callable[[], None]
     bytes: int
@@ -150,8 +150,8 @@ class GradientFlow:
             self._advance()
         self._flight.append(_Flight(finish, size, summing))
         self._flight_bytes += size
-        while self._flight_bytes > IN_FLIGHT_BYTES and len(self._flight) > 1:
-            self._finish_oldest()
+        while size and self._flight_bytes > IN_FLIGHT_BYTES and self._flight_bytes > size:
+            self._finish(next(flight for flight in self._flight if flight.bytes))
 
     def _advance(self) -> None:
         """Every sum under way goes one leg on, the oldest first."""
@@ -159,8 +159,8 @@ class GradientFlow:
             if flight.sum is not None:
                 flight.sum.advance(self.recorder)
 
-    def _finish_oldest(self) -> None:
-        flight = self._flight.popleft()
+    def _finish(self, flight: _Flight) -> None:
+        self._flight.remove(flight)
         self._flight_bytes -= flight.bytes
         flight.finish()
 
@@ -205,7 +205,7 @@ class GradientFlow:
             recorder.wait(summing.last)
             self.done.append(summing.last)
 
-        self._launch(finish, bucket.bytes, summing)
+        self._launch(finish, 0, summing)  # the sums stay where they are: waiting for them would free nothing
 
     def finish(self) -> None:
         """Complete everything, in the order of the runtime: first what stayed whole until now."""
@@ -218,7 +218,7 @@ class GradientFlow:
                     self._reduce(key, self._open.pop(key), prepared=True)
             while self._flight:
                 self._advance()
-                self._finish_oldest()
+                self._finish(self._flight[0])
             if not self._open:
                 self._pack_shared()
 

@@ -72,7 +72,6 @@ class _Prepared:
 
     def __init__(self, slots: list[Slot], shapes: list[torch.Size], like: Tensor, way: ReplicaSum) -> None:
         self.slots, self.shapes, self.way = slots, shapes, way
-        self.bytes = sum(slot.elements for slot in slots) * like.itemsize
         self.places = {slot: place for place, slot in enumerate(slots)}
         self.filled: set[int] = set()
         self._allocate(like)
@@ -103,9 +102,9 @@ class _Prepared:
                 slot.deposit(view)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pending:
-    """A collective under way; ``finish`` waits for it and passes the result on."""
+    """A collective under way; ``finish`` waits for it and passes the result on, which frees ``bytes``."""
 
     finish: Callable[[], None]
     bytes: int
@@ -184,8 +183,8 @@ class Gradients:
             self._advance()
         self._pending.append(_Pending(finish, bytes, summing))
         self._pending_bytes += bytes
-        while self._pending_bytes > IN_FLIGHT_BYTES and len(self._pending) > 1:
-            self._finish_oldest()
+        while bytes and self._pending_bytes > IN_FLIGHT_BYTES and self._pending_bytes > bytes:
+            self._finish(next(pending for pending in self._pending if pending.bytes))
 
     def _advance(self) -> None:
         """Every sum under way goes one leg on, the oldest first."""
@@ -193,8 +192,8 @@ class Gradients:
             if pending.summing is not None:
                 pending.summing.advance()
 
-    def _finish_oldest(self) -> None:
-        pending = self._pending.popleft()
+    def _finish(self, pending: _Pending) -> None:
+        self._pending.remove(pending)
         self._pending_bytes -= pending.bytes
         pending.finish()
 
@@ -214,7 +213,7 @@ class Gradients:
             self._order.append(slot)
         elif (bucket := self._prepared.get(slot)) is not None and gradient.dtype == bucket.flat.dtype:
             if bucket.fill(slot, gradient):
-                self._sum_up(bucket.flat, bucket.way, bucket.bytes, bucket.deposit)
+                self._sum_up(bucket.flat, bucket.way, bucket.deposit)
             return
         self._join_loose(slot, gradient, early=True)
 
@@ -235,8 +234,7 @@ class Gradients:
 
     def _reduce(self, key: Key) -> None:
         self._begun.add(key)
-        bucket = self._buckets.pop(key)
-        members = bucket.members
+        members = self._buckets.pop(key).members
         sizes = [gradient.numel() for _, gradient in members]
         places = [(slot, gradient.shape) for slot, gradient in members]
         way = self._way(key, sum(sizes))
@@ -247,9 +245,9 @@ class Gradients:
             for (slot, shape), part in zip(places, flat[: sum(sizes)].split(sizes), strict=True):
                 slot.deposit(part.view(shape))
 
-        self._sum_up(flat, way, bucket.bytes, deposit)
+        self._sum_up(flat, way, deposit)
 
-    def _sum_up(self, flat: Tensor, way: ReplicaSum, bytes: int, deposit: Callable[[], None]) -> None:
+    def _sum_up(self, flat: Tensor, way: ReplicaSum, deposit: Callable[[], None]) -> None:
         summing = Summing(flat, way.legs, self.lines, self._aside)
         summing.advance()
 
@@ -257,7 +255,7 @@ class Gradients:
             summing.finish()
             deposit()
 
-        self._launch(finish, bytes, summing)
+        self._launch(finish, 0, summing)  # the sums stay where they are: waiting for them would free nothing
 
     def _prepare(self) -> None:
         """After the first step the order of gradients is known: lay out the buckets of the steps to come.
@@ -297,7 +295,7 @@ class Gradients:
                     self._reduce(key)
             while self._pending:
                 self._advance()
-                self._finish_oldest()
+                self._finish(self._pending[0])
             if self._buckets:  # what was expected comes first
                 continue
             for bucket in self._unfilled():  # some of its members got no gradient in this step: reduce what is there
