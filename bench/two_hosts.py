@@ -1,6 +1,6 @@
 """Two hosts at 1 Gbit/s: the found plan against DDP and fully_shard, measured and predicted, on AlexNet and RNNLM.
 
-    python -m bench two_hosts            # or: python bench/two_hosts.py [--repeats 5] [--seconds 90] [--phases]
+    python -m bench two_hosts            # or: python bench/two_hosts.py [--repeats 5] [--seconds 90] [--write]
 
 The hosts are emulated (:mod:`emulated_hosts`; needs root), each with one core and one thread. They are calibrated first,
 kernels and gloo's collectives through the limited cable, and written to a cluster file; plans are made for that file
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import itertools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -169,8 +171,8 @@ def work(rank: int, folder: Path, job: str, given: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def table(case: str, predicted: dict[str, Any], measured: dict[str, Any], phases: bool) -> list[str]:
-    """The comparison of one model in Markdown."""
+def table(case: str, predicted: dict[str, Any], measured: dict[str, Any], worst: dict[str, float]) -> list[str]:
+    """The comparison of one model in Markdown; ``worst`` gathers the largest errors."""
     taken = measured["taken"]
     seconds = {name: statistics.median(sum(step) for step in steps) for name, steps in taken.items()}
     reference, batch, seq = CASES[case]
@@ -181,25 +183,31 @@ def table(case: str, predicted: dict[str, Any], measured: dict[str, Any], phases
         "| engine | step, measured (fastest) | predicted | error | speed-up of found, measured | predicted | error |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
+
+    def note(what: str, error: float) -> None:
+        worst[what] = max(worst.get(what, 0.0), abs(error))
+
     for name, own in seconds.items():
         guess = predicted[ENGINES[name]]["seconds"]
+        note("step time", guess / own - 1)
         least = min(map(sum, taken[name]))
         row = f"| {name} | {own:.3f} s ({least:.3f}) | {guess:.3f} s | {100 * (guess / own - 1):+.0f} % |"
         if name != "found" and "found" in seconds:
             real, said = own / seconds["found"], guess / predicted["auto"]["seconds"]
+            if name in ("DDP", "fully_shard"):
+                note("speed-up", said / real - 1)
             row += f" {real:.2f} | {said:.2f} | {100 * (said / real - 1):+.0f} % |"
         lines.append(row if name != "found" else row + " | | |")
     losses = measured["losses"]
     apart = max(losses.values()) - min(losses.values())
     lines += ["", f"Losses after {1 + len(next(iter(taken.values())))} steps agree within {apart:.1e}."]
-    if phases:
-        lines += ["", "| engine | forward, backward, update: wall | predicted | core | predicted compute | MB |"]
-        lines += ["|---|---|---|---|---|--:|"]
-        for name, steps in taken.items():
-            guess = predicted[ENGINES[name]]
-            columns = (_medians(steps), guess["phases"], _medians(measured["cores"][name]), guess["compute"])
-            shown = " | ".join(", ".join(f"{value:.3f}" for value in column) for column in columns)
-            lines.append(f"| {name} | {shown} | {guess['bytes'] / 1e6:.1f} |")
+    lines += ["", "| engine | forward, backward, update: wall | predicted | core | predicted compute | MB |"]
+    lines += ["|---|---|---|---|---|--:|"]
+    for name, steps in taken.items():
+        guess = predicted[ENGINES[name]]
+        columns = (_medians(steps), guess["phases"], _medians(measured["cores"][name]), guess["compute"])
+        shown = " | ".join(", ".join(f"{value:.3f}" for value in column) for column in columns)
+        lines.append(f"| {name} | {shown} | {guess['bytes'] / 1e6:.1f} |")
     return lines
 
 
@@ -214,7 +222,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep cluster file, plans and times here; a cluster file is reused")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--phases", action="store_true", help="also compare forward, backward and update")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks/two_hosts.md")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -235,30 +243,50 @@ def main() -> None:
             with hosts("1gbit") as names:
                 run_on_hosts(names, [[*command, "--rank", str(rank)] for rank in range(2)], seconds)
 
+        lines: list[str] = []
+        worst: dict[str, float] = {}
+
+        def show(*more: str) -> None:
+            print("\n".join(more), flush=True)
+            lines.extend(more)
+
+        load = os.getloadavg()[0]
         try:
             if not (folder / "cluster.toml").exists():
                 on_both("calibrate", 300.0 + 3 * given.seconds)
-            _describe(folder)
+            show(_describe(folder))
             for case in given.cases.split(","):
                 predicted = make_plans(folder, case)
                 on_both(case, 300.0 + 120.0 * given.repeats)
                 measured = json.loads((folder / f"{case}-taken.json").read_text())
-                print("\n".join(["", *table(case, predicted, measured, given.phases)]), flush=True)
+                show("", *table(case, predicted, measured, worst))
         except HostError as error:
             raise SystemExit(f"A host failed: {error}") from None
-        print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
+        bars = ", ".join(f"{what} {100 * error:.0f} %" for what, error in worst.items())
+        show("", f"Worst error of prediction: {bars}. Load average before {load:.1f}, after {os.getloadavg()[0]:.1f}.")
+        if given.write:
+            _write(lines)
 
 
-def _describe(folder: Path) -> None:
+def _write(lines: list[str]) -> None:
+    """Keep the results as a page of the documentation, with what is to be said about them."""
+    root = HERE.parent
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=root).stdout
+    head = f"`python bench/two_hosts.py --write`, {datetime.date.today()}, commit {commit.strip()}, 2-core CPU."
+    notes = (HERE / "two_hosts_notes.md").read_text().strip()
+    text = "\n".join(["# Two hosts at 1 Gbit/s: results", "", head, "", *lines, "", notes, ""])
+    (root / "docs" / "benchmarks" / "two_hosts.md").write_text(text)
+
+
+def _describe(folder: Path) -> str:
     from shardwright.cluster import parse_cluster
 
     cluster = parse_cluster(str(folder / "cluster.toml"))
     device, link = cluster.device, cluster.network
     fits = ", ".join(f"{kind} {1e3 * latency:.2f} ms + {rate / 1e6:.0f} MB/s" for kind, latency, rate in link.fits)
-    print(
+    return (
         f"Each host: {device.peak('float32') / 1e9:.0f} Gflop/s, memory {device.bandwidth / 1e9:.1f} GB/s. Cable: {fits}; "
-        f"a collective takes {100 * link.processor_share:.0f} % of the core. Load average {os.getloadavg()[0]:.1f}.",
-        flush=True,
+        f"a collective takes {100 * link.processor_share:.0f} % of the core."
     )
 
 
