@@ -11,12 +11,14 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwright.errors import RunError, ShardwrightError
+
+GRACE_SECONDS = 2.0
 
 
 def run_locally(function: Callable[..., Any], processes: int, *args: Any, seconds: float = 1800.0) -> list[Any]:
@@ -69,19 +71,40 @@ def _collect(pipes: list[Connection], seconds: float) -> list[Any]:
                 f"Ranks {missing} have not finished after {seconds:.0f} s.", "Allow more time, or a smaller model."
             )
         for pipe in ready:
-            rank = pipes.index(pipe)
-            try:
-                kind, value = pipe.recv()
-            except EOFError:
-                raise RunError(
-                    f"Rank {rank} died without a word (out of memory?).", "Try fewer ranks or sizes."
-                ) from None
-            if kind == "refused":
-                raise RunError(f"Rank {rank}: {value[0]}", value[1])
-            if kind == "failed":
-                raise RunError(f"Rank {rank} failed: {value}", "This is a defect; please report it with the model.")
-            results[rank] = value
+            answer = _received(pipes, pipes.index(pipe))
+            if answer.kind != "result":
+                raise _first_cause(answer, pipes, results)
+            results[answer.rank] = answer.value
     return [results[rank] for rank in range(len(pipes))]
+
+
+class _Answer(NamedTuple):
+    """What a rank sent: its ``result``, or why it was ``refused`` or ``failed``, and when that happened."""
+
+    rank: int
+    kind: str
+    value: Any
+    moment: float
+
+
+def _received(pipes: list[Connection], rank: int) -> _Answer:
+    try:
+        return _Answer(rank, *pipes[rank].recv())
+    except EOFError:
+        remedy = "Try fewer processes or a smaller model."
+        return _Answer(rank, "refused", ("it died without a word (out of memory?).", remedy), time.time())
+
+
+def _first_cause(answer: _Answer, pipes: list[Connection], results: Mapping[int, Any]) -> RunError:
+    """Ranks that lose a peer complain too: of all that fail within a moment, the first to fail is to blame."""
+    failed, deadline = [answer], time.monotonic() + GRACE_SECONDS
+    for rank, pipe in enumerate(pipes):
+        if rank not in results and rank != answer.rank and pipe.poll(max(0.0, deadline - time.monotonic())):
+            failed.append(_received(pipes, rank))
+    rank, kind, value, _ = min((a for a in failed if a.kind != "result"), key=lambda a: a.moment)
+    if kind == "refused":
+        return RunError(f"Rank {rank}: {value[0]}", value[1])
+    return RunError(f"Rank {rank} failed: {value}.", "If the model runs by itself, this is a defect; please report it.")
 
 
 def _serve(
@@ -104,14 +127,15 @@ def _serve(
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Ranks may wait long for the one that trains alone; a rank that fails ends all, so no shorter limit is needed.
         dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
-        pipe.send(("result", function(*args)))
+        pipe.send(("result", function(*args), time.time()))
         dist.barrier()
         dist.destroy_process_group()
     except ShardwrightError as error:
-        pipe.send(("refused", (error.message, error.remedy)))
+        pipe.send(("refused", (error.message, error.remedy), time.time()))
     except Exception as error:  # whatever it is, the parent reports it with the rank's number
-        last = traceback.format_exc().strip().splitlines()
-        pipe.send(("failed", f"{type(error).__name__}: {error}\n" + "\n".join(last[-12:])))
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        what = " ".join(str(error).split())
+        pipe.send(("failed", f"{type(error).__name__}: {what} ({place.filename}:{place.lineno})", time.time()))
 
 
 def _free_port() -> int:
