@@ -9,19 +9,19 @@ gives the largest pieces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from shardwright.cluster import Mesh
-from shardwright.costs.memory_probe import Call, Forward, Strided, forward
+from shardwright.costs.memory_probe import Call, Forward, Strided
 from shardwright.costs.redistribute import Conversion, conversion, first_gather
+from shardwright.costs.walk_pieces import Piece, Pieces
 from shardwright.errors import PlanError
-from shardwright.graph import Graph, Op
+from shardwright.graph import Graph, Op, Tensor
 from shardwright.graph.core import refs
 from shardwright.graph.repeats import span_of
-from shardwright.operators import analyse, piece
 from shardwright.operators.rules import (
     Layout,
     Need,
@@ -30,10 +30,8 @@ from shardwright.operators.rules import (
     Replicate,
     Split,
     Window,
-    input_layouts,
     local_shape,
     nested_chunk,
-    output_layouts,
 )
 from shardwright.operators.strategy import Strategy
 
@@ -147,6 +145,8 @@ class _Builder:
         self.home: dict[str, int] = {}
         self.changed: dict[tuple[str, tuple[Need, ...], Extents], int] = {}
         self.zero = (0,) * len(mesh.axes)
+        self.pieces = Pieces(graph, mesh)
+        self.locals: dict[object, Strided] = {}
         self.begins: list[int] = []
         """Per operator, its first node; changes of layout belong to the operator that they serve."""
 
@@ -201,6 +201,13 @@ class _Builder:
 
     def _value(self, tensor: str, needs: tuple[Need, ...], extents: Extents = ()) -> int:
         meta = self.graph.tensors[tensor]
+        key = (meta.shape, meta.dtype, meta.grad, needs, extents)
+        if key not in self.locals:  # the layers of a deep model have the same few
+            self.locals[key] = self._local(meta, needs, extents)
+        self.values.append(Value(tensor, needs, self.locals[key]))
+        return len(self.values) - 1
+
+    def _local(self, meta: Tensor, needs: tuple[Need, ...], extents: Extents) -> Strided:
         plain: Layout = tuple(Replicate() if isinstance(n, Window) else n for n in needs)
         shape = list(local_shape(meta.shape, plain, self.mesh.sizes, self.zero))
         for axis, extent in extents:
@@ -209,67 +216,44 @@ class _Builder:
                 start, stop = nested_chunk(extent, [(self.mesh.sizes[axis], 0)])
                 first, end, _, _ = need.region(start, stop, meta.shape[need.dim])
                 shape[need.dim] = end - first
-        local = Strided.contiguous(tuple(shape), meta.dtype, meta.grad and self.training)
-        self.values.append(Value(tensor, needs, local))
-        return len(self.values) - 1
+        return Strided.contiguous(tuple(shape), meta.dtype, meta.grad and self.training)
 
     def _operator(self, op: Op) -> None:
         split = self.strategy.splits.get(op.name)
-        if split is None or len(split) != len(self.mesh.axes):
-            raise PlanError(f"the strategy has no split for operator {op.name} ({op.target}).", "Make the plan again.")
-        rules = analyse(op, self.graph.tensors)
-        unknown = [loop for loop in split if loop is not None and loop not in rules.by_name]
-        if unknown:
-            raise PlanError(f"operator {op.name} ({op.target}) has no loop {unknown[0]!r}.", "Make the plan again.")
-        needs = input_layouts(rules, split, len(op.inputs))
-        extents = [0 if loop is None else rules.by_name[loop].extent for loop in split]
-        inputs = tuple(self._read(name, need, op.module, extents) for name, need in zip(op.inputs, needs, strict=True))
-        layouts = output_layouts(rules, split, len(op.outputs))
+        piece = self.pieces.of(op, split)
+        assert split is not None  # there would be no piece
+        inputs = tuple(
+            self._read(name, need, op.module, piece.extents) for name, need in zip(op.inputs, piece.needs, strict=True)
+        )
         outputs = tuple(
             None if name is None else self._value(name, layout)
-            for name, layout in zip(op.outputs, layouts, strict=True)
+            for name, layout in zip(op.outputs, piece.layouts, strict=True)
         )
         for name, number in zip(op.outputs, outputs, strict=True):
             if name is not None and number is not None:
                 self.home[name] = number
-        ranges = self._ranges(rules, split)
-        made = piece(op, self.graph.tensors, ranges)
-        told_apart: tuple[Any, ...] = ()
-        if made.kernel is not None:
-            shapes = tuple(self.graph.tensors[name].shape for name in (*op.inputs, *filter(None, op.outputs)))
-            told_apart = (shapes, tuple(sorted(ranges.items())))
         slots = tuple(inputs.index(number) for number in inputs)
-        call = Call.of(made.op or op, slots, told_apart)
-        footprint = self._footprint(op, call, inputs, outputs, made.kernel)
-        self.nodes.append(Compute(op, rules, split, call, inputs, outputs, footprint, made.kernel))
+        footprint = self._footprint(op, piece, slots, inputs, outputs)
+        call = piece.call(slots)
+        self.nodes.append(Compute(op, piece.rules, split, call, inputs, outputs, footprint, piece.kernel))
 
     def _footprint(
-        self,
-        op: Op,
-        call: Call,
-        inputs: tuple[int, ...],
-        outputs: tuple[int | None, ...],
-        kernel: Callable[..., Any] | None,
+        self, op: Op, piece: Piece, slots: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int | None, ...]
     ) -> Forward:
         """Ask how the operator treats memory, and note how its results lie there."""
         follows = self.training and op.grad
         given = tuple(self.values[i].local if follows else _without_gradient(self.values[i].local) for i in inputs)
         expected = tuple(None if o is None else self.values[o].local for o in outputs)
-        footprint = forward(call, given, self.mesh.device.kind, kernel, expected)
+        footprint = piece.footprint(slots, given, self.mesh.device.kind, expected)
         for number, result in zip(outputs, footprint.results, strict=False):
-            if number is not None and result is not None and result.tensor.shape == self.values[number].local.shape:
+            if number is None or result is None or result.tensor.shape != self.values[number].local.shape:
+                continue
+            if result.tensor.strides != self.values[number].local.strides:
                 local = replace(self.values[number].local, strides=result.tensor.strides)
                 self.values[number] = replace(self.values[number], local=local)
         return footprint
 
-    def _ranges(self, rules: OpRules, split: Split) -> dict[str, tuple[int, int]]:
-        cuts: dict[str, list[tuple[int, int]]] = {}
-        for size, loop in zip(self.mesh.sizes, split, strict=True):
-            if loop is not None and rules.by_name[loop].divides:
-                cuts.setdefault(loop, []).append((size, 0))
-        return {loop: nested_chunk(rules.by_name[loop].extent, pieces) for loop, pieces in cuts.items()}
-
-    def _read(self, tensor: str, needs: tuple[Need, ...], module: str, extents: list[int] | None = None) -> int:
+    def _read(self, tensor: str, needs: tuple[Need, ...], module: str, extents: Sequence[int] = ()) -> int:
         """The value of a tensor in the layout a reader needs, changed on first use."""
         home = self.home[tensor]
         kept = self.strategy.kept.get(tensor)
@@ -277,7 +261,7 @@ class _Builder:
             home = self.home[tensor] = self._change(tensor, home, kept, (), module)
         if self.values[home].needs == needs:
             return home
-        windows = tuple((a, e) for a, e in enumerate(extents or ()) if isinstance(needs[a], Window))
+        windows = tuple((a, e) for a, e in enumerate(extents) if isinstance(needs[a], Window))
         key = (tensor, needs, windows)
         if key not in self.changed:
             self.changed[key] = self._change(tensor, home, needs, windows, module)

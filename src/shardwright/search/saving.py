@@ -8,6 +8,7 @@ known strategy is ``costs.memory``; the planner compares the two and corrects th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ def needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """A share of a tensor that an operator keeps: its input or output at ``position``, or bytes of the operator's own."""
+    """What an operator keeps: a ``share`` of its input or output at ``position``, or ``inner`` bytes of its own."""
 
     place: str
     position: int
@@ -114,7 +115,7 @@ class _Saving:
             name = next((op.outputs[i] for i in owned if op.outputs[i] is not None), None)
             if name is not None:
                 entries.append((name, "output", op.outputs.index(name)))
-            elif any(op.outputs):
+            else:
                 entries.append(("", "inner", number))
         return entries
 
@@ -138,20 +139,16 @@ def saved_bytes(
 ) -> np.ndarray:
     """Bytes per split that an operator keeps until its backward."""
     total = np.zeros(len(splits))
-    outputs = [(i, graph.tensors[o]) for i, o in enumerate(op.outputs) if o is not None]
     for row, split in enumerate(splits):
         needs = input_layouts(rules, split, len(op.inputs))
         made = output_layouts(rules, split, len(op.outputs))
         for entry in kept:
-            if entry.place == "input":
-                tensor, layout = graph.tensors[op.inputs[entry.position]], needs[entry.position]
-            else:  # what is the operator's own is taken to be cut as its first result is
-                place = entry.position if entry.place == "output" else outputs[0][0]
-                tensor, layout = dict(outputs)[place], made[place]
-            plain = [Shard(p.dim) if isinstance(p, Window) else p for p in layout]
-            local = largest_shard(tensor.shape, plain, sizes)
-            if entry.place == "inner":
-                total[row] += entry.share * local / max(tensor.elements, 1)
-            else:
-                total[row] += entry.share * local * DTYPE_BYTES[tensor.dtype]
+            if entry.place == "inner":  # taken to be cut as the work is
+                cut = [size for size, loop in zip(sizes, split, strict=True) if loop and rules.by_name[loop].divides]
+                total[row] += entry.share / math.prod(cut)
+                continue
+            names, layouts = (op.inputs, needs) if entry.place == "input" else (op.outputs, made)
+            tensor = graph.tensors[names[entry.position] or ""]
+            plain = [Shard(p.dim) if isinstance(p, Window) else p for p in layouts[entry.position]]
+            total[row] += entry.share * largest_shard(tensor.shape, plain, sizes) * DTYPE_BYTES[tensor.dtype]
     return total
