@@ -107,6 +107,13 @@ def test_missing_tensors_and_nans_are_found():
     assert {("gradient", "query.bias at step 1"), ("update", "value.bias at step 3")} <= found
 
 
+def test_what_is_not_finite_on_one_process_either_does_not_agree():
+    """No yardstick, no agreement: float32 overflows here on one process, float64 does not."""
+    model, x = torch.nn.Linear(4, 1), torch.full((2, 4), 1e30)
+    run = train(copy.deepcopy(model), (x,), {}, 1, keep=True)
+    assert ("loss", "step 1") in wrong(model, x, run)
+
+
 def test_a_run_that_leaves_its_path_is_found():
     """A step that starts elsewhere than the last one ended: its gradients are right there, its start is not."""
     model, x = setting()

@@ -143,28 +143,25 @@ def _compared(
     ``typical`` is the least relative error to reckon with.
     """
     found = []
-    rounding, typical = typical, max(typical, _median_error(true, single, unit))
+    noise = typical * floor
+    typical = max(typical, statistics.median(_relative_errors(true, single, unit, above=noise) or [0.0]))
     for name in sorted(true.keys() | theirs.keys()):
         tensor, yardstick = true.get(name), 0.0
         size = _size(tensor) + unit
         allowed = DOUBLE * (size + NOISE * floor)
         if single is not None:
-            yardstick = max(distance(tensor, single.get(name)), typical * size, rounding * floor)
-            allowed = TIMES * yardstick
+            yardstick = max(distance(tensor, single.get(name)), typical * size, noise)
+            allowed = TIMES * yardstick if math.isfinite(yardstick) else 0.0
         if tensor is not None and not (tensor.is_floating_point() or tensor.is_complex()):
             allowed = yardstick = 0.0
         found.append(Comparison(what, name, distance(tensor, theirs.get(name)), size, allowed, yardstick))
     return found
 
 
-def _relative_errors(true: Tensors, single: Tensors | None, unit: float = 0.0) -> list[float]:
-    """How far one process is from the truth, tensor by tensor."""
+def _relative_errors(true: Tensors, single: Tensors | None, unit: float = 0.0, above: float = 0.0) -> list[float]:
+    """How far one process is from the truth, tensor by tensor, for those that are larger than ``above``."""
     sizes = {name: _size(tensor) + unit for name, tensor in true.items() if single is not None}
-    return [distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size]
-
-
-def _median_error(true: Tensors, single: Tensors | None, unit: float = 0.0) -> float:
-    return statistics.median(_relative_errors(true, single, unit) or [0.0])
+    return [distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size > above]
 
 
 def _at(run: Run | None, step: int) -> Tensors | None:
@@ -181,10 +178,8 @@ def _size(tensor: Tensor | None) -> float:
     """The largest finite value."""
     if tensor is None or not tensor.numel():
         return 0.0
-    sizes = tensor.abs()
-    return (
-        float(torch.where(torch.isfinite(sizes), sizes, 0).max()) if sizes.is_floating_point() else float(sizes.max())
-    )
+    sizes = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
+    return float(sizes.nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def distance(true: Tensor | None, other: Tensor | None) -> float:
