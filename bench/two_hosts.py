@@ -162,6 +162,7 @@ def work(rank: int, folder: Path, job: str, given: argparse.Namespace) -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
+    torch.set_flush_denormal(True)  # Adam's averages of vanishing gradients would be slow by chance
     dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:{PORT}", rank=rank, world_size=2)
     if job == "calibrate":
         calibrate(rank, folder, given.seconds)
