@@ -96,9 +96,12 @@ def test_three_axes_nest() -> None:
     assert kinds == inner
 
 
-def test_a_small_gradient_pays_its_share_of_a_full_bucket() -> None:
+def test_a_gradient_pays_for_its_copy_and_its_share_of_a_full_bucket() -> None:
     where = mesh((2, 8))
     full = replica_sum(BUCKET_BYTES, 1, (0, 1), where).seconds
-    assert share_seconds(BUCKET_BYTES // 100, (0, 1), where) == pytest.approx(full / 100, rel=1e-6)
-    assert share_seconds(4 * BUCKET_BYTES, (0, 1), where) == replica_sum(4 * BUCKET_BYTES, 1, (0, 1), where).seconds
+    copy = lambda size: max(2 * size / DEVICE.bandwidth, DEVICE.launch_overhead)
+    small, large = BUCKET_BYTES // 100, 4 * BUCKET_BYTES
+    assert share_seconds(small, (0, 1), where) == pytest.approx(copy(small) + full / 100, rel=1e-6)
+    alone = replica_sum(large, 1, (0, 1), where).seconds
+    assert share_seconds(large, (0, 1), where) == pytest.approx(copy(large) + alone)
     assert share_seconds(1000, (), where) == 0.0

@@ -91,6 +91,9 @@ def _nest(elements: int, itemsize: int, axes: tuple[int, ...], scattered: tuple[
 
 
 def share_seconds(size: int, axes: tuple[int, ...], mesh: Mesh) -> float:
-    """Seconds that a gradient of ``size`` bytes adds to the buckets: its share of a full one, or its own."""
+    """Seconds that a gradient of ``size`` bytes costs: its copy into a bucket, and its share of a full one (or its own)."""
+    if not axes:
+        return 0.0
     whole = max(int(size), BUCKET_BYTES)
-    return replica_sum(whole, 1, axes, mesh).seconds * size / whole
+    packed = max(2 * size / mesh.device.bandwidth, mesh.device.launch_overhead)
+    return packed + replica_sum(whole, 1, axes, mesh).seconds * size / whole
