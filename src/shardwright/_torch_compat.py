@@ -173,6 +173,13 @@ def returns_list(target: str) -> bool:
     return len(returns) == 1 and returns[0].type.kind() == "ListType"
 
 
+def storage_watch(tensor: torch.Tensor) -> Any:
+    """A weak reference to a tensor's memory, whose ``expired()`` says whether it is gone, views of it included."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(tensor.untyped_storage())
+
+
 def after_backward(callback: Any) -> None:
     """Call back once when the running backward pass has finished (the autograd engine's final callbacks)."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -75,17 +75,22 @@ def localise(
     )
 
 
-def _assumed_ratio(work: Work, device: Device) -> np.ndarray:
-    """How far from ideal a kernel stays on a device nobody calibrated."""
+def _assumed_ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.ndarray:
+    """How far from ideal a kernel stays on a device nobody calibrated.
+
+    Small and skinny shapes leave arithmetic units idle; they do not slow memory down, which bounds the skinniest.
+    """
     family = work.curve.split("/")[0]
     if family not in KINDS_WITHOUT_CURVE:
         return np.full(len(work.bytes), 1 / MEMORY_EFFICIENCY)
     efficiency = np.full(len(work.bytes), KINDS_WITHOUT_CURVE[family])
     tile = 96 if device.kind == "cuda" else 8
-    if family in ("matmul", "bmm", "convolution"):  # small and skinny shapes leave units idle
+    if family in ("matmul", "bmm", "convolution"):
         m, n, k = work.features[:, 0], work.features[:, 1], work.features[:, 2]
         efficiency = efficiency * (m / (m + tile)) * (n / (n + tile)) * (k / (k + tile))
-    return 1 / np.maximum(efficiency, 1e-3)
+    arithmetic = work.flops / peak / np.maximum(efficiency, 1e-3)
+    memory = work.bytes / device.bandwidth / MEMORY_EFFICIENCY
+    return np.maximum(arithmetic, memory) / np.maximum(ideal, 1e-30)
 
 
 def _curve(name: str, dtype: str, which: str, device: Device) -> Curve | None:
@@ -95,14 +100,14 @@ def _curve(name: str, dtype: str, which: str, device: Device) -> Curve | None:
     return next((curves[key] for d in dtypes if (key := f"{name}/{d}/{which}") in curves), None)
 
 
-def _ratio(work: Work, device: Device) -> np.ndarray:
+def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.ndarray:
     """Real over ideal seconds: measured, or assumed for a device (or a dense kernel) nobody measured."""
     family, which = work.curve.split("/")
     curve = _curve(family, work.dtype, which, device)
     if curve is None and device.profile is not None and family not in KINDS_WITHOUT_CURVE:
         curve = _curve("elementwise", work.dtype, which, device)
     if curve is None:
-        return _assumed_ratio(work, device)
+        return _assumed_ratio(work, device, ideal, peak)
     ratio = curve(work.features[:, : len(curve.features)])
     if family == "batch_norm" and len(curve.features) == 1 and device.kind == "cuda":
         ratio = _fewer_channels(ratio, work.features[:, 1], which)
@@ -139,11 +144,12 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
     A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks.
     """
     dtype = "tf32" if work.curve.startswith("convolution") and work.dtype == "float32" else work.dtype
-    ideal = np.maximum(work.flops / device.peak(dtype), work.bytes / device.bandwidth)
+    peak = device.peak(dtype)
+    ideal = np.maximum(work.flops / peak, work.bytes / device.bandwidth)
     floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead
     if device.profile is not None and device.profile.kernel_floor:
         floor = device.profile.kernel_floor
-    return np.maximum(ideal * _ratio(work, device), floor)
+    return np.maximum(ideal * _ratio(work, device, ideal, peak), floor)
 
 
 def _exchange_seconds(

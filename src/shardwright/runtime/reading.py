@@ -8,7 +8,6 @@ under way. The gradient of a read goes to :class:`~shardwright.runtime.gradients
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import Pending, in_backward
+from shardwright._torch_compat import Pending, in_backward, storage_watch
 from shardwright.costs.redistribute import first_gather
 from shardwright.lowering.collectives import BoundStep, finish_gather, ledger, run_steps, start_gather
 from shardwright.runtime.gradients import Gradients, Slot
@@ -133,7 +132,7 @@ class ReadingQueue:
         self._travelling = 0
         self._reached = {1: -1, -1: 0}
         self._again: dict[int, Tensor] = {}
-        self._watched: dict[int, tuple[weakref.ref[Tensor], Reader]] = {}
+        self._watched: dict[int, tuple[Any, Reader]] = {}
         self._noted: set[int] = set()
 
     def enter(self, reader: Reader) -> int:
@@ -175,8 +174,8 @@ class ReadingQueue:
         self._reached[direction] = number
 
     def watch(self, reader: Reader, value: Tensor) -> None:
-        """From now on, saving this value for backward saves a note."""
-        self._watched[value.untyped_storage().data_ptr()] = (weakref.ref(value), reader)
+        """From now on, saving this value, or a view of it that has outlived it, for backward saves a note."""
+        self._watched[value.untyped_storage().data_ptr()] = (storage_watch(value), reader)
 
     def hooks(self) -> AbstractContextManager[Any]:
         """Within this context autograd saves notes in place of what is gathered again."""
@@ -186,7 +185,7 @@ class ReadingQueue:
 
     def _pack(self, tensor: Tensor) -> Any:
         known = self._watched.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
-        if known is None or known[0]() is None:
+        if known is None or known[0].expired():
             return tensor
         self._noted.add(known[1].number)
         return Note(known[1], tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
