@@ -136,12 +136,12 @@ def parts(rounds: int) -> None:
     for name, function in rows.items():
         print(f"{name:40s} {minimum(function, rounds, 200):8.1f}", flush=True)
     for kind, make in (("a DTensor", parameter), ("a plain tensor", lambda: torch.nn.Parameter(torch.zeros(4, 4)))):
-        for foreach in (False, True):
+        for way in ("", "foreach", "fused"):
             held = [make() for _ in range(64)]
             for p in held:
                 p.grad = torch.zeros_like(p)
-            update = torch.optim.AdamW(held, foreach=foreach).step
-            name = f"AdamW of {kind}{', foreach' if foreach else ''}"
+            update = torch.optim.AdamW(held, **({way: True} if way else {})).step
+            name = f"AdamW of {kind}{', ' if way else ''}{way}"
             print(f"{name:40s} {minimum(update, rounds) / 64:8.1f}", flush=True)
 
 

@@ -6,7 +6,8 @@ columns, the loss on the cut logits; ``blocks only`` is the recipe that cuts not
 
 Peak memory is measured in processes of their own, above what a rank had once a tiny model had trained with the same
 engine (so that imported libraries count for neither): the bytes in use according to malloc, which are exact, and the
-resident size, which includes what malloc keeps for later.
+resident size, which includes what malloc keeps for later. Blocks above a megabyte are given back at once, as
+``docs/running.md`` advises; ``--malloc keeps`` leaves malloc as it is, where the resident size varies from run to run.
 
     python bench/runtime_native.py [--layers 4 --width 256 --repeats 9] [--memory] [--adamw foreach|loop|fused]
 """
@@ -213,6 +214,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each engine; 0: none")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--adamw", choices=("foreach", "loop", "fused"), default="foreach")
+    parser.add_argument("--malloc", choices=("returns", "keeps"), default="returns")
     parser.add_argument("--only", choices=PAIRS)
     given = parser.parse_args()
     reference = (
@@ -239,6 +241,8 @@ def main() -> None:
             if os.environ.get("RUNTIME_RAW"):
                 print(json.dumps(found))
         if given.memory:
+            if given.malloc == "returns":
+                os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # read by the processes that are started
             plans = (find_plan(TINY, ours), plan)
             peaks = {n: _peak(reference, n, plans, given.adamw) for n in names}
             for name, (used, held) in peaks.items():
