@@ -6,7 +6,8 @@
     python bench/accuracy_ranks.py measure --tiny -o r.json   # plans and runs small models on a CPU, to see that it works
 
 Collectives of the fake group return at once, so this isolates compute, dispatch and memory of the lowered program; the
-prediction simulates the same events with communication that takes no time.
+prediction simulates the same events with communication that takes no time. The runtime's Python is predicted from its own
+calibration (``bench/host_calibration.py``), not fitted to these rows.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 PLANS = Path(__file__).resolve().parent / "measured" / "plans"
 CLUSTER = "8xH200"
+FIRST_RUNTIME = {"parameter": 47.8, "collective": 41.2, "exchange": 77.2}
+"""What ``bench/host_calibration.py`` says of the runtime that the rows without ``runtime`` were measured with (6d9469b)."""
+
 Case = tuple[str, str, int, int | None, str]
 """Name of the search, model, batch, sequence, dtype."""
 
@@ -80,6 +82,7 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 3) -> dict
     import torch
 
     import fake_rank
+    from shardwright.costs.host_runtime import RUNTIME
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.plans.plan import Signature
@@ -108,7 +111,7 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 3) -> dict
         step()
     peak = fake_rank.peak_bytes(step, 0, device)
     taken = fake_rank.alternating({"one": step}, device, repeats=repeats, steps=6 if device == "cuda" else 1)["one"]
-    return {"case": list(case), **taken, "peak_bytes": peak}
+    return {"case": list(case), **taken, "peak_bytes": peak, "runtime": asdict(RUNTIME)}
 
 
 def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -> None:
@@ -141,78 +144,46 @@ def _last_words(text: str) -> str:
     return (text.strip().splitlines() or ["it said nothing"])[-1][:300]
 
 
-def _counts(timeline: Any) -> np.ndarray:
-    """How often the runtime's Python runs: operators, parameters, collectives, exchanges inside operators."""
-    events = timeline.events
-    exchanges = sum(event.kind == "exchange" for event in events)
-    collectives = sum(bool(event.collective) for event in events) - exchanges
-    operators = sum(event.kind == "operator" for event in events)
-    return np.array([operators, len(timeline.walk.nodes.graph.parameters), collectives, exchanges], dtype=float)
-
-
-def _fit(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Least squares on relative errors without negative seconds."""
-    used = list(range(counts.shape[1]))
-    while True:
-        found = np.linalg.lstsq(counts[:, used] / seconds[:, None], np.ones(len(seconds)), rcond=None)[0]
-        if (found >= 0).all():
-            break
-        used = [u for u, value in zip(used, found, strict=True) if value > 0]
-    result = np.zeros(counts.shape[1])
-    result[used] = found
-    return result
-
-
 def predict(folder: Path, measured: Path) -> str:
-    """The error table in Markdown.
-
-    The host's seconds of the runtime itself (per operator, parameter, collective and exchange) are fitted to the other
-    rows for each row: leave-one-out, because the runtime was not calibrated separately.
-    """
+    """The error table in Markdown. Communication takes no time; the runtime's Python takes what its calibration says."""
+    from shardwright.costs.host_runtime import Runtime
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.simulator import simulate
     from shardwright.simulator.engine import run
 
-    rows = [row for row in json.loads(measured.read_text()) if "error" not in row]
-    timelines = []
-    for row in rows:
-        plan = Plan.load(folder / f"{_slug(tuple(row['case']))}.json")
-        resolved = _model(tuple(row["case"]), "meta")
-        graph = capture(resolved.model, resolved.args, resolved.kwargs)
-        timelines.append(simulate(graph, plan.strategy, plan.mesh))
-    counts = np.stack([_counts(timeline) for timeline in timelines])
-    hosts = np.array([row["host_seconds"] for row in rows])
-    device = [run([replace(e, seconds=0.0) if e.collective else e for e in t.events]).seconds for t in timelines]
+    stored = json.loads(measured.read_text())
     lines = [
         "| plan | model | measured ms | its host ms | device alone ms | predicted ms | error "
         "| measured GiB | predicted GiB | error |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     times, sizes = [], []
-    for number, (row, timeline) in enumerate(zip(rows, timelines, strict=True)):
-        others = np.arange(len(rows)) != number
-        issued = float(counts[number] @ _fit(counts[others], hosts[others]))
-        seconds = max(device[number], issued)
+    for row in (row for row in stored if "error" not in row):
+        plan = Plan.load(folder / f"{_slug(tuple(row['case']))}.json")
+        resolved = _model(tuple(row["case"]), "meta")
+        graph = capture(resolved.model, resolved.args, resolved.kwargs)
+        runtime = Runtime(**row.get("runtime", FIRST_RUNTIME))
+        timeline = simulate(graph, plan.strategy, plan.mesh, runtime=runtime)
+        events = [replace(event, seconds=0.0) if event.collective else event for event in timeline.events]
+        device, seconds = run([replace(event, host=0.0) for event in events]).seconds, run(events).seconds
         times.append(seconds / row["seconds"] - 1)
         sizes.append(timeline.peak_bytes / row["peak_bytes"] - 1)
         name, reference, batch, _, dtype = row["case"]
         lines.append(
             f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * row['seconds']:.1f} "
-            f"| {1e3 * row['host_seconds']:.1f} | {1e3 * device[number]:.1f} | {1e3 * seconds:.1f} "
+            f"| {1e3 * row['host_seconds']:.1f} | {1e3 * device:.1f} | {1e3 * seconds:.1f} "
             f"| {100 * times[-1]:+.1f} % | {row['peak_bytes'] / 2**30:.2f} | {timeline.peak_bytes / 2**30:.2f} "
             f"| {100 * sizes[-1]:+.1f} % |"
         )
-    failed = [row["case"][:2] for row in json.loads(measured.read_text()) if "error" in row]
+    failed = [row["case"][:2] for row in stored if "error" in row]
     lines += [f"| {name} | {model} | did not run | | | | | | | |" for name, model in failed]
     worst = [100 * max(abs(v) for v in values) for values in (times, sizes)]
     middle = [100 * statistics.median(abs(v) for v in values) for values in (times, sizes)]
-    constants = ", ".join(f"{1e6 * c:.0f} µs" for c in _fit(counts, hosts))
     lines.append("")
     lines.append(
         f"Step time: median absolute error {middle[0]:.1f} %, worst {worst[0]:.1f} %. "
-        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %. "
-        f"Host seconds per operator pass, parameter, collective and exchange, fitted to all rows: {constants}."
+        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %."
     )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Seconds and bytes: of an operator, a collective, a change of layout, a stage; memory over time."""
 
-from shardwright.costs.compute import dispatch_seconds, op_times
+from shardwright.costs.compute import op_times
+from shardwright.costs.host import dispatch_seconds
 from shardwright.costs.layouts import dual
 from shardwright.costs.optimizer import OPTIMIZERS, Optimizer, optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import Conversion, Step, conversion, conversion_matrix

@@ -14,7 +14,6 @@ import numpy as np
 from shardwright.cluster import Curve, Device, Mesh
 from shardwright.costs import collectives
 from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
-from shardwright.costs.kernels_memory import SAME_KERNEL
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
 from shardwright.operators.rules import OpRules, Shard, Split, Window
 
@@ -183,7 +182,7 @@ def op_times(
     """Forward and backward seconds of an operator on the device, one row per split.
 
     ``copies`` says that a view cannot alias its input here and copies it. The host's time to issue the operator is not
-    part of it (:func:`dispatch_seconds`): on an accelerator it runs ahead.
+    part of it (:func:`~shardwright.costs.host.dispatch_seconds`): on an accelerator it runs ahead.
     """
     local = localise(op, rules, tensors, splits, mesh.sizes)
     forward, backward = kernels(local, copies)
@@ -194,14 +193,3 @@ def op_times(
         for work in backward:
             seconds[:, 1] += kernel_seconds(work, mesh.device)
     return seconds + _exchange_seconds(rules, splits, mesh, _cuts(rules, splits), training)
-
-
-def dispatch_seconds(op: Op, device: Device, training: bool = True) -> tuple[float, float]:
-    """The host's seconds to issue an operator's forward and backward kernels, the call of its module included."""
-    if device.profile is None or not device.profile.dispatch:
-        return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
-    table = device.profile.dispatch_of
-    name = base_name(op.target)
-    typical = table.get("*", (device.launch_overhead, 2 * device.launch_overhead))  # the median of those measured
-    forward, backward = table.get(name, table.get(SAME_KERNEL.get(name, "*"), typical))
-    return forward + table.get("module", (0.0, 0.0))[0], backward if training else 0.0

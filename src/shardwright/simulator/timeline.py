@@ -8,10 +8,11 @@ the same at the same time, so one rank's timeline stands for all.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.cluster import Mesh
+from shardwright.costs.host_runtime import RUNTIME, Runtime, with_runtime
 from shardwright.costs.memory import MemoryUse, memory_of
 from shardwright.costs.walk import COMPUTE, Event, Walk, walk
 from shardwright.graph import Graph
@@ -100,19 +101,29 @@ class Timeline:
         return curve
 
 
-def simulate(graph: Graph, strategy: Strategy, mesh: Mesh, training: bool = True, optimiser: str = "adamw") -> Timeline:
-    """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``.
+def simulate(
+    graph: Graph,
+    strategy: Strategy,
+    mesh: Mesh,
+    training: bool = True,
+    optimiser: str = "adamw",
+    runtime: Runtime = RUNTIME,
+) -> Timeline:
+    """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``; ``runtime`` is what its Python costs the host.
 
     Example
     -------
     >>> timeline = simulate(graph, strategy, mesh)
     >>> timeline.seconds, timeline.exposed_seconds, timeline.utilisation["compute"]
     """
-    return simulate_walk(walk(graph, strategy, mesh, training, optimiser))
+    return simulate_walk(walk(graph, strategy, mesh, training, optimiser), runtime)
 
 
-def simulate_walk(events: Walk) -> Timeline:
-    """Simulate a walk."""
+def simulate_walk(events: Walk, runtime: Runtime = RUNTIME) -> Timeline:
+    """Simulate a walk. On one device the model runs as it is; on several, the runtime's Python runs beside it."""
+    if events.nodes.mesh.devices > 1:
+        count, device = len(events.nodes.graph.parameters), events.nodes.mesh.device
+        events = replace(events, events=with_runtime(events.events, count, device, runtime))
     schedule = run(events.events, _processor(events.nodes.mesh))
     return Timeline(events, schedule, schedule.seconds)
 

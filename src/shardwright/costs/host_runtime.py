@@ -1,0 +1,39 @@
+"""What the runtime's own Python adds to the host's work on every rank of a parallelized module.
+
+Reading a parameter and handing its gradient on to the optimiser, a collective, an exchange of statistics inside an operator:
+none of them is a kernel, all of them take the host's time. ``bench/host_calibration.py`` measures them on tiny programs, in
+units of a view, which is Python and dispatch on any device; a device whose profile says what a view takes there turns them
+into seconds. Nothing is fitted to the models of the accuracy benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardwright.cluster import Device
+from shardwright.costs.walk_events import Event
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What one step of a parallelized module costs the host beyond its kernels, in views."""
+
+    parameter: float
+    collective: float
+    exchange: float
+
+
+RUNTIME = Runtime(parameter=19.0, collective=25.5, exchange=40.0)
+"""Measured by ``python bench/host_calibration.py``; measure again when the runtime changes."""
+
+
+def with_runtime(events: Sequence[Event], parameters: int, device: Device, runtime: Runtime) -> tuple[Event, ...]:
+    """The events of a parallelized module's step with what the runtime's Python adds to issuing them."""
+    view = device.profile.dispatch_of.get("view") if device.kind == "cuda" and device.profile is not None else None
+    if view is None:
+        return tuple(events)
+    added = {"exchange": runtime.exchange * view[0], "update": runtime.parameter * view[0] * parameters}
+    collective = runtime.collective * view[0]
+    more = (added.get(event.kind, collective if event.collective else 0.0) for event in events)
+    return tuple(replace(e, host=e.host + m) if m else e for e, m in zip(events, more, strict=True))

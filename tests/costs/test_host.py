@@ -1,0 +1,55 @@
+"""The host's time: kernels counted per gradient, the runtime's Python per event."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from shardwright.cluster import Device, Profile
+from shardwright.costs.host import dispatch_seconds
+from shardwright.costs.host_runtime import Runtime, with_runtime
+from shardwright.costs.walk_events import Event
+from shardwright.frontend import capture
+
+TABLE = (("linear", 2e-5, 3e-5), ("matmul", 1e-5, 2e-5), ("view", 4e-6, 5e-6), ("module", 1e-6, 0.0), ("*", 9e-6, 9e-6))
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return Device("d", "cuda", 10**11, 1e12, 7e-6, (("float32", 1e13),), profile=Profile("by hand", (), TABLE))
+
+
+class Products(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, bias=False)
+        self.table = torch.nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(torch.tanh(self.first(x)))
+        return torch.matmul(F.relu(hidden), self.table).sum()
+
+
+def test_every_gradient_of_a_product_is_a_kernel(device):
+    graph = capture(Products(), (torch.zeros(2, 4),))
+    found = {op.name: dispatch_seconds(op, graph.tensors, device) for op in graph.ops}
+    assert found["linear"] == pytest.approx((2.1e-5, 3e-5 + 7e-6))  # of its weight; the bias by a sum; not of the input
+    assert found["linear_1"] == pytest.approx((2.1e-5, 6e-5))
+    assert found["matmul"] == pytest.approx((1.1e-5, 4e-5))
+    assert found["tanh"] == pytest.approx((1e-5, 9e-6))
+
+
+def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
+    events = [
+        Event("operator", "forward", "a", "compute", 1.0, 1e-6),
+        Event("change", "forward", "b", "axis", 1.0, 1e-6, 8, "all_gather"),
+        Event("exchange", "forward", "c", "axis", 1.0, 1e-6, 8, "all_reduce"),
+        Event("update", "update", "adamw", "compute", 1.0, 1e-6),
+    ]
+    found = with_runtime(events, 5, device, Runtime(parameter=10, collective=20, exchange=30))
+    assert [event.host for event in found] == pytest.approx([1e-6, 1e-6 + 80e-6, 1e-6 + 120e-6, 1e-6 + 200e-6])
+    uncalibrated = replace(device, profile=None)
+    assert with_runtime(events, 5, uncalibrated, Runtime(10, 20, 30)) == tuple(events)
