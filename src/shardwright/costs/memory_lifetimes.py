@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 
 from shardwright.costs.memory_kernels import workspace
@@ -234,7 +233,7 @@ class _Replay:
         count = len(node.footprint.results)
         arrived = [None if o is None else self.gradient.pop(o, None) for o in node.outputs]
         arrived = (arrived + [None] * count)[:count]
-        gradients = tuple(None if a is None else replace(a[1], grad=False) for a in arrived)
+        gradients = tuple(None if a is None else a[1].without_gradient for a in arrived)
         result = backward(node.call, given, gradients, self.device, node.kernel)
         saved = self.fresh.pop(number, ())
         freed = [saved[i] for i in result.early if i < len(saved) and saved[i].holders == 1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -32,7 +32,19 @@ class Strided:
     dtype: str
     grad: bool = False
 
-    @property
+    def __hash__(self) -> int:  # descriptions are keys everywhere, the same few of them: hash each once
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.strides, self.dtype, self.grad))
+
+    @cached_property
+    def without_gradient(self) -> Strided:
+        """The same, not followed by autograd."""
+        return Strided(self.shape, self.strides, self.dtype) if self.grad else self
+
+    @cached_property
     def bytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
@@ -87,6 +99,13 @@ class Call:
     kwargs: tuple[tuple[str, Value], ...]
     slots: tuple[int, ...]
     piece: tuple[Any, ...] = ()
+
+    def __hash__(self) -> int:  # as above
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.target, self.args, self.kwargs, self.slots, self.piece))
 
     @staticmethod
     def of(op: Op, slots: tuple[int, ...] | None = None, piece: tuple[Any, ...] = ()) -> Call:

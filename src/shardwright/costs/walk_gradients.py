@@ -156,7 +156,7 @@ class GradientFlow:
     def _advance(self) -> None:
         """Every sum under way goes one leg on, the oldest first."""
         for flight in self._flight:
-            if flight.sum is not None:
+            if flight.sum is not None and flight.sum.legs:
                 flight.sum.advance(self.recorder)
 
     def _finish(self, flight: _Flight) -> None:

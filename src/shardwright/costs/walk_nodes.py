@@ -242,7 +242,7 @@ class _Builder:
     ) -> Forward:
         """Ask how the operator treats memory, and note how its results lie there."""
         follows = self.training and op.grad
-        given = tuple(self.values[i].local if follows else _without_gradient(self.values[i].local) for i in inputs)
+        given = tuple(self.values[i].local if follows else self.values[i].local.without_gradient for i in inputs)
         expected = tuple(None if o is None else self.values[o].local for o in outputs)
         footprint = piece.footprint(slots, given, self.mesh.device.kind, expected)
         for number, result in zip(outputs, footprint.results, strict=False):
@@ -313,7 +313,3 @@ class _Builder:
 def is_view(steps: Conversion) -> bool:
     """Whether a change only looks at a part of its source (rank zero's mask is the source itself)."""
     return all(step.kind in ("slice", "mask") for step in steps.forward)
-
-
-def _without_gradient(local: Strided) -> Strided:
-    return replace(local, grad=False)
