@@ -87,7 +87,7 @@ def test_collectives_fitted_are_collectives_priced() -> None:
             seconds = 2 * 1e-4 + rounds * size / 1e9
             points.append({"kind": kind, "bytes": size, "ranks": 4, "seconds": seconds})
     link = fit_link(points, "test")
-    axis = Axis("cpu", 4, link.latency, link.bandwidth, link.fits)
+    axis = Axis("cpu", 4, link.latency, link.bandwidth, link.fits, 0.0, link.ratios)
     for point in points:
         assert collectives.SECONDS[point["kind"]](point["bytes"], axis) == pytest.approx(point["seconds"], rel=0.01)
     assert math.isclose(link.bandwidth, 1e9, rel_tol=0.01)
@@ -108,9 +108,10 @@ def test_bandwidth_is_that_of_large_messages_and_latency_that_of_small_ones() ->
     for kind in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
         for size in (2**10, 2**12, 2**18, 2**22, 2**24, 2**26):
             rounds = 1.0 if kind == "all_reduce" else 0.5
-            rate = 1e9 if size < 2**20 else 1e8
+            rate = 1e9 if size < 2**20 else 1e8 if size < 2**26 else 5e7
             points.append({"kind": kind, "bytes": size, "ranks": 2, "seconds": 2e-4 + rounds * size / rate})
-    axis = Axis("node", 2, 1.0, 1.0, fit_link(points, "test").fits)
+    link = fit_link(points, "test")
+    axis = Axis("node", 2, 1.0, 1.0, link.fits, 0.0, link.ratios)
     for point in points:
         if not 2**12 < point["bytes"] < 2**22:
             priced = collectives.SECONDS[point["kind"]](point["bytes"], axis)

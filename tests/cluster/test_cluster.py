@@ -176,10 +176,14 @@ def test_toml_text_reads_back(table: dict) -> None:
 
 def test_the_share_of_a_processor_travels(tmp_path: Path) -> None:
     device = Device("d", "cpu", 10**9, 1e9, 1e-6, (("float32", 1e12),))
-    link = Link("gloo", 1e-4, 1e8, shared=True, processor_share=0.25)
+    ratios = (("all_reduce", ((1e6, 1.0), (1e8, 2.0))),)
+    link = Link("gloo", 1e-4, 1e8, shared=True, processor_share=0.25, ratios=ratios)
     path = tmp_path / "two.toml"
     path.write_text(cluster_to_toml(Cluster("two", (Node(device, 2, link),) * 2, link)))
     assert {axis.processor_share for axis in meshes(parse_cluster(str(path)), 2)[0].axes} == {0.25}
+    assert meshes(parse_cluster(str(path)), 2)[0].axes[0].ratio("all_reduce", [1e3, 1e7, 1e9]) == pytest.approx(
+        [1, 1.5, 2]
+    )
     path.write_text(path.read_text().replace("processor_share = 0.25", "processor_share = 1.5"))
     with pytest.raises(ClusterError, match="processor_share"):
         parse_cluster(str(path))

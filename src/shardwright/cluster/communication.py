@@ -3,9 +3,9 @@
 One process per rank (gloo between CPU processes, NCCL between GPUs) times every collective over sizes, with the same
 functional collectives the lowered program runs: what a library does underneath (gloo's reduce-scatter is an all-reduce)
 is in the figures. Latency is fitted to small messages and bandwidth to large ones, by least squares on relative errors, in
-the form pricing uses them. Ranks measure their kernels at the same time, because that is how they will compete for the
-machine's memory. On CPUs, communication also takes turns with computation: how much of a core a collective
-under way takes from a running product is measured too.
+the form pricing uses them; how far long messages stay from that line is kept by size. Ranks measure their kernels at the
+same time, because that is how they will compete for the machine's memory. On CPUs, communication also takes turns
+with computation: how much of a core a collective under way takes from a running product is measured too.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def measure_ranks(
 
 def fit_link(points: list[dict[str, Any]], name: str, processor_share: float = 0.0) -> Link:
     """Latency and bandwidth of every collective; pricing multiplies the latency by log2 of the ranks."""
-    fits = []
+    fits, ratios = [], []
     for kind in dict.fromkeys(point["kind"] for point in points):
         rows = [point for point in points if point["kind"] == kind]
         ranks = rows[0]["ranks"]
@@ -206,10 +206,13 @@ def fit_link(points: list[dict[str, Any]], name: str, processor_share: float = 0
             left = [(row["seconds"] - inverse * rounds * row["bytes"]) / hops for row in small]
             latency = max(statistics.median(left), min(row["seconds"] for row in small) / 4)
         fits.append((kind, latency, 1 / inverse))
+        fitted = [(row["bytes"], hops * latency + inverse * rounds * row["bytes"]) for row in rows]
+        missed = [(size, row["seconds"] / line) for (size, line), row in zip(fitted, rows, strict=True)]
+        ratios.append((kind, ((LARGE_BYTES / 16, 1.0), *(pair for pair in missed if pair[0] >= LARGE_BYTES / 4))))
     send = next(fit for fit in fits if fit[0] == "all_to_all")
     fits.append(("send", send[1] / 2, send[2]))  # two neighbours at once; latency is paid per direction
     plain = next(fit for fit in fits if fit[0] == "all_gather")
-    return Link(name, plain[1], plain[2], False, tuple(fits), "measured", processor_share)
+    return Link(name, plain[1], plain[2], False, tuple(fits), "measured", processor_share, tuple(ratios))
 
 
 def calibrate_hosts(

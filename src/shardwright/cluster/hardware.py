@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from shardwright.cluster.profile import Profile
 from shardwright.errors import ClusterError
 
+Ratios = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 NEVER_CALIBRATED = "datasheet, never calibrated"
 
 
@@ -72,7 +73,8 @@ class Device:
 class Link:
     """A connection: seconds before the first byte, bytes per second and direction. ``shared``: by a node's devices.
 
-    ``fits`` are measured collectives as triples (kind, latency, bandwidth) that replace the plain two numbers.
+    ``fits`` are measured collectives as triples (kind, latency, bandwidth) that replace the plain two numbers; ``ratios``
+    say by how much long messages missed that line, as (kind, ((bytes, measured over fitted seconds), ...)).
     ``processor_share`` is how much of a processor a collective under way takes from what it computes meanwhile.
     """
 
@@ -83,6 +85,7 @@ class Link:
     fits: tuple[tuple[str, float, float], ...] = ()
     source: str = ""
     processor_share: float = 0.0
+    ratios: Ratios = ()
 
     def __post_init__(self) -> None:
         _require_positive(f"link {self.name!r}", latency=self.latency, bandwidth=self.bandwidth)

@@ -11,8 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from shardwright.cluster.hardware import Cluster, Device, weakest
+import numpy as np
+
+from shardwright.cluster.hardware import Cluster, Device, Link, Ratios, weakest
 from shardwright.errors import ClusterError
 
 
@@ -26,10 +29,19 @@ class Axis:
     bandwidth: float
     fits: tuple[tuple[str, float, float], ...] = ()
     processor_share: float = 0.0
+    ratios: Ratios = ()
 
     def fit(self, kind: str) -> tuple[float, float] | None:
         """Measured (latency, bandwidth) of one kind of collective, where there is one."""
         return next(((latency, rate) for name, latency, rate in self.fits if name == kind), None)
+
+    def ratio(self, kind: str, amount: Any) -> Any:
+        """By how much messages of so many bytes miss the fitted line (a number or an array of them)."""
+        points = next((points for name, points in self.ratios if name == kind), None)
+        if points is None:
+            return 1.0
+        sizes, ratios = np.array(points).T
+        return np.interp(np.log2(np.maximum(amount, 1.0)), np.log2(sizes), ratios)
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,11 @@ def _named(base: str, sizes: tuple[int, ...]) -> list[str]:
     return [base] if len(sizes) == 1 else [f"{base}{i}" for i in range(len(sizes))]
 
 
+def _figures(link: Link) -> tuple[Any, ...]:
+    """What an axis takes over from its link, in the order of its fields."""
+    return link.latency, link.bandwidth, link.fits, link.processor_share, link.ratios
+
+
 def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
     """Every way to arrange the cluster's devices in at most ``max_axes`` axes, fewest axes first.
 
@@ -127,14 +144,13 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
                     names = _named("node", outer_sizes) + _named(inner_name, inner_sizes)
                     links = [network] * len(outer_sizes) + [inner] * len(inner_sizes)
                     axes = tuple(
-                        Axis(name, size, link.latency, link.bandwidth, link.fits, link.processor_share)
+                        Axis(name, size, *_figures(link))
                         for name, size, link in zip(names, outer_sizes + inner_sizes, links, strict=True)
                     )
                     found.append(Mesh(axes, device))
     if not found:  # one device, or several nodes forced onto a single axis
         link = network if node_count > 1 else inner
-        figures = (link.latency, link.bandwidth, link.fits, link.processor_share)
-        found.append(Mesh((Axis(inner_name, cluster.size, *figures),), device))
+        found.append(Mesh((Axis(inner_name, cluster.size, *_figures(link)),), device))
     return found
 
 

@@ -126,11 +126,18 @@ def device_to(device: Device) -> dict[str, Any]:
 
 def link_from(table: Mapping[str, Any], where: str) -> Link:
     """Read a ``[link]`` or ``[network]`` table."""
-    _only(table, {"name", "latency", "bandwidth", "shared", "source", "collectives", "processor_share"}, where)
+    _only(
+        table, {"name", "latency", "bandwidth", "shared", "source", "collectives", "processor_share", "ratios"}, where
+    )
     fits = _get(table, "collectives", dict, where, {})
     for kind, pair in fits.items():
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, NUMBER) and v > 0 for v in pair)):
             raise ClusterError(f"{where}: key 'collectives.{kind}' is {pair!r}.", "Write [latency, bandwidth].")
+    ratios = _get(table, "ratios", dict, where, {})
+    for kind, points in ratios.items():
+        pairs = isinstance(points, list) and all(isinstance(p, list) and len(p) == 2 for p in points)
+        if not pairs or not points or not all(isinstance(v, NUMBER) and v > 0 for p in points for v in p):
+            raise ClusterError(f"{where}: key 'ratios.{kind}' is {points!r}.", "Write [[bytes, ratio], ...].")
     return Link(
         name=_get(table, "name", str, where),
         latency=float(_get(table, "latency", NUMBER, where)),
@@ -139,6 +146,7 @@ def link_from(table: Mapping[str, Any], where: str) -> Link:
         fits=tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in fits.items()),
         source=_get(table, "source", str, where, ""),
         processor_share=float(_get(table, "processor_share", NUMBER, where, 0.0)),
+        ratios=tuple((kind, tuple((float(b), float(r)) for b, r in points)) for kind, points in ratios.items()),
     )
 
 
@@ -153,6 +161,8 @@ def link_to(link: Link) -> dict[str, Any]:
     }
     if link.processor_share:
         table["processor_share"] = link.processor_share
+    if link.ratios:
+        table["ratios"] = {kind: [list(point) for point in points] for kind, points in link.ratios}
     if link.fits:
         table["collectives"] = {kind: [latency, bandwidth] for kind, latency, bandwidth in link.fits}
     return table

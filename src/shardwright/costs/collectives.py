@@ -2,7 +2,8 @@
 
 Ring and tree schedules over p devices with latency a and bandwidth b per device (Thakur, Rabenseifner, Gropp 2005): a
 ring all-gather sends (p-1)/p of the result in p-1 hops, a ring all-reduce twice that, a tree log2(p) hops with the whole
-message. Where a link was measured, the fitted latency and bandwidth of that collective stand in for the link's own.
+message. Where a link was measured, the fitted latency and bandwidth of that collective stand in for the link's own, and
+long messages are priced by how far they were from that line.
 All functions take numbers or numpy arrays of bytes. An axis of one device costs nothing.
 
 Bytes always count the larger side of one rank: what an all-gather gives, what a reduce-scatter takes, what an
@@ -32,7 +33,7 @@ def _ring(kind: str, amount: Amount, axis: Axis, rounds: int) -> Amount:
     p = axis.size
     latency, bandwidth, fitted = _figures(kind, axis)
     start = latency * (math.log2(p) if fitted else rounds * (p - 1))
-    return start + rounds * (p - 1) / p * np.asarray(amount, dtype=float) / bandwidth
+    return (start + rounds * (p - 1) / p * np.asarray(amount, dtype=float) / bandwidth) * axis.ratio(kind, amount)
 
 
 def all_gather(amount: Amount, axis: Axis) -> Amount:
@@ -64,7 +65,7 @@ def all_to_all(amount: Amount, axis: Axis) -> Amount:
     p = axis.size
     latency, bandwidth, fitted = _figures("all_to_all", axis)
     start = latency * (math.log2(p) if fitted else 1 + 0.25 * (p - 1))  # sends to different peers overlap
-    return start + (p - 1) / p * np.asarray(amount, dtype=float) / bandwidth
+    return (start + (p - 1) / p * np.asarray(amount, dtype=float) / bandwidth) * axis.ratio("all_to_all", amount)
 
 
 def broadcast(amount: Amount, axis: Axis) -> Amount:
