@@ -2,6 +2,8 @@
 
 python bench/accuracy.py measure -o measured.json     # on the machine with the accelerator; torch alone suffices
 python bench/accuracy.py predict measured.json        # anywhere: prints the error table
+python bench/accuracy.py report [--local]             # writes docs/accuracy.md
+python bench/accuracy.py local                        # its section on two local processes only; a quiet machine, 3 minutes
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def main() -> None:
     predicting.add_argument("measured", type=Path)
     reporting = commands.add_parser("report")
     reporting.add_argument("--local", action="store_true", help="measure two local processes too")
+    commands.add_parser("local", help="measure two local processes and rewrite their section of the page")
     asked = parser.parse_args()
     if asked.command == "measure":
         _measure(asked.output, asked.only)
@@ -53,7 +56,8 @@ def main() -> None:
     else:
         import accuracy_report
 
-        print(f"written to {accuracy_report.write(asked.local)}")
+        page = accuracy_report.write_local() if asked.command == "local" else accuracy_report.write(asked.local)
+        print(f"written to {page}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 python bench/accuracy.py report                # what was measured on the H200, and the public Megatron rows
 python bench/accuracy.py report --local        # also measures and predicts two local processes, now
+python bench/accuracy.py local                 # measures and predicts two local processes, rewrites their section only
 """
 
 from __future__ import annotations
@@ -37,6 +38,19 @@ def _local_table(measure: bool) -> str:
     return kept.read_text().strip() if kept.exists() else "Not measured yet: `python bench/accuracy.py report --local`."
 
 
+LOCAL_TITLE = "## Two local processes"
+LOCAL_ABOUT = "Gloo between two processes of one thread each on a 2-core CPU; plans take turns step by step."
+
+
+def write_local() -> Path:
+    """Measure and predict two local processes again and replace their section of the page."""
+    page = ROOT / "docs" / "accuracy.md"
+    before, rest = page.read_text().split(LOCAL_TITLE, 1)
+    after = rest[rest.index("\n## ") :]
+    page.write_text(f"{before}{LOCAL_TITLE}\n\n{LOCAL_ABOUT}\n\n{_local_table(True)}\n{after}")
+    return page
+
+
 def write(local: bool) -> Path:
     """Predict everything again and write the page."""
     steps = MEASURED / "h200_steps.json"
@@ -56,8 +70,8 @@ def write(local: bool) -> Path:
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "
         "memory are compared.",
         accuracy_ranks.predict(MEASURED / "plans", ranks) if ranks.exists() else "Not measured yet.",
-        "## Two local processes",
-        "Gloo between two processes of one thread each on a 2-core CPU; plans take turns step by step.",
+        LOCAL_TITLE,
+        LOCAL_ABOUT,
         _local_table(local),
         "## 1,440 measured Megatron iterations",
         "vTrain's table (MICRO 2024), 2 to 8 A100; the published simulator's own error is 8.37 %.",
