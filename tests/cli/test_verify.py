@@ -10,8 +10,8 @@ from cli.test_commands import run
 from shardwright.cli import verify as command
 from shardwright.runtime.compare import Comparison, Verification
 
-AGREEING = Comparison("gradient", "w at step 1", 1e-7, 1.0, 8e-7, 1e-7)
-DIFFERING = Comparison("gradient", "w at step 2", 1e-3, 1.0, 8e-7, 1e-7)
+AGREEING = Comparison("gradient", "w at step 1", 1e-7, 1.0, 4e-7, 1e-7)
+DIFFERING = Comparison("gradient", "w at step 2", 1e-3, 1.0, 4e-7, 1e-7)
 
 
 def test_two_processes_against_one(monkeypatch, capsys):

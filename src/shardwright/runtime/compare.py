@@ -26,7 +26,7 @@ from torch import Tensor
 
 from shardwright.runtime.recorded import LEARNING_RATE, Run, replayed
 
-TIMES = 8.0
+TIMES = 4.0
 DOUBLE = 1e-9
 NOISE = 1e-3
 """In float64, a gradient that is zero in theory is measured by this share of the model's largest gradient."""
