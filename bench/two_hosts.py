@@ -37,14 +37,12 @@ PHASES = ("forward", "backward", "update")
 
 def calibrate(rank: int, folder: Path, seconds: float) -> None:
     """On one host: measure kernels and collectives; the first host writes the cluster file."""
-    from shardwright.cluster import Cluster, Node, cluster_to_toml
-    from shardwright.cluster.communication import calibrate_hosts
+    from shardwright.cluster.calibrate import run
 
-    device, link, raw = calibrate_hosts(seconds)
+    found = run("hosts", seconds)
     if rank == 0:
-        node = Node(device, 1, link)
-        (folder / "cluster.toml").write_text(cluster_to_toml(Cluster("two hosts", (node, node), link)))
-        (folder / "raw.json").write_text(json.dumps(raw))
+        (folder / "cluster.toml").write_text(found.text)
+        (folder / "raw.json").write_text(json.dumps(found.raw))
 
 
 def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
@@ -163,7 +161,8 @@ def work(rank: int, folder: Path, job: str, given: argparse.Namespace) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # Adam's averages of vanishing gradients would be slow by chance
-    dist.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:{PORT}", rank=rank, world_size=2)
+    os.environ.update(MASTER_ADDR=ADDRESSES[0], MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE="2")
+    dist.init_process_group("gloo")
     if job == "calibrate":
         calibrate(rank, folder, given.seconds)
     else:

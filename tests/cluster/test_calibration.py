@@ -147,3 +147,9 @@ def test_the_command_lists_presets_and_meshes() -> None:
     shown = json.loads(runner.invoke(app, ["clusters", "2x8xH200", "--json"]).stdout)
     assert shown[0]["mesh"] == "node=2 × gpu=8" and "measured" in shown[0]["calibration"]
     assert "[[group]]" in runner.invoke(app, ["clusters", "8xH200", "--toml"]).stdout
+
+
+def test_hosts_are_calibrated_under_torchrun_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ClusterError, match="one process on each"):
+        run("hosts", 1.0)

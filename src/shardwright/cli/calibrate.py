@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 def calibrate(
     target: str = typer.Argument(
-        "auto", help="'auto' (the GPU if there is one), 'cuda', or 'local:N' for N CPU processes"
+        "auto", help="'auto' (the GPU if there is one), 'cuda', 'local:N' for N CPU processes, 'hosts' under torchrun"
     ),
     output: Path | None = typer.Option(None, "-o", "--output", help="device file to write; local:N is also cached"),
     seconds: float = typer.Option(150.0, help="most seconds to spend on kernels"),
@@ -23,6 +23,7 @@ def calibrate(
 
     Example: [bold]shardwright calibrate -o device.toml[/bold], then [bold]shardwright plan gpt --cluster device.toml[/bold].
     [bold]shardwright calibrate local:2[/bold] calibrates this machine's CPU as two processes and remembers it.
+    [bold]torchrun … -m shardwright calibrate hosts -o cluster.toml[/bold] (one process a host) measures CPUs and network.
     """
     from shardwright.cluster.calibrate import run
 

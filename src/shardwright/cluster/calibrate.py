@@ -1,7 +1,8 @@
-"""One call that calibrates what a user names: this machine's GPU, or its CPU as N processes."""
+"""One call that calibrates what a user names: this machine's GPU, its CPU as N processes, or hosts and their network."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from shardwright.cluster import calibration, communication, toml_text
 from shardwright.cluster.calibration import Progress
 from shardwright.cluster.fitting import calibrated
-from shardwright.cluster.hardware import Device, Link
+from shardwright.cluster.hardware import Cluster, Device, Link, Node
 from shardwright.cluster.local import cache_file, remember
-from shardwright.cluster.serial import device_to, link_to
+from shardwright.cluster.serial import cluster_to_toml, device_to, link_to
 from shardwright.errors import ClusterError
 
 
@@ -36,8 +37,38 @@ def _cuda(seconds: float, report: Progress) -> tuple[Device, Link | None, dict[s
     return calibrated(data), link, data
 
 
+def _hosts(seconds: float, report: Progress) -> Calibrated:
+    """One CPU process on every host, started by torchrun: a cluster file, the same on all of them."""
+    import torch.distributed as dist
+
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise ClusterError(
+            "hosts are calibrated by one process on each of them.",
+            "Start on every host: torchrun --nnodes=N --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT "
+            "-m shardwright calibrate hosts -o cluster.toml",
+        )
+    started_here = not dist.is_initialized()
+    if started_here:
+        dist.init_process_group("gloo")
+    try:
+        device, link, raw = communication.calibrate_hosts(seconds, report)
+        count = dist.get_world_size()
+        text: list[Any] = [cluster_to_toml(Cluster(f"{count} hosts", (Node(device, 1, link),) * count, link))]
+        dist.broadcast_object_list(text)  # every host must plan for the same figures
+    finally:
+        if started_here:
+            dist.destroy_process_group()
+    summary = f"{count} hosts: {device.name}, {link.name} at {link.bandwidth / 1e6:.0f} MB/s"
+    return Calibrated(text[0], raw, summary)
+
+
 def run(target: str, seconds: float, report: Progress = lambda share, what: None) -> Calibrated:
-    """Calibrate ``auto``, ``cuda``, ``cpu`` or ``local:N`` (whose result is also cached)."""
+    """Calibrate ``auto``, ``cuda``, ``cpu``, ``local:N`` (whose result is also cached) or ``hosts`` (under torchrun).
+
+    The text is that of a device file, for ``hosts`` that of a cluster file.
+    """
+    if target == "hosts":
+        return _hosts(seconds, report)
     if target == "auto":
         target = "cuda" if torch.cuda.is_available() else "local:1"
     kept = ""
@@ -53,7 +84,7 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
         device, link, raw = communication.calibrate_local(processes, seconds, report)
         kept = f"; kept in {remember(processes, device, link)}"
     else:
-        raise ClusterError(f"cannot calibrate {target!r}.", "Calibrate 'auto', 'cuda' or 'local:N'.")
+        raise ClusterError(f"cannot calibrate {target!r}.", "Calibrate 'auto', 'cuda', 'local:N' or 'hosts'.")
     table: dict[str, Any] = {"device": device_to(device)}
     if link is not None:
         table["link"] = link_to(link)
