@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
@@ -68,9 +69,8 @@ def train(plan_texts: list[str], steps: int) -> list[tuple[list[float], list[flo
     return list(zip(times, cores, sizes, strict=True))
 
 
-def predict(case: tuple) -> tuple[str, float, float, dict[str, int]]:
+def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int]]:
     """The plan of a case as JSON, predicted seconds of a step and of a processor, and bytes per kind of collective."""
-    from shardwright.cluster import parse_cluster
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
     from shardwright.plans.serial import to_json
@@ -81,7 +81,7 @@ def predict(case: tuple) -> tuple[str, float, float, dict[str, int]]:
     resolved = resolve(reference, batch=batch, seq=seq, device="meta", dtype="float32")
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     options = Options(search=name, baselines=(), fewer_devices=False, time_limit=20.0)
-    plan = plan_graph(graph, parse_cluster("local:2"), options)
+    plan = plan_graph(graph, cluster, options)
     timeline = simulate(graph, plan.strategy, plan.mesh)
     predicted: dict[str, int] = {}
     for (kind, _), (_, size) in timeline.walk.communication.items():
@@ -92,14 +92,15 @@ def predict(case: tuple) -> tuple[str, float, float, dict[str, int]]:
 
 
 def report(seconds: float, steps: int) -> None:
-    """Calibrate (0 seconds: as calibrated before), predict and measure all six, print the table."""
-    from shardwright.cluster.calibrate import run
+    """Calibrate, predict and measure all six, print the table. What ``local:2`` remembers is left as it is."""
+    from shardwright.cluster import Cluster, Node
+    from shardwright.cluster.communication import calibrate_local
     from shardwright.runtime.launch import run_locally
 
     load = os.getloadavg()[0]
-    if seconds:
-        run("local:2", seconds)
-    predictions = [predict(case) for case in CASES]
+    device, link, _ = calibrate_local(2, seconds)
+    cluster = Cluster("local:2", (Node(device, 2, link),), link)
+    predictions = [predict(case, cluster) for case in CASES]
     measured = run_locally(train, 2, [text for text, *_ in predictions], steps)[0]
     print(
         "| plan | model | fastest ms | median ms | predicted ms | to fastest | to median | processor ms | predicted | error "
