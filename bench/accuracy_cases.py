@@ -103,7 +103,7 @@ def _kernel_table(step: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["device"])[:80]
 
 
-def measure(case: Case, steps: int = 8) -> dict[str, Any]:
+def measure(case: Case, steps: int = 8, repeats: int = 7) -> dict[str, Any]:
     """Measure one case on the CUDA device."""
     row: dict[str, Any] = asdict(case)
     try:
@@ -114,7 +114,7 @@ def measure(case: Case, steps: int = 8) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
         row["resting_bytes"] = torch.cuda.memory_allocated()
         walls, hosts = [], []
-        for _ in range(3):
+        for _ in range(repeats):
             began = time.perf_counter()
             for _ in range(steps):
                 step()
