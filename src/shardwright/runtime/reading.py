@@ -131,6 +131,7 @@ class ReadingQueue:
         self._under_way: dict[int, Pending] = {}
         self._travelling = 0
         self._reached = {1: -1, -1: 0}
+        self._asked = {1: -1, -1: 0}
         self._again: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[Any, Reader]] = {}
         self._noted: set[int] = set()
@@ -164,6 +165,9 @@ class ReadingQueue:
         # Gathers under way lie between this reader and the last one reached. They count twice against the limit, here as in
         # the walk that predicts the order.
         travelling = 2 * self._travelling - self._under_way[number].result.nbytes
+        if direction * (number - self._asked[direction]) < 0:  # a tied weight was asked for out of turn
+            self._reached[direction] = number
+        self._asked[direction] = number
         number = direction * max(direction * self._reached[direction], direction * number)
         while 0 <= number + direction < len(self.readers) and travelling < self.ahead_bytes:
             number += direction
@@ -217,6 +221,7 @@ class ReadingQueue:
         self._under_way.clear()
         self._travelling = 0
         self._reached = {1: -1, -1: len(self.readers)}
+        self._asked = {1: -1, -1: len(self.readers)}
         self._again.clear()
         self._watched.clear()
         self._noted.clear()
