@@ -15,9 +15,9 @@ def test_speedups_and_errors():
     seconds = {"found": 1.0, "data": 2.0, "fsdp": 4.0, "DDP": 2.0, "fully_shard": 4.0}
     steps = {name: [[0.0, own / 2, own / 2]] * 3 for name, own in seconds.items()}
     measured = {"taken": steps, "cores": steps, "losses": dict.fromkeys(seconds, 1.0)}
-    guess = {"auto": 1.1, "data-parallel": 2.2, "fsdp": 3.2}
+    guess = {"auto": 1.1, "data-parallel": 2.2, "fsdp": 3.0}
     predicted = {
-        name: {"seconds": value, "phases": [0.0] * 3, "compute": [0.0] * 3, "bytes": 10**6}
+        name: {"seconds": value, "waiting": value + 0.2, "phases": [0.0] * 3, "compute": [0.0] * 3, "bytes": 10**6}
         for name, value in guess.items()
     }
     worst: dict[str, float] = {}
