@@ -6,8 +6,8 @@ columns, the loss on the cut logits; ``blocks only`` is the recipe that cuts not
 
 Peak memory is measured in processes of their own, above what a rank had once a tiny model had trained with the same
 engine (so that imported libraries count for neither): the bytes in use according to malloc, which are exact, and the
-resident size, which includes what malloc keeps for later. Blocks above a megabyte are given back at once, as
-``docs/running.md`` advises; ``--malloc keeps`` leaves malloc as it is, where the resident size varies from run to run.
+resident size, which includes what malloc keeps for later. Blocks above 100 kB are given back at once
+(``MALLOC_MMAP_THRESHOLD_``); ``--malloc keeps`` leaves malloc as it is, where the resident size varies from run to run.
 
     python bench/runtime_native.py [--layers 4 --width 256 --repeats 9] [--memory] [--adamw foreach|loop|fused]
 """
@@ -55,16 +55,19 @@ def in_use() -> int:
     return found.uordblks + found.hblkhd
 
 
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def resident(which: str = "VmRSS") -> int:
+    """The resident size, or with ``VmHWM`` the highest one since it was last reset."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(which))
 
 
 class Peak:
-    """The most bytes in use and resident while the context is open, above those at its start; sampled every millisecond."""
+    """The most bytes in use (sampled every millisecond) and resident (counted by the kernel), above those at the start."""
 
     def __enter__(self) -> Peak:
-        self._start = self._highest = (in_use(), resident())
+        self._start, self._used = (in_use(), resident()), in_use()
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # resets VmHWM
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -72,8 +75,7 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.001):
-            used, held = self._highest
-            self._highest = (max(used, in_use()), max(held, resident()))
+            self._used = max(self._used, in_use())
 
     def __exit__(self, *_: Any) -> None:
         self._stop.set()
@@ -81,7 +83,7 @@ class Peak:
 
     @property
     def bytes(self) -> tuple[int, int]:
-        return self._highest[0] - self._start[0], self._highest[1] - self._start[1]
+        return self._used - self._start[0], resident("VmHWM") - self._start[1]
 
 
 def native_engine(name: str, model: Any) -> torch.nn.Module:
@@ -242,7 +244,7 @@ def main() -> None:
                 print(json.dumps(found))
         if given.memory:
             if given.malloc == "returns":
-                os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # read by the processes that are started
+                os.environ["MALLOC_MMAP_THRESHOLD_"] = "100000"  # read by the processes that are started
             plans = (find_plan(TINY, ours), plan)
             peaks = {n: _peak(reference, n, plans, given.adamw) for n in names}
             for name, (used, held) in peaks.items():

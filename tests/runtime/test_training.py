@@ -231,7 +231,29 @@ def takes_over(rank: int) -> None:
         assert torch.equal(parameter, before[name])
 
 
-@pytest.mark.parametrize("what", [takes_over, accumulates, holds_back, clips, user_loss, mixes])
+def freezes(rank: int) -> None:
+    """Parameters may be frozen and thawed between steps; shared gradients are not shared memory."""
+    model, (x, y), graph = example()
+    reference = copy.deepcopy(model)
+    parallel = parallelize(
+        model, random_strategy(graph, mesh_with((2, 2)), 0), mesh=device_mesh((2, 2)), graph=graph, keep=True
+    )
+    for trained in (False, True):
+        for module in (reference, parallel):
+            module.zero_grad()
+            module.get_parameter("second.bias").requires_grad_(trained)
+            module(x, y)["loss"].backward()
+        assert (parallel.get_parameter("second.bias").grad is None) is not trained
+        for name, parameter in reference.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(
+                    whole(parallel.get_parameter(name).grad), parameter.grad, rtol=1e-9, atol=1e-12
+                )
+    places = [p.grad.to_local().data_ptr() for p in parallel.parameters() if p.grad is not None]
+    assert len(set(places)) == len(places)
+
+
+@pytest.mark.parametrize("what", [takes_over, freezes, accumulates, holds_back, clips, user_loss, mixes])
 def test_on_four_ranks(pool, what):
     pool.run(what)
 
