@@ -59,16 +59,15 @@ def _runs(size: int, device: torch.device) -> dict[str, Callable[[], torch.Tenso
 
 def _time(run: Callable[[], torch.Tensor], device: torch.device) -> float:
     times: list[float] = []
-    rounds = 7
-    for repeat in range(rounds):
-        if repeat == 3 and _slowest(times[0]) > LONG_SECONDS:  # all ranks must agree on the number of rounds
+    for repeat in range(7):
+        if repeat == 4 and _slowest(times[0]) > LONG_SECONDS:  # all ranks must agree on the number of rounds
             break
         dist.barrier()
         began = time.perf_counter()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        if repeat > 1:  # the first calls set up connections
+        if repeat:  # the first call sets up connections
             times.append(time.perf_counter() - began)
     return statistics.median(times)
 
