@@ -61,8 +61,8 @@ def write(local: bool) -> Path:
         "# How wrong the cost model is",
         f"Regenerate with `python bench/accuracy.py report` ({datetime.date.today()}, commit {commit.strip()}). "
         f"Measured on one {about['device']} with torch {about['torch']}; predicted from captured graphs and the shipped "
-        "profile (`shardwright calibrate`). No model below took part in the calibration, but two rules were chosen after "
-        "seeing the first table: see the end.",
+        "profile (`shardwright calibrate`). No model below took part in the calibration, but three rules were chosen after "
+        "seeing these rows: see the end.",
         "## One device",
         "Eager training steps with AdamW: forward, backward, optimiser; wall time and the allocator's peak.",
         accuracy_table.table(accuracy_table.compare(steps)),
