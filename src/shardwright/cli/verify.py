@@ -73,7 +73,8 @@ def _print(model: str, search: str, mesh: str, answer: Any) -> None:
             compared = [item for item in answer.comparisons if item.what == what]
             verdict = "agree" if all(item.agrees for item in compared) else "DIFFER"
             times = f"{worst.times:.1f} ×" if worst.yardstick else ""
-            rows.append([what, str(len(compared)), f"{worst.relative:.1e}", times, worst.name, verdict])
+            where = worst.name if worst.difference else ""
+            rows.append([what, str(len(compared)), f"{worst.relative:.1e}", times, where, verdict])
     sent = ", ".join(f"{count} {kind} ({bytes_text(size)})" for kind, (count, size) in answer.communication.items())
     caption = f"Loss {answer.losses[0]:.6g} → {answer.losses[-1]:.6g}. Communicated per step: {sent or 'nothing'}."
     if any(item.kink for item in answer.comparisons):
