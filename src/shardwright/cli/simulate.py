@@ -53,7 +53,7 @@ def _document(timeline: Timeline) -> dict[str, Any]:
         "peak_bytes": timeline.peak_bytes,
         "reserved_bytes": timeline.memory.reserved,
         "communication": [
-            {"collective": kind, "axis": axis, "tensors": count, "bytes": size}
+            {"collective": kind, "axis": axis, "times": count, "bytes": size}
             for (kind, axis), (count, size) in timeline.walk.communication.items()
         ],
         "memory_curve": timeline.memory_curve,
@@ -77,4 +77,4 @@ def _print(plan: Plan, timeline: Timeline) -> None:
         for (kind, axis), (count, size) in timeline.walk.communication.items()
     ]
     if talk:
-        table("Communication of one rank", ["collective", "axis", "tensors", "bytes"], talk)
+        table("Communication of one rank", ["collective", "axis", "times", "bytes"], talk)
