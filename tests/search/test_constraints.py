@@ -60,8 +60,7 @@ def test_an_input_arrives_as_it_is_pinned_and_what_that_costs_is_priced(gpt: Gra
         solution = solve(stated.problem)
         strategy = stated.strategy(solution.answer)
         assert strategy.resting[name] == layout
-        added = solution.cost - before[0]
-        assert added >= -1e-9
+        added = solution.cost - before[0]  # below zero where the cut that arrives need not be made
         assert walk(gpt, strategy, MESH).seconds - before[1] == pytest.approx(added, rel=0.05, abs=1e-8)
 
 
