@@ -204,23 +204,28 @@ def _search_all(
     notes: dict[str, str] = {}
     trials = _trials(described, options)
     for name in dict.fromkeys([options.search, *options.baselines]):
+        tried: list[Found] = []
+        bounds, costs = [], []
         for mesh, floor in _promising(trials, shapes, name, say):
-            known = found[name].prediction if name in found else None
-            if known is not None and known.fits and floor > WORTHWHILE * known.sum_seconds:
+            sums = [one.prediction.sum_seconds for one in tried if one.prediction.fits]
+            if sums and floor > WORTHWHILE * min(sums):
                 continue
             say(f"searching {name} on {_mesh_text(mesh)}")
             try:
-                result = trials.search(mesh, name, known=found.get(name))
+                tried.append(trials.search(mesh, name))
             except Infeasible as error:
                 notes.setdefault(name, error.message)
                 notes.setdefault(":remedy", error.remedy)
-                continue
-            if name == options.search:
-                solution = result.searched.solution
-                for key, value in ((":bound", solution.lower_bound), (":cost", solution.cost)):
-                    notes[key] = repr(min(float(value), float(notes.get(key, "inf"))))
+        # What fits comes first: what does not fit after all is only worth correcting where it is faster.
+        for one in sorted(tried, key=lambda f: (not f.prediction.fits, f.prediction.step_seconds)):
+            result = trials.corrected(one, found.get(name))
             if name not in found or result.rank < found[name].rank:
                 found[name] = result
+            if name == options.search:
+                bounds.append(result.searched.solution.lower_bound)
+                costs.append((not result.prediction.fits, result.searched.solution.cost))
+        if costs:
+            notes |= {":bound": repr(float(min(bounds))), ":cost": repr(float(min(costs)[1]))}
         for overlap in OVERLAPS if name == "auto" and name in found else ():
             found[name] = trials.with_overlap(found[name], overlap)
     return found, notes

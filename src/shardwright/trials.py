@@ -116,43 +116,49 @@ class Trials:
         """What the search could at best give on a mesh: the bound of its optimum without a memory limit."""
         return self._solve(mesh, name, 0.0, None).solution.lower_bound
 
-    def search(self, mesh: Mesh, name: str, overlap: float = 0.0, known: Found | None = None) -> Found:
-        """The best that the search finds within the device's memory; the smallest it found where nothing fits.
-
-        Rounds end early at an answer that needs more memory and yet is slower than what is ``known`` to fit.
+    def search(self, mesh: Mesh, name: str, overlap: float = 0.0) -> Found:
+        """What the search finds on a mesh by its own count of memory, simulated: it may not fit after all.
 
         Raises
         ------
         Infeasible
             When the search itself finds nothing within the limit.
         """
-        limit = allowed = self.limit(mesh)
-        best: Found | None = None
-        for _ in range(MEMORY_ROUNDS):
-            try:
-                searched = self._solve(mesh, name, overlap, allowed)
-            except Infeasible:
-                if best is None:
-                    raise
-                return best
-            graph, solution = self.described.graph, searched.solution
-            prediction = predict(graph, searched.strategy, mesh, self.optimiser, solution.cost, limit)
-            result = Found(name, mesh, searched, prediction)
-            if best is None or result.rank < best.rank:
-                best = result
-            counted = evaluate(searched.formulation.problem, solution.answer).peak
-            better = known.prediction if known is not None and known.prediction.fits else None
-            beaten = better is not None and prediction.step_seconds > better.step_seconds
-            if prediction.fits or beaten or not counted or name == LEAST_MEMORY:
+        return self._attempt(mesh, name, overlap, self.limit(mesh))
+
+    def corrected(self, found: Found, known: Found | None = None, overlap: float = 0.0) -> Found:
+        """A result that does not fit, searched again under a limit lowered by what its exact curve has shown.
+
+        Ends early at an answer that needs more memory and yet is slower than what is ``known`` to fit. Gives the best of all
+        rounds: the smallest where nothing fits.
+        """
+        better = known.prediction if known is not None and known.prediction.fits else None
+        best = last = found
+        for _ in range(MEMORY_ROUNDS - 1):
+            here = last.prediction
+            if here.fits or found.name == LEAST_MEMORY or (better and here.step_seconds > better.step_seconds):
                 break
-            allowed = counted - (prediction.memory_bytes - limit)
-        assert best is not None  # the first round either returns, raises or sets it
+            counted = evaluate(last.searched.formulation.problem, last.searched.solution.answer).peak
+            allowed = counted - (here.memory_bytes - self.limit(found.mesh))
+            if not counted:
+                break
+            try:
+                last = self._attempt(found.mesh, found.name, overlap, allowed)
+            except Infeasible:
+                break
+            best = min(best, last, key=lambda f: f.rank)
         return best
+
+    def _attempt(self, mesh: Mesh, name: str, overlap: float, allowed: float) -> Found:
+        searched = self._solve(mesh, name, overlap, allowed)
+        graph, cost, limit = self.described.graph, searched.solution.cost, self.limit(mesh)
+        prediction = predict(graph, searched.strategy, mesh, self.optimiser, cost, limit)
+        return Found(name, mesh, searched, prediction)
 
     def with_overlap(self, best: Found, overlap: float) -> Found:
         """The better of a result and what the same search finds with parameter traffic discounted."""
         try:
-            other = self.search(best.mesh, best.name, overlap, best)
+            other = self.corrected(self.search(best.mesh, best.name, overlap), best, overlap)
         except Infeasible:
             return best
         stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same

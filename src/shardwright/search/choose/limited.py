@@ -31,6 +31,7 @@ from shardwright.search.solution import Solution
 ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
 WALK_WORK = 0.8e8  # about the same time for the walker
 ROUNDS_PER_START = 8
+ROUNDS_PER_QUICK_START = 2  # where a gap is enough: many beginnings find a good choice sooner than long walks
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
@@ -210,7 +211,7 @@ class _Stage:
                 idle += 1
             if idle >= self.patience and not self._go_on():
                 return None
-            if walker.rounds % ROUNDS_PER_START == 0:
+            if walker.rounds % (ROUNDS_PER_QUICK_START if progress.enough else ROUNDS_PER_START) == 0:
                 self._round_off()
             if walker.rounds % ROUNDS_PER_LOOK == 0:
                 following = self._narrow()
