@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -77,6 +78,9 @@ def hosts(rate: str = "1gbit") -> Iterator[tuple[str, str]]:
     mark = f"swhost-{os.getpid()}-{secrets.token_hex(2)}"
     names = (f"{mark}a", f"{mark}b")
     limit = ("tbf", "rate", rate, "burst", "128kb", "latency", "100ms")
+    before = None
+    if threading.current_thread() is threading.main_thread():  # being terminated must not leave anything behind
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name in names:
             _do("ip", "netns", "add", name)
@@ -91,6 +95,8 @@ def hosts(rate: str = "1gbit") -> Iterator[tuple[str, str]]:
     finally:
         for name in names:
             _take_down(name)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 _LISTEN = f"""

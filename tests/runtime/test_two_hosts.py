@@ -69,3 +69,21 @@ def test_what_is_not_allowed_is_named(emulation):
     with pytest.raises(HostError, match=r"tc qdisc add .* failed"), hosts("no-rate-at-all"):
         pass
     assert not any(name.startswith(f"swhost-{os.getpid()}-") for name in _namespaces())
+
+
+def test_a_terminated_maker_takes_its_hosts_down(emulation, tmp_path):
+    ready = tmp_path / "ready"
+    code = (
+        f"import sys, pathlib; sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / 'bench')!r})\n"
+        "from emulated_hosts import hosts, run_on_hosts\n"
+        f"with hosts() as names:\n    pathlib.Path({str(ready)!r}).touch()\n"
+        "    run_on_hosts(names, [['sleep', '100']] * 2, 100.0)"
+    )
+    maker = subprocess.Popen([sys.executable, "-c", code])
+    end = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert any(name.startswith(f"swhost-{maker.pid}-") for name in _namespaces())
+    maker.terminate()
+    assert maker.wait(timeout=60) == 143
+    assert not any(name.startswith(f"swhost-{maker.pid}-") for name in _namespaces())
