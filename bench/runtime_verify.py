@@ -228,7 +228,8 @@ def table(path: Path) -> str:
     columns = sorted(
         {(row["processes"], row["dtype"]) for row in rows.values()}, key=lambda c: (c[0], c[1] != "float64")
     )
-    lines = ["| model | " + " | ".join(f"{n} processes, {dtype}" for n, dtype in columns) + " |"]
+    about = sorted({f"{row['date']}, commit {row['commit']}" for row in rows.values()})
+    lines = ["; ".join(about), "", "| model | " + " | ".join(f"{n} processes, {dtype}" for n, dtype in columns) + " |"]
     lines.append("|---" * (len(columns) + 1) + "|")
     for model in dict.fromkeys(row["model"] for row in rows.values()):
         cells = []
