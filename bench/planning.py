@@ -2,7 +2,8 @@
 
 Llama-70B (80 layers, every operator, loss included) on 8 × 8 H100 with meshes of up to three axes and the devices' 80 GB;
 the same at 160 layers (depth should be nearly free), both also as if memory were no matter; and a mixture of experts of a
-trillion parameters on 2048 × 8 H100. Times are from captured graph to plan. Found plans against baselines: ``python -m bench.planning_zoo``.
+trillion parameters on 2048 × 8 H100. Times are from captured graph to plan. Found plans against baselines:
+``python -m bench.planning_zoo``.
 """
 
 from __future__ import annotations

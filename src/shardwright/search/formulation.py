@@ -78,13 +78,6 @@ class Formulation:
                     return True
         return False
 
-    def memory(self, choice: np.ndarray) -> tuple[float, float]:
-        """Bytes the search counts for a choice: of parameters with all that rests beside them, and of activations."""
-        parts = {"parameter": 0.0, "op": 0.0}
-        for node, _, _, amounts in self.problem.usages:
-            parts[self.nodes[node].kind] += float(amounts[choice[node]])
-        return parts["parameter"], parts["op"]
-
     @cached_property
     def sizes(self) -> np.ndarray:
         """Bytes of what every node decides about: its result, its parameter, its tensor."""
