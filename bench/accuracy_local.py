@@ -86,8 +86,12 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
     predicted: dict[str, int] = {}
     for (kind, _), (_, size) in timeline.walk.communication.items():
         predicted[kind] = predicted.get(kind, 0) + size
-    shares = {axis.name: axis.processor_share for axis in plan.mesh.axes}
-    core = sum(event.seconds * shares.get(event.stream, 1.0) for event in timeline.events)
+    axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in plan.mesh.axes}
+    core = 0.0
+    for event in timeline.events:
+        first, share = axes.get(event.stream, (0.0, 1.0))
+        first = min(first, event.seconds)
+        core += first + share * (event.seconds - first)
     return to_json(plan), timeline.seconds, core, predicted
 
 

@@ -99,7 +99,9 @@ def test_two_real_processes_time_their_collectives() -> None:
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"}
     assert all(point["seconds"] > 0 for point in data["collectives"])
     assert 0.0 <= data["processor_share"] <= 0.9
-    assert fit_link(data["collectives"], "test", data["processor_share"]).processor_share == data["processor_share"]
+    assert 0.0 < data["processor_seconds"] < 1.0
+    link = fit_link(data["collectives"], "test", (data["processor_share"], data["processor_seconds"]))
+    assert (link.processor_share, link.processor_seconds) == (data["processor_share"], data["processor_seconds"])
 
 
 def test_bandwidth_is_that_of_large_messages_and_latency_that_of_small_ones() -> None:

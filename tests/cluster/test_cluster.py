@@ -177,10 +177,11 @@ def test_toml_text_reads_back(table: dict) -> None:
 def test_the_share_of_a_processor_travels(tmp_path: Path) -> None:
     device = Device("d", "cpu", 10**9, 1e9, 1e-6, (("float32", 1e12),))
     ratios = (("all_reduce", ((1e6, 1.0), (1e8, 2.0))),)
-    link = Link("gloo", 1e-4, 1e8, shared=True, processor_share=0.25, ratios=ratios)
+    link = Link("gloo", 1e-4, 1e8, shared=True, processor_share=0.25, ratios=ratios, processor_seconds=3e-4)
     path = tmp_path / "two.toml"
     path.write_text(cluster_to_toml(Cluster("two", (Node(device, 2, link),) * 2, link)))
-    assert {axis.processor_share for axis in meshes(parse_cluster(str(path)), 2)[0].axes} == {0.25}
+    axes = meshes(parse_cluster(str(path)), 2)[0].axes
+    assert {(axis.processor_share, axis.processor_seconds) for axis in axes} == {(0.25, 3e-4)}
     assert meshes(parse_cluster(str(path)), 2)[0].axes[0].ratio("all_reduce", [1e3, 1e7, 1e9]) == pytest.approx(
         [1, 1.5, 2]
     )

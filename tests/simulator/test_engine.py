@@ -77,9 +77,14 @@ def test_a_processor_that_communicates_computes_more_slowly() -> None:
     assert ends[3] == 3.0 + 4.0 - 0.75 * (3.0 - 1 / 0.75)  # at three quarters of its speed until the network is idle
 
 
-@given(task_lists(), st.floats(0.05, 0.45))
+def test_a_short_collective_takes_the_processor_for_as_long_as_it_must() -> None:
+    ends = run([Task("net", 1.0), Task("cpu", 1.0)], Processor("cpu", {"net": 0.0}, {"net": 0.5})).ends
+    assert ends == (1.0, 0.5 + 1.0 - 0.5 * 0.1)  # computation never stops altogether
+
+
+@given(task_lists(), st.floats(0.05, 0.45), st.floats(0, 1))
 @settings(max_examples=200, deadline=None)
-def test_sharing_a_processor_costs_what_overlap_gained_at_most(tasks: list[Task], share: float) -> None:
+def test_sharing_a_processor_costs_what_overlap_gained_at_most(tasks: list[Task], share: float, first: float) -> None:
     alone = run(tasks).seconds
-    shared = run(tasks, Processor("a", {"b": share, "c": share})).seconds
+    shared = run(tasks, Processor("a", {"b": share, "c": share}, {"b": first})).seconds
     assert alone - 1e-9 <= shared <= sum(task.seconds + task.host for task in tasks) + 1e-9

@@ -108,6 +108,16 @@ def processor_share(size: int = 2**25, repeats: int = 5) -> float:
     return min(max(statistics.median(used) / statistics.median(alone), 0.0), 0.9)
 
 
+def processor_seconds(device: torch.device, calls: int = 40) -> float:
+    """Seconds of a processor that a collective of a few bytes takes, issuing and completing it included."""
+    run = _runs(1024, device)["all_gather"]
+    run()
+    began = time.process_time()
+    for _ in range(calls):
+        run()
+    return (time.process_time() - began) / calls
+
+
 def distributed_update(tensors: int = 16, repeats: int = 5) -> float:
     """Seconds an optimiser spends on a distributed tensor beyond a plain one, which is Python and the same at every size."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -147,6 +157,7 @@ def measure_group(
     data["collectives"] = points
     if device.type == "cpu":
         data["processor_share"] = processor_share()
+        data["processor_seconds"] = processor_seconds(device)
         data["distributed_update"] = distributed_update()
     return data
 
@@ -187,8 +198,11 @@ def measure_ranks(
         return json.loads(Path(folder, "data.json").read_text())
 
 
-def fit_link(points: list[dict[str, Any]], name: str, processor_share: float = 0.0) -> Link:
-    """Latency and bandwidth of every collective; pricing multiplies the latency by log2 of the ranks."""
+def fit_link(points: list[dict[str, Any]], name: str, processor: tuple[float, float] = (0.0, 0.0)) -> Link:
+    """Latency and bandwidth of every collective; pricing multiplies the latency by log2 of the ranks.
+
+    ``processor`` is the share of a processor that a collective takes, and the seconds it takes at least.
+    """
     fits, ratios = [], []
     for kind in dict.fromkeys(point["kind"] for point in points):
         rows = [point for point in points if point["kind"] == kind]
@@ -211,7 +225,7 @@ def fit_link(points: list[dict[str, Any]], name: str, processor_share: float = 0
     send = next(fit for fit in fits if fit[0] == "all_to_all")
     fits.append(("send", send[1] / 2, send[2]))  # two neighbours at once; latency is paid per direction
     plain = next(fit for fit in fits if fit[0] == "all_gather")
-    return Link(name, plain[1], plain[2], False, tuple(fits), "measured", processor_share, tuple(ratios))
+    return Link(name, plain[1], plain[2], False, tuple(fits), "measured", processor[0], tuple(ratios), processor[1])
 
 
 def calibrate_hosts(
@@ -222,7 +236,7 @@ def calibrate_hosts(
     Each process uses as many threads as it was given (``torch.set_num_threads``).
     """
     data = measure_group(torch.device("cpu"), seconds, True, NETWORK_SIZES, report)
-    link = fit_link(data["collectives"], "gloo between hosts", data["processor_share"])
+    link = fit_link(data["collectives"], "gloo between hosts", (data["processor_share"], data["processor_seconds"]))
     device = calibrated(data)
     memory = quick_figures(1)[0].memory
     return replace(device, name=f"CPU, {torch.get_num_threads()} threads", memory=memory), link, data
@@ -237,6 +251,6 @@ def calibrate_local(
         data, link = calibration.measure(torch.device("cpu"), seconds, report), guessed_link
     else:
         data = measure_ranks(processes, "cpu", seconds, True, report)
-        link = fit_link(data["collectives"], "gloo over loopback", data["processor_share"])
+        link = fit_link(data["collectives"], "gloo over loopback", (data["processor_share"], data["processor_seconds"]))
     device = calibrated(data)
     return replace(device, name=guess.name, memory=guess.memory), link, data

@@ -75,7 +75,8 @@ class Link:
 
     ``fits`` are measured collectives as triples (kind, latency, bandwidth) that replace the plain two numbers; ``ratios``
     say by how much long messages missed that line, as (kind, ((bytes, measured over fitted seconds), ...)).
-    ``processor_share`` is how much of a processor a collective under way takes from what it computes meanwhile.
+    ``processor_share`` is how much of a processor a collective under way takes from what it computes meanwhile,
+    ``processor_seconds`` what it takes at least, however short the message.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Link:
     source: str = ""
     processor_share: float = 0.0
     ratios: Ratios = ()
+    processor_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _require_positive(f"link {self.name!r}", latency=self.latency, bandwidth=self.bandwidth)

@@ -30,6 +30,7 @@ class Axis:
     fits: tuple[tuple[str, float, float], ...] = ()
     processor_share: float = 0.0
     ratios: Ratios = ()
+    processor_seconds: float = 0.0
 
     def fit(self, kind: str) -> tuple[float, float] | None:
         """Measured (latency, bandwidth) of one kind of collective, where there is one."""
@@ -113,7 +114,7 @@ def _named(base: str, sizes: tuple[int, ...]) -> list[str]:
 
 def _figures(link: Link) -> tuple[Any, ...]:
     """What an axis takes over from its link, in the order of its fields."""
-    return link.latency, link.bandwidth, link.fits, link.processor_share, link.ratios
+    return link.latency, link.bandwidth, link.fits, link.processor_share, link.ratios, link.processor_seconds
 
 
 def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:

@@ -126,9 +126,8 @@ def device_to(device: Device) -> dict[str, Any]:
 
 def link_from(table: Mapping[str, Any], where: str) -> Link:
     """Read a ``[link]`` or ``[network]`` table."""
-    _only(
-        table, {"name", "latency", "bandwidth", "shared", "source", "collectives", "processor_share", "ratios"}, where
-    )
+    keys = {"name", "latency", "bandwidth", "shared", "source", "collectives"}
+    _only(table, keys | {"processor_share", "processor_seconds", "ratios"}, where)
     fits = _get(table, "collectives", dict, where, {})
     for kind, pair in fits.items():
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, NUMBER) and v > 0 for v in pair)):
@@ -146,6 +145,7 @@ def link_from(table: Mapping[str, Any], where: str) -> Link:
         fits=tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in fits.items()),
         source=_get(table, "source", str, where, ""),
         processor_share=float(_get(table, "processor_share", NUMBER, where, 0.0)),
+        processor_seconds=float(_get(table, "processor_seconds", NUMBER, where, 0.0)),
         ratios=tuple((kind, tuple((float(b), float(r)) for b, r in points)) for kind, points in ratios.items()),
     )
 
@@ -161,6 +161,8 @@ def link_to(link: Link) -> dict[str, Any]:
     }
     if link.processor_share:
         table["processor_share"] = link.processor_share
+    if link.processor_seconds:
+        table["processor_seconds"] = link.processor_seconds
     if link.ratios:
         table["ratios"] = {kind: [list(point) for point in points] for kind, points in link.ratios}
     if link.fits:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -46,10 +46,14 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Processor:
-    """A stream of work that gives up a share of its speed for every event under way on the streams of ``shares``."""
+    """A stream of work that gives up a share of its speed for every event under way on the streams of ``shares``.
+
+    ``seconds`` says for how long such an event takes all of it first.
+    """
 
     stream: Hashable
     shares: Mapping[Hashable, float]
+    seconds: Mapping[Hashable, float] = field(default_factory=dict)
 
 
 class _Load:
@@ -59,7 +63,8 @@ class _Load:
         self._spans: list[tuple[float, float, float]] = []  # end, start, share
 
     def add(self, start: float, end: float, share: float) -> None:
-        insort(self._spans, (end, start, share))
+        if end > start:
+            insort(self._spans, (end, start, share))
 
     def finish(self, start: float, work: float) -> float:
         """When ``work`` seconds of undisturbed work begun at ``start`` are done."""
@@ -109,8 +114,10 @@ def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
         if processor is not None and task.seconds:
             if task.stream == processor.stream:
                 end = load.finish(start, task.seconds)
-            elif share := processor.shares.get(task.stream):
-                load.add(start, end, share)
+            elif task.stream in processor.shares:
+                issued_by = min(start + processor.seconds.get(task.stream, 0.0), end)
+                load.add(start, issued_by, 1.0)
+                load.add(issued_by, end, processor.shares[task.stream])
         free[task.stream] = end
         starts.append(start)
         ends.append(end)

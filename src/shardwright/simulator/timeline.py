@@ -131,7 +131,8 @@ def simulate_walk(events: Walk, runtime: Runtime = RUNTIME) -> Timeline:
 def _processor(mesh: Mesh) -> Processor | None:
     """A CPU sends and receives for itself; beside an accelerator, that is the host's and the network card's work."""
     shares: dict[Hashable, float] = {axis.name: axis.processor_share for axis in mesh.axes if axis.processor_share}
-    return Processor(COMPUTE, shares) if mesh.device.kind == "cpu" and shares else None
+    seconds: dict[Hashable, float] = {axis.name: axis.processor_seconds for axis in mesh.axes}
+    return Processor(COMPUTE, shares, seconds) if mesh.device.kind == "cpu" and shares else None
 
 
 def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
