@@ -78,12 +78,13 @@ def wait(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Pending(NamedTuple):
-    """A collective under way: where its result will be, what to wait for (nothing of its own where it is only traced),
-    and what it reads, which must not be freed before."""
+    """A collective under way: where its result will be, and what to wait for (nothing of its own where it is only traced).
+
+    What it reads is kept by the work itself for as long as it is needed; gloo copies what it reduces and is done with it.
+    """
 
     result: torch.Tensor
     work: Any
-    source: torch.Tensor
 
     def wait(self) -> torch.Tensor:
         if self.work is None:
@@ -114,17 +115,17 @@ def all_reduced(x: torch.Tensor, reduce: str, group: str) -> torch.Tensor:
 def start_gathering(x: torch.Tensor, ranks: int, group: str) -> Pending:
     """Begin to gather a contiguous tensor along dim 0."""
     if not _direct(x):
-        return Pending(collective("all_gather_into_tensor", x, ranks, group), None, x)
+        return Pending(collective("all_gather_into_tensor", x, ranks, group), None)
     whole = x.new_empty((ranks * x.shape[0], *x.shape[1:]) if x.ndim else (ranks,))
-    return Pending(whole, gather_into(whole, x, group_named(group)), x)
+    return Pending(whole, gather_into(whole, x, group_named(group)))
 
 
 def start_scattering(x: torch.Tensor, reduce: str, ranks: int, group: str) -> Pending:
     """Begin to reduce a contiguous tensor and to cut it along dim 0."""
     if not _direct(x):
-        return Pending(collective("reduce_scatter_tensor", x, reduce, ranks, group), None, x)
+        return Pending(collective("reduce_scatter_tensor", x, reduce, ranks, group), None)
     mine = x.new_empty((x.shape[0] // ranks, *x.shape[1:]))
-    return Pending(mine, scatter_into(mine, x, group_named(group), reduce), x)
+    return Pending(mine, scatter_into(mine, x, group_named(group), reduce))
 
 
 def exchanged(x: torch.Tensor, received: list[int], sent: list[int], group: str) -> torch.Tensor:
