@@ -125,8 +125,8 @@ def plan(
 
 def _frontier(resolved: Any, target: Any, chosen: dict[str, Any], found: Any, say: Any) -> list[Any]:
     from shardwright.frontend import capture
-    from shardwright.frontier import frontier as curve
     from shardwright.planner import Options
+    from shardwright.planner.frontier import frontier as curve
 
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     whole = found if found.strategy.devices == target.size else None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible
 from shardwright.graph import Graph
-from shardwright.planner import Options, Progress, plan_graph
+from shardwright.planner.planning import Options, Progress, plan_graph
 from shardwright.plans import Plan
 from shardwright.search.strategies import LEAST_MEMORY
 

@@ -18,6 +18,7 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
+from shardwright.planner.trials import Found, Trials
 from shardwright.plans import Candidate, Plan, Proof
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
@@ -25,8 +26,6 @@ from shardwright.search.constraints import meant_meshes
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import limit_of, no_blocks, shortage
 from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
-from shardwright.trials import Found, Trials
-from shardwright.trials import predict as predict  # also called by itself, on a strategy of one's own
 
 SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")

@@ -10,9 +10,9 @@ import torch
 
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.frontend import capture
-from shardwright.frontier import frontier
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
+from shardwright.planner.frontier import frontier
 from shardwright.plans import Plan
 from shardwright.search.choose import evaluate
 from shardwright.search.formulate import formulate

@@ -1,0 +1,6 @@
+"""From a model to the simulated winner: search on every mesh, try out, correct, compare; the trade-off curve."""
+
+from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan, plan_graph
+from shardwright.planner.trials import predict
+
+__all__ = ["DEFAULT_BASELINES", "Options", "Progress", "describe_graph", "plan", "plan_graph", "predict"]
