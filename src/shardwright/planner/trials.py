@@ -11,6 +11,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible
@@ -197,7 +198,7 @@ class Trials:
             mesh,
             name,
             optimiser=self.optimiser,
-            memory_limit=memory_limit,
+            memory_limit=memory_limit if memory_limit is None or isfinite(memory_limit) else None,
             within=within,
             time_limit=self.time_limit,
             gap=self.gap,
