@@ -14,6 +14,7 @@ from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths
 from shardwright.planner import Options, plan, plan_graph
 from shardwright.plans import Plan
+from shardwright.search.strategies import find_strategy
 from shardwright.zoo.reference import resolve
 
 
@@ -82,3 +83,18 @@ def test_blocks_are_recomputed_only_where_nothing_else_fits(tmp_path: Path) -> N
 def test_an_unknown_way_to_recompute_is_refused() -> None:
     with pytest.raises(ShardwrightError, match="sometimes"):
         Options(recompute="sometimes")
+
+
+def test_ignoring_memory_is_searching_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An infinite limit would go to the solver for limits, which has no bound to give then."""
+    limits = []
+
+    def noted(*args: object, memory_limit: float | None, **kwargs: object) -> object:
+        limits.append(memory_limit)
+        return find_strategy(*args, memory_limit=memory_limit, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("shardwright.planner.trials.find_strategy", noted)
+    resolved = resolve("gpt:small", batch=8)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    plan_graph(graph, parse_cluster("8xH100"), Options(ignore_device_memory=True, baselines=()))
+    assert limits and set(limits) == {None}

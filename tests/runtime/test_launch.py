@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch.distributed as dist
 
@@ -28,3 +34,38 @@ def test_the_cause_is_named():
 
 def test_results_come_in_rank_order():
     assert run_locally(ranks, 2, seconds=60) == [0, 1]
+
+
+def writes_its_number_and_sleeps(folder: str) -> None:
+    Path(folder, str(dist.get_rank())).write_text(str(os.getpid()))
+    time.sleep(120)
+
+
+def alive(number: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_ranks_end_with_a_killed_parent(tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from runtime.test_launch import run_locally, writes_its_number_and_sleeps\n"
+        f"if __name__ == '__main__': run_locally(writes_its_number_and_sleeps, 2, {str(tmp_path)!r})"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    parent = subprocess.Popen([sys.executable, str(script)])
+    files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 60
+    while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < end:
+        time.sleep(0.05)
+    numbers = [int(file.read_text()) for file in files]
+    assert all(alive(number) for number in numbers)
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + 30
+    while any(alive(number) for number in numbers) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(number) for number in numbers)

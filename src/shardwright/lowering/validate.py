@@ -194,8 +194,6 @@ class _Shapes(fx.Interpreter):
             result = super().run_node(node)
         except LoweringError:
             raise
-        except NotImplementedError:
-            raise
         except Exception as error:
             where = describe(producer) if producer is not None else f"the value {value}"
             raise LoweringError(

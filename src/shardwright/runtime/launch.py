@@ -1,7 +1,7 @@
 """Local processes in one gloo group, for verification: started, watched and always ended.
 
 A process that fails ends the others at once and its error is reported with its rank; when nothing has come back in time,
-all are ended. Nothing outlives the call.
+all are ended. Nothing outlives the call, nor the process that made it: a rank whose parent is gone ends itself.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -118,6 +120,7 @@ def _serve(
 ) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     import torch
     import torch.distributed as dist
 
@@ -136,6 +139,14 @@ def _serve(
         place = traceback.extract_tb(error.__traceback__)[-1]
         what = " ".join(str(error).split())
         pipe.send(("failed", f"{type(error).__name__}: {what} ({place.filename}:{place.lineno})", time.time()))
+
+
+def _end_with_parent() -> None:
+    """A killed parent ends nobody, and ranks left alone would train on for nobody."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _free_port() -> int:
