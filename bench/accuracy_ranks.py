@@ -13,12 +13,14 @@ calibration (``bench/host_calibration.py``), not fitted to these rows.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,7 @@ def make_plans(folder: Path, cases: tuple[Case, ...] = CASES) -> None:
         print(f"{_slug(case)}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms", flush=True)
 
 
-def measure_one(case: Case, folder: Path, device: str, repeats: int = 3) -> dict[str, Any]:
+def measure_one(case: Case, folder: Path, device: str, repeats: int = 7) -> dict[str, Any]:
     """Train rank 0 of one plan on this device."""
     import torch
 
@@ -99,19 +101,26 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 3) -> dict
     args, kwargs = fake_rank.inputs_of(reference, batch=batch, seq=seq, dtype=dtype, device=device)
     optimiser = torch.optim.AdamW(parallel.parameters(), lr=1e-5, foreach=True)
 
-    def step() -> None:
+    def step(mark: Callable[[], None] = lambda: None) -> None:
+        mark()
         out = parallel(*args, **kwargs)
         loss = out if isinstance(out, torch.Tensor) else out[0]
+        mark()
         loss.backward()
         del out, loss
+        mark()
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
+        mark()
 
     for _ in range(3):
         step()
     peak = fake_rank.peak_bytes(step, 0, device)
     taken = fake_rank.alternating({"one": step}, device, repeats=repeats, steps=6 if device == "cuda" else 1)["one"]
-    return {"case": list(case), **taken, "peak_bytes": peak, "runtime": asdict(RUNTIME)}
+    marks: list[float] = []
+    step(lambda: marks.append(time.perf_counter()))
+    phases = [b - a for a, b in itertools.pairwise(marks)]
+    return {"case": list(case), **taken, "phases": phases, "peak_bytes": peak, "runtime": asdict(RUNTIME)}
 
 
 def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -> None:

@@ -51,7 +51,7 @@ def _groups(make: Maker, total: float) -> list[Clock]:
             ("matmul float32", 0.13, cases.matmuls(make, "float32", 4e11)),
             ("matmul float16", 0.03, cases.matmuls(make, "float16", 2e12)),
             ("matmul tf32", 0.03, cases.matmuls(make, "tf32", 2e12)),
-            ("odd matmul bfloat16", 0.02, cases.odd_matmuls(make, "bfloat16", 4e12)),
+            ("odd matmul bfloat16", 0.04, cases.odd_matmuls(make, "bfloat16", 4e12)),
             ("odd matmul float32", 0.02, cases.odd_matmuls(make, "float32", 4e11)),
             ("batched matmul bfloat16", 0.03, cases.batched(make, "bfloat16", 1e12)),
             ("batched matmul float32", 0.03, cases.batched(make, "float32", 2e11)),

@@ -102,14 +102,20 @@ def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256
             yield _product(make, n, k, m, dtype, "weight", "matmul")
 
 
+UNALIGNED = {"matmul_unaligned": (1001, 10001, 50257), "matmul_even": (1002, 10004, 30522)}
+"""Widths whose rows are no multiple of 16 bytes: odd ones, and for 2-byte numbers those of 4 or 8 bytes."""
+
+
 def odd_matmuls(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
-    """Products with a width that is no multiple of eight, such as a vocabulary of 50257."""
-    for m, odd, k in itertools.product((512, 2048, 8192, 16384), (1001, 10001, 50257), (768, 1600, 4096)):
-        if m * odd * k * 2 > most_flops:
+    """Products with a width that is no multiple of eight, such as a vocabulary of 50257 or 30522."""
+    for kernel, widths in UNALIGNED.items():
+        if kernel == "matmul_even" and BYTES[dtype] >= 4:
             continue
-        yield _product(make, m, odd, k, dtype, "forward", "matmul_unaligned")
-        yield _product(make, m, k, odd, dtype, "input", "matmul_unaligned")
-        yield _product(make, odd, k, m, dtype, "weight", "matmul_unaligned")
+        for m, odd, k in itertools.product((512, 2048, 8192, 16384), widths, (768, 1600, 4096)):
+            if m * odd * k * 2 <= most_flops:
+                yield _product(make, m, odd, k, dtype, "forward", kernel)
+                yield _product(make, m, k, odd, dtype, "input", kernel)
+                yield _product(make, odd, k, m, dtype, "weight", kernel)
 
 
 def batched(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:

@@ -116,10 +116,10 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
 
 
 def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
-    """Products whose rows are no multiple of 16 bytes: measured for odd widths, half way (in logarithms) for even ones.
+    """Products whose rows are no multiple of 16 bytes: odd widths of 2-byte numbers apart from even ones.
 
-    Asynchronous copies need 4 bytes, so odd widths of 2-byte numbers fall back two generations of kernels, others one.
-    Half way is an assumption that the accuracy benchmark's BERT bears out; nobody calibrated even widths.
+    Asynchronous copies need 4 bytes, so odd widths fall back two generations of kernels, even ones one. A profile from
+    before even widths were measured takes them half way (in logarithms) between aligned and odd.
     """
     assert work.alignment is not None
     family, which = work.curve.split("/")
@@ -127,7 +127,10 @@ def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
     if slow is None:
         return ratio
     odd = slow(work.features[:, : len(slow.features)])
-    even = np.sqrt(ratio * odd) if DTYPE_BYTES[work.dtype] < 4 else odd
+    even = odd
+    if DTYPE_BYTES[work.dtype] < 4:
+        between = _curve(f"{family}_even", work.dtype, which, device)
+        even = np.sqrt(ratio * odd) if between is None else between(work.features[:, : len(between.features)])
     return np.select([work.alignment >= 16, work.alignment >= 4], [ratio, even], odd)
 
 
