@@ -8,7 +8,7 @@ every step and the buffers at the end (:mod:`shardwright.runtime.compare` says h
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 import torch
@@ -23,8 +23,9 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import Comparison, Verification, compare
-from shardwright.runtime.kinks import beside_kinks
+from shardwright.runtime.compare import TIMES, Comparison, Verification, compare
+from shardwright.runtime.decisions import Decisions, Jump, Question, jumps
+from shardwright.runtime.kinks import beside_kinks, from_its_own_side
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.runtime.precision import all_double
@@ -46,15 +47,32 @@ def judged(
     start = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if _dtype(model) == torch.float64:
         return compare(truth or truth_of(model, args, kwargs, len(run.losses)), run, start)
-    one = retraced(*_twin(model, args, kwargs, wide=False), run)
-    with all_double():
-        truth = retraced(*_twin(model, args, kwargs, wide=True), run)
+    one, rounded = _traced(model, args, kwargs, run, wide=False)
+    truth, exact = _traced(model, args, kwargs, run, wide=True)
+    open_answers = [jumps(true, other, TIMES) for true, other in zip(exact, rounded, strict=True)]
 
-    def gradients_at(parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with all_double():
+    def gradients_at(parameters: Mapping[str, Tensor], turned: Sequence[Jump]) -> Mapping[str, Tensor]:
+        with all_double(), Decisions(turned):
             return retraced(*_twin(model, args, kwargs, wide=True), Run(before=[dict(parameters)])).gradients[0]
 
-    return beside_kinks(compare(truth, run, start, one), run, gradients_at)
+    one = from_its_own_side(one, truth, open_answers, gradients_at)
+    return beside_kinks(compare(truth, run, start, one), run, open_answers, gradients_at)
+
+
+def _traced(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, wide: bool
+) -> tuple[Run, list[list[Question]]]:
+    """The model on this process where every step starts from the parameters of ``run``, and what it decided per step."""
+    twin = _twin(model, args, kwargs, wide)
+    found, asked = Run(before=run.before, parameters=run.parameters), []
+    for before in run.before:
+        with all_double(wide), Decisions() as decisions:
+            step = retraced(*twin, Run(before=[before]))
+        asked.append(decisions.questions)
+        found.losses += step.losses
+        found.gradients += step.gradients
+        found.buffers = step.buffers
+    return found, asked
 
 
 def check(
