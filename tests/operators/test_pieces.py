@@ -73,3 +73,30 @@ def test_kernels_are_traced_in_one_graph(target, loop):
     plain = made.kernel(*sample.inputs, exchange=exchange)
     for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, plain)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_cut_batch_norm_is_as_accurate_as_the_whole():
+    """In float32, against float64: root mean square of output and input gradient, 1.03 times PyTorch's own when written."""
+    torch.manual_seed(0)
+    shape = (8, 32, 16, 16)
+    sizes = {"x": shape, "w": shape[1:2], "b": shape[1:2], "y": shape}
+    tensors = {name: Tensor(name, size, "float32") for name, size in sizes.items()}
+    args = (Ref("x"), Ref("w"), Ref("b"), None, None, True, 0.1, 1e-3, False)
+    cut = piece(Op("n", "aten.batch_norm.default", args, (), ("y",)), tensors, {"i0": (0, shape[0])}).kernel
+    start, weights = [torch.randn(shape), torch.rand(32), torch.rand(32)], torch.randn(shape)
+
+    def by_pieces(x, w, b):
+        return cut(x, w, b, exchange=lambda x, reduce, loop: x)
+
+    def whole(x, w, b):
+        return torch.nn.functional.batch_norm(x, None, None, w, b, True, 0.1, 1e-3)
+
+    def results(function, dtype):
+        inputs = [tensor.to(dtype).clone().requires_grad_() for tensor in start]
+        y = function(*inputs)
+        y.backward(weights.to(dtype))
+        return y.detach(), inputs[0].grad
+
+    truth, ours = results(whole, torch.float64), results(by_pieces, torch.float32)
+    for true, mine, own in zip(truth, ours, results(whole, torch.float32), strict=True):
+        assert (mine - true).norm() <= 1.2 * (own - true).norm()
