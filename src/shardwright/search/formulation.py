@@ -15,6 +15,8 @@ from shardwright.graph import Graph
 from shardwright.operators.rules import Layout, OpRules, Split, input_layouts
 from shardwright.operators.strategy import Strategy
 from shardwright.search.choose import Problem
+from shardwright.search.choose.reductions import reduce_problem
+from shardwright.search.choose.workspace import Back
 from shardwright.search.options import EVERYTHING, Restriction
 
 
@@ -77,6 +79,11 @@ class Formulation:
                 if name == tensor and any(isinstance(a, Shard) and a != b for a, b in zip(layout, need, strict=True)):
                     return True
         return False
+
+    @cached_property
+    def reduced(self) -> tuple[Problem, Back]:
+        """The problem less what no choice needs under any limit on memory, and the way back; found once for all limits."""
+        return reduce_problem(self.problem)
 
     @cached_property
     def sizes(self) -> np.ndarray:

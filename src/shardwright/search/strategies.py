@@ -123,6 +123,7 @@ def find_strategy(
     check_name(name)
     space = _space(mesh, name, within)
     stated = stated or state(described, mesh, name, optimiser=optimiser, within=within)
+    unlimited = stated
     if memory_limit is not None:
         stated = replace(stated, problem=replace(stated.problem, usage_limit=memory_limit))
     elif name != LEAST_MEMORY:
@@ -139,7 +140,14 @@ def find_strategy(
     else:
         try:
             method = name if name in METHODS else "auto"
-            solution = solve(stated.problem, time_limit=time_limit, method=method, gap=gap)
+            if method == "auto" and memory_limit is not None:
+                core, back = unlimited.reduced
+                solution = solve(
+                    replace(core, usage_limit=memory_limit), time_limit=time_limit, method="limited", gap=gap
+                )
+                solution = replace(solution, answer=back(solution.answer))
+            else:
+                solution = solve(stated.problem, time_limit=time_limit, method=method, gap=gap)
         except Infeasible as error:
             raise too_much(stated.problem, name) or error from None
     return Searched(stated.strategy(solution.answer), stated, solution)

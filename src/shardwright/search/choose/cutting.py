@@ -74,7 +74,7 @@ class _Cuts:
         for _ in range(MOST_CUTS):
             if not self.active or (deadline is not None and time.perf_counter() > deadline):
                 break
-            if gap and self.cost - self.bound <= gap * abs(self.cost):
+            if gap and self.choice is not None and self.cost - self.bound <= gap * abs(self.cost):
                 break
             ceiling, prices = self._master(highest)
             known = len(self.active)

@@ -32,6 +32,7 @@ ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
 WALK_WORK = 0.8e8  # about the same time for the walker
 ROUNDS_PER_START = 8
 ROUNDS_PER_QUICK_START = 2  # where a gap is enough: many beginnings find a good choice sooner than long walks
+QUICK_SWINGS = 8  # of the prices in a round, for the same reason
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
@@ -186,7 +187,7 @@ class _Stage:
         progress, ascent, walker = self.progress, self.ascent, self.walker
         ascent.warm_up(10 if ascent.prices.any() else 30)
         self._round_off()
-        gap, idle = np.inf, 0
+        gap, idle, swings = np.inf, 0, QUICK_SWINGS if progress.enough else 1
         while True:
             progress.raise_bound(ascent.best)
             if progress.done or progress.late:
@@ -196,10 +197,10 @@ class _Stage:
             effort = min(WALK_WORK, self.work * self.iterations / 2)
             if idle >= self.patience and walker.rounds % 3:
                 self.helper.adopt(walker)
-                beside = pool.submit(self.helper.walk, effort, prices)
+                beside = pool.submit(self.helper.walk, effort, prices, swings)
             else:
                 beside = pool.submit(ascent.run, self.iterations, target)
-            walker.walk(effort, prices)
+            walker.walk(effort, prices, swings)
             beside.result()
             walker.adopt(self.helper)
             if walker.found and walker.best_cost < progress.cost:

@@ -17,6 +17,7 @@ from shardwright.search.choose.problem import Problem
 from shardwright.search.choose.workspace import Back, Workspace
 
 LARGEST_TABLE = 40_000
+GLANCE = 8  # options of a neighbour beside which two options are compared before all are
 
 
 def reduce_problem(problem: Problem) -> tuple[Problem, Back]:
@@ -178,7 +179,14 @@ def _compare_options(work: Workspace, node: int) -> np.ndarray:
     profile = usage_profile(work, node)
     if profile is not None:
         forbid_larger_usage(profile, excess)
-    for matrix in work.adjacent[node].values():
+    matrices = list(work.adjacent[node].values())
+    if sum(matrix.shape[1] for matrix in matrices) > 4 * GLANCE * len(matrices):
+        # Most pairs differ beside almost any option of the neighbours: a few of those rule them out.
+        at_least = excess.copy()
+        for matrix in matrices:
+            add_worst_difference(np.ascontiguousarray(matrix[:, :: max(1, matrix.shape[1] // GLANCE)]), at_least)
+        excess[at_least > 0.0] = np.inf
+    for matrix in matrices:
         add_worst_difference(matrix, excess)
     return undominated(excess)
 

@@ -78,14 +78,15 @@ class Walker:
         """Whether a choice within the limit and without forbidden pairs is known."""
         return self.best_cost < self.penalty
 
-    def walk(self, work: float, prices: np.ndarray) -> None:
-        """One round of block moves, of about ``work`` numbers read."""
+    def walk(self, work: float, prices: np.ndarray, swings: int = 1) -> None:
+        """One round of block moves, of about ``work`` numbers read, the prices swung so many times on the way."""
         self.rounds += 1
         self.since += 1
         if self.found and self.since >= ROUNDS_BEFORE_RETURN:
             self.jump(self.best_choice)
         if self.within and self.total < self.penalty:
-            self._trade(work, prices)
+            for _ in range(swings):
+                self._trade(work / swings, prices)
         else:
             self._repair(work, prices)
 
