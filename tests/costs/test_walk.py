@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from shardwright.cluster import Axis, Mesh, mesh_of, parse_cluster
-from shardwright.costs import walk_gradients
+from shardwright.costs import bundles, walk_gradients
 from shardwright.costs.walk import COMPUTE, Walk, walk
 from shardwright.costs.walk_nodes import Change
 from shardwright.errors import PlanError
@@ -131,21 +131,38 @@ def test_a_gather_behind_a_cut_is_started_ahead(graph: Graph, mesh: Mesh) -> Non
     assert taken == [["slice", "all_gather"]] * 2 and [node.ahead for node in changes] == [1, 1]
     first_product = next(i for i, e in enumerate(found.events) if e.name == "linear")
     gathered = [e for e in found.events[:first_product] if e.collective == "all_gather" and e.module.endswith("weight")]
-    assert [e.name for e in gathered] == ["p_a_weight", "p_b_weight"]
-    assert {e.bytes for e in gathered} == {16 * 16 * 4 // 2}
+    assert [(e.name, e.bytes) for e in gathered] == [("2 parameters", 16 * 16 * 4)]  # both in one, half of each
 
 
-def test_sharded_parameters_are_gathered_and_their_gradients_scattered(graph: Graph, mesh: Mesh) -> None:
+def test_sharded_parameters_are_gathered_and_their_gradients_scattered(
+    graph: Graph, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1)  # each by itself
     kept = walk(graph, _by_batch(graph, S0), mesh)
     assert kept.communication["all_gather", "gpu"][0] == 2
     assert kept.communication["reduce_scatter", "gpu"][0] == 2
-    assert not kept.buckets
+    assert not kept.buckets and not kept.flats
     freed = walk(graph, _by_batch(graph, S0, regathered=frozenset({"p_a_weight", "p_b_weight"})), mesh)
     assert freed.communication["all_gather", "gpu"][0] == 4
     started = [e.name for e in freed.events if e.collective == "all_gather"]
     assert started == ["p_a_weight", "p_b_weight", "p_b_weight", "p_a_weight"]
     first_product = next(i for i, e in enumerate(freed.events) if e.name == "linear")
     assert freed.events[first_product - 1].name == "p_b_weight"  # both gathers are under way before the first product
+
+
+def test_a_bundle_is_packed_gathered_and_unpacked_before_the_first_of_it_is_used(graph: Graph, mesh: Mesh) -> None:
+    weight = 16 * 16 * 4
+    found = walk(graph, _by_batch(graph, S0, regathered=frozenset({"p_a_weight"})), mesh)
+    assert found.communication["all_gather", "gpu"] == (2, 3 * weight)  # both for the forward pass, one again
+    assert found.communication["reduce_scatter", "gpu"] == (1, 2 * weight)
+    first_product = next(i for i, e in enumerate(found.events) if e.name == "linear")
+    before = [(e.kind, e.collective) for e in found.events[:first_product] if e.name == "2 parameters"]
+    assert before == [("pack", ""), ("change", "all_gather"), ("pack", "")]
+    assert [flat.bytes for flat in found.flats] == [3 * weight, 2 * weight]  # shards of half the bytes, and all of them
+    scatter = next(i for i, e in enumerate(found.events) if e.collective == "reduce_scatter")
+    assert found.events[scatter - 1].kind == "pack" and found.events[scatter - 1].name == "2 gradients"
+    last_product = max(i for i, e in enumerate(found.events) if e.name == "linear" and e.phase == "backward")
+    assert scatter > last_product
 
 
 def test_readers_with_one_need_share_a_change(graph: Graph, mesh: Mesh) -> None:

@@ -85,6 +85,10 @@ class _Replay:
             if kind == PARAMETERS and graph.parameter_of[tensor].trainable:
                 for _ in range(states):
                     ledger.hold(ledger.make(size, OPTIMISER, f"{self.walk.optimiser} state", path))
+        for flat in self.walk.flats:
+            ledger.clock = flat.born
+            ledger.passing(flat.bytes, COMMUNICATION, "parameters or gradients in one", "", flat.dies)
+        ledger.clock = -1
         if extra := workspace(self.nodes.mesh.device, self.nodes.training):
             ledger.hold(ledger.make(extra, WORKSPACE, "workspace of matrix products", ""))
 
@@ -181,10 +185,12 @@ class _Replay:
     ) -> Storage:
         """The storage a sequence of steps ends in; those on the way live until the step after them has run.
 
-        ``awaited``: the first gather was started ahead and is awaited right before this event.
+        ``awaited``: the first gather was started ahead and is awaited right before this event. What is gathered in a bundle
+        has a storage of its own from its unpacking on.
         """
         ahead = first_gather(step.kind for step in steps)
         for place, (step, event) in enumerate(zip(steps, events, strict=True)):
+            event = self.walk.landed.get(event, event)
             self.ledger.clock = event
             if step.kind in ("slice", "mask"):
                 continue
@@ -280,13 +286,17 @@ class _Replay:
         if whole:
             current.kind, current.what, current.module = GRADIENTS, "whole gradient", node.module
         made = self._steps(node.steps.backward, events, current, FLOWING, what, node.module)
+        packed = self.walk.packed.get(number)
+        if packed is not None:  # the bundle has it from here on
+            self.ledger.clock = packed
+            self.ledger.drop(current)
         if events:
             self.ledger.clock = max(self.ledger.clock, min(self.walk.awaited.get(number, 0), self.end))
             local = Strided.contiguous(source.local.shape, local.dtype)
         self._deposit(node.source, made, local)
-        self.ledger.drop(current)
-        if whole:  # that was at the end; the backward pass goes on where it was
-            self.ledger.clock = before
+        if packed is None:
+            self.ledger.drop(current)
+        self.ledger.clock = before  # that was later; the backward pass goes on where it was
 
     def _deposit(self, value: int, storage: Storage, local: Strided) -> None:
         """A gradient arrives: kept if it is the first, else added, in place if nobody else holds the first one."""

@@ -63,6 +63,11 @@ def first_gather(kinds: Iterable[str]) -> int | None:
     return next((place for place, kind in enumerate(kinds) if kind == "all_gather"), None)
 
 
+def first_scatter(kinds: Iterable[str]) -> int | None:
+    """Which step on a gradient's way home is started without waiting: the first that scatters, if any does."""
+    return next((place for place, kind in enumerate(kinds) if kind == "reduce_scatter"), None)
+
+
 @dataclass(frozen=True)
 class Conversion:
     """A change of layout: its steps, those of its backward pass, and what both cost. ``seconds`` is the forward part."""

@@ -1,9 +1,9 @@
 """One training step of one rank as a list of events: what runs, on which stream, for how long, after what.
 
-Forward operators and the changes of layout between them come in the order of the program; parameters are gathered some
-bytes ahead of use; backward events mirror the forward ones (the backward of an operator is one event, that of a change its
-dual steps); a recomputed block runs forward once more when its backward asks for what was not kept; gradients of
-parameters travel home while the backward pass goes on; the optimiser ends the step. List order
+Forward operators and the changes of layout between them come in the order of the program; parameters are gathered in
+bundles, some bytes ahead of use; backward events mirror the forward ones (the backward of an operator is one event, that of
+a change its dual steps); a recomputed block runs forward once more when its backward asks for what was not kept; gradients
+of parameters travel home while the backward pass goes on; the optimiser ends the step. List order
 is the order in which the host issues the events, and it is the runtime's. Which of them overlap is found out by
 :mod:`shardwright.simulator`; the plain sum is what the search minimises.
 """
@@ -16,19 +16,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cluster import Mesh
+from shardwright.costs.bundles import Read, bundles
 from shardwright.costs.optimizer import step_seconds
-from shardwright.costs.redistribute import Step
 from shardwright.costs.walk_blocks import Block, blocks, made, saves
 from shardwright.costs.walk_events import COMPUTE, Event, Recorder
 from shardwright.costs.walk_gradients import Bucket, GradientFlow
 from shardwright.costs.walk_nodes import Change, Compute, Nodes, forward_nodes
+from shardwright.costs.walk_reading import Flat, Reading
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 
 __all__ = ["COMPUTE", "Event", "Walk", "walk"]
-
-AHEAD_BYTES = 64 * 2**20
-"""Gathers of parameters are started ahead of use until this many bytes are under way."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,9 @@ class Walk:
 
     ``forward_of`` and ``backward_of`` give the events of every forward node. ``gathered`` says for a gather of a
     parameter after which event its result is used, ``again`` the same for the gathers repeated in the backward pass with
-    the events that repeat them, ``awaited`` when a gradient's scattering is awaited. ``blocks`` maps the nodes of recomputed
-    blocks to these, ``recomputed_of`` those that run again to their events.
+    the events that repeat them, ``landed`` which event unpacks what a bundle's gather brought, ``packed`` which one packs a
+    gradient into a bundle, ``awaited`` when a gradient's scattering is awaited, ``flats`` are the tensors of bundles.
+    ``blocks`` maps the nodes of recomputed blocks to these, ``recomputed_of`` those that run again to their events.
     """
 
     nodes: Nodes
@@ -47,7 +46,10 @@ class Walk:
     backward_of: Mapping[int, tuple[int, ...]]
     gathered: Mapping[int, int]
     again: Mapping[int, tuple[tuple[int, ...], int]]
+    landed: Mapping[int, int]
+    packed: Mapping[int, int]
     awaited: Mapping[int, int]
+    flats: tuple[Flat, ...]
     buckets: tuple[Bucket, ...]
     optimiser: str
     blocks: Mapping[int, Block]
@@ -91,8 +93,9 @@ class _Walker:
         self.backward_of: dict[int, tuple[int, ...]] = {}
         self.blocks = blocks(nodes)
         self.recomputed_of: dict[int, tuple[int, ...]] = {}
-        self.reading = _Reading(self.recorder, self.blocks)
-        self.flow = GradientFlow(self.recorder)
+        gathers, scatters = _bundles(nodes)
+        self.reading = Reading(self.recorder, gathers, self.blocks)
+        self.flow = GradientFlow(self.recorder, scatters)
 
     def walk(self) -> Walk:
         for number, node in enumerate(self.nodes.nodes):
@@ -114,7 +117,10 @@ class _Walker:
             self.backward_of,
             self.reading.used,
             self.reading.again,
+            self.reading.landed,
+            self.flow.packed,
             self.flow.awaited,
+            (*self.reading.flats, *self.flow.flats),
             tuple(self.flow.buckets),
             self.optimiser,
             self.blocks,
@@ -123,7 +129,7 @@ class _Walker:
 
     def _change(self, number: int, node: Change) -> tuple[int, ...]:
         if number in self.reading.places:
-            return self.reading.take(number, node)
+            return self.reading.take(number, "forward")
         after = self.made.get(node.source, ())
         name = self.nodes.values[node.result].tensor
         return self.recorder.steps(node.steps.forward, "forward", name, after, module=node.module, node=number)
@@ -189,6 +195,9 @@ class _Walker:
                 after = [event for value in node.inputs for event in last.get(value, ())]
                 events = self.recorder.operator(number, node, "recompute", after)
                 last.update(dict.fromkeys(made(node), events[-1:]))
+            elif number in self.reading.places:
+                events = self.reading.take(number, "recompute")
+                last[node.result] = events[-1:]
             else:
                 name, before = self.nodes.values[node.result].tensor, last.get(node.source, ())
                 events = self.recorder.steps(
@@ -222,91 +231,13 @@ class _Walker:
         self.recorder.compute("update", "update", self.optimiser, seconds, self.flow.done, host=host)
 
 
-class _Reading:
-    """Gathers of parameters, started ahead of use, as the runtime's reading queue does it."""
-
-    def __init__(self, recorder: Recorder, inside: Mapping[int, Block]) -> None:
-        self.recorder, self.nodes, self.inside = recorder, recorder.nodes, inside
-        self.order = [
-            n for n, node in enumerate(self.nodes.nodes) if isinstance(node, Change) and node.ahead is not None
-        ]
-        self.places = {number: place for place, number in enumerate(self.order)}
-        makers = {self._node(number).result: number for number in self.order if self._node(number).again}
-        roots = ((n, self.nodes.roots_of[v]) for n, node in enumerate(self.nodes.nodes) for v in _saved(node))
-        saved = {root for n, root in roots if root in makers and not self._recomputes(makers[root], n)}
-        freed = [number for result, number in makers.items() if result in saved]
-        self.of_value = {self._node(number).result: number for number in freed}
-        self.used: dict[int, int] = {}
-        self.again: dict[int, tuple[tuple[int, ...], int]] = {}
-        self._under_way: dict[int, tuple[int, ...]] = {}
-        self._held: set[int] = set()
-
-    def _node(self, number: int) -> Change:
-        node = self.nodes.nodes[number]
-        assert isinstance(node, Change)
-        return node
-
-    def take(self, number: int, node: Change) -> tuple[int, ...]:
-        """The value for the forward pass; the next gathers are started before this one is awaited."""
-        self._start(number, "forward")
-        self._ahead(number, 1, "forward")
-        started = self._under_way.pop(number)
-        self.recorder.wait(started[-1])
-        self.used[number] = len(self.recorder.events)
-        return (*started, *self._rest(number, node, "forward", started))
-
-    def _recomputes(self, number: int, reader: int) -> bool:
-        """Whether a gather and the node that saves its result belong to one recomputed block, which reads it again."""
-        return number in self.inside and self.inside[number] is self.inside.get(reader)
-
-    def unpack(self, value: int, reader: int) -> None:
-        """A saved value is read in the backward pass: if it was freed, it is gathered again."""
-        number = self.of_value.get(value)
-        if number is None or number in self._held or self._recomputes(number, reader):
-            return
-        self._start(number, "backward")
-        self._ahead(number, -1, "backward")
-        started = self._under_way.pop(number)
-        self.recorder.wait(started[-1])
-        used = len(self.recorder.events)
-        events = (*started, *self._rest(number, self._node(number), "backward", started))
-        self.again[number] = (events, used)
-        self._held.add(number)
-
-    def drop(self, number: int) -> None:
-        self._held.discard(number)
-
-    def _rest(self, number: int, node: Change, phase: str, started: tuple[int, ...]) -> tuple[int, ...]:
-        name, steps = self.nodes.values[node.result].tensor, node.steps.forward[len(started) :]
-        return self.recorder.steps(steps, phase, name, started[-1:], module=node.module, node=number)
-
-    def _gather(self, number: int) -> Step:
-        node = self._node(number)
-        assert node.ahead is not None
-        return node.steps.forward[node.ahead]
-
-    def _start(self, number: int, phase: str) -> None:
-        """Issue what comes before the gather, and the gather."""
-        if number not in self._under_way:
-            node, recorder = self._node(number), self.recorder
-            name, where = self.nodes.values[node.result].tensor, node.module
-            before = recorder.steps(node.steps.forward[: node.ahead], phase, name, module=where, node=number)
-            gather = recorder.step(self._gather(number), phase, name, before[-1:], module=where, node=number)
-            self._under_way[number] = (*before, gather)
-
-    def _ahead(self, number: int, direction: int, phase: str) -> None:
-        travelling = sum(self._gather(n).bytes_out for n in self._under_way)
-        place = self.places[number] + direction
-        while 0 <= place < len(self.order) and travelling < AHEAD_BYTES:
-            following = self.order[place]
-            if direction > 0 or (self._node(following).result in self.of_value and following not in self._held):
-                self._start(following, phase)
-                travelling += self._gather(following).bytes_out
-            place += direction
-
-
-def _saved(node: Compute | Change) -> tuple[int, ...]:
-    return () if isinstance(node, Change) else tuple(node.inputs[i] for i in node.footprint.saved_inputs)
+def _bundles(nodes: Nodes) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """The nodes whose parameters are gathered together, and those whose gradients are scattered together."""
+    reads = [(number, node) for number, node in enumerate(nodes.nodes) if isinstance(node, Change) and node.reads]
+    described = [Read(nodes.values[node.result].tensor, node.operator, node.steps) for _, node in reads]
+    recomputed = nodes.strategy.recomputed if nodes.training else ()
+    found = bundles(nodes.graph, described, nodes.strategy.whole_gradients, recomputed)
+    return tuple(tuple(tuple(reads[i][0] for i in bundle) for bundle in way) for way in (found.gathers, found.scatters))
 
 
 def _direct(node: Compute | Change) -> tuple[int, ...]:

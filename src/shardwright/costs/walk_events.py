@@ -26,10 +26,10 @@ class Event:
     """Something one rank does.
 
     ``kind`` is ``operator``, ``change`` (one step of a change of layout), ``exchange`` (statistics between pieces),
-    ``accumulate`` (adding gradients of several readers), ``pack`` (gradients into a bucket), ``reduce`` (a bucket
-    between replicas) or ``update``; ``phase`` is ``forward``, ``backward``, ``recompute`` or ``update``. ``seconds`` are the
-    device's, ``host`` the host's to issue it. ``bytes`` are those communicated. ``after`` are the events it must wait for.
-    ``node`` numbers the forward node it belongs to.
+    ``accumulate`` (adding gradients of several readers), ``pack`` (into a bucket, into or out of a bundle), ``reduce``
+    (a bucket between replicas) or ``update``; ``phase`` is ``forward``, ``backward``, ``recompute`` or ``update``.
+    ``seconds`` are the device's, ``host`` the host's to issue it. ``bytes`` are those communicated. ``after`` are the events
+    it must wait for. ``node`` numbers the forward node it belongs to.
     """
 
     kind: str

@@ -1,6 +1,7 @@
 """How gradients of parameters get home, event by event, as the runtime does it (:mod:`shardwright.runtime.gradients`).
 
-A gradient of a gathered parameter is reduce-scattered without waiting, or stays whole until the end (ZeRO-1). A gradient
+A gradient of a gathered parameter is reduce-scattered without waiting, together with those of its bundle
+(:mod:`~shardwright.costs.bundles`) when all of them are there, or stays whole until the end (ZeRO-1). A gradient
 that has to be summed between replicas is copied into a bucket that exists since the first step; the sum of a full bucket
 is started without waiting, and where it takes several legs (:mod:`~shardwright.costs.replica_sums`), each new bucket moves
 those before it one leg on. Gradients that several reads of a parameter bring are added up first and packed at the end. When
@@ -11,9 +12,11 @@ Li et al. 2020, and FSDP, Zhao et al. 2023).
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from shardwright.costs.bundles import together
 from shardwright.costs.redistribute import Step
 from shardwright.costs.replica_sums import (
     BUCKET_BYTES,
@@ -24,6 +27,7 @@ from shardwright.costs.replica_sums import (
     replica_sum,
 )
 from shardwright.costs.walk_events import Recorder
+from shardwright.costs.walk_reading import Flat
 from shardwright.graph.core import DTYPE_BYTES
 
 Key = tuple[tuple[int, ...], str]
@@ -88,11 +92,26 @@ class _Flight:
     sum: _Sum | None = None
 
 
+class _Share(NamedTuple):
+    """A gradient to be scattered by the first of the ``steps``."""
+
+    tensor: str
+    node: int
+    steps: tuple[Step, ...]
+    after: tuple[int, ...]
+    alone: bool
+    module: str
+
+
 class GradientFlow:
     """The gradients under way in one backward pass."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, scatters: Iterable[tuple[int, ...]] = ()) -> None:
+        """``scatters``: bundles of nodes whose gradients are scattered together."""
         self.recorder = recorder
+        self.bundle_of = {node: bundle for bundle in scatters for node in bundle}
+        self.packed: dict[int, int] = {}
+        self.flats: list[Flat] = []
         self.buckets: list[Bucket] = []
         self.events_of: dict[int, list[int]] = {}
         self.awaited: dict[int, int] = {}
@@ -104,6 +123,7 @@ class GradientFlow:
         self._reduced: set[Key] = set()
         self._coming: Counter[Key] = Counter()
         self._whole: deque[Callable[[], None]] = deque()
+        self._collected: dict[tuple[int, ...], list[_Share]] = {}
 
     def add(
         self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
@@ -121,29 +141,48 @@ class GradientFlow:
         made = self.events_of[node]
         for number, step in enumerate(steps):
             if step.kind == "reduce_scatter":
-                self._scatter(tensor, node, steps[number:], after, alone, module)
+                self._collect(_Share(tensor, node, steps[number:], after, alone, module))
                 return
             made.extend(self.recorder.steps((step,), "backward", tensor, after, module=module, node=node))
             after = (made[-1],)
         self._sum(tensor, after, alone)
 
-    def _scatter(
-        self, tensor: str, node: int, steps: tuple[Step, ...], after: tuple[int, ...], alone: bool, module: str
-    ) -> None:
-        recorder, made = self.recorder, self.events_of[node]
-        event = recorder.step(steps[0], "backward", tensor, after, module=module, node=node)
-        made.append(event)
-        self._coming[self._key(tensor)] += 1
+    def _collect(self, share: _Share) -> None:
+        """Scatter a bundle when all of its gradients are there."""
+        bundle = self.bundle_of.get(share.node, (share.node,))
+        shares = self._collected.setdefault(bundle, [])
+        shares.append(share)
+        if len(shares) == len(bundle):
+            self._scatter(self._collected.pop(bundle))
+
+    def _scatter(self, shares: list[_Share]) -> None:
+        recorder, first, name = self.recorder, shares[0], shares[0].tensor
+        step = together([share.steps[0] for share in shares], recorder.mesh)
+        after, packed = tuple(event for share in shares for event in share.after), -1
+        if len(shares) > 1:
+            name, seconds = f"{len(shares)} gradients", recorder.copy_seconds(step.bytes_in, 2)
+            packed = recorder.compute("pack", "backward", name, seconds, after, module=first.module, node=first.node)
+            self.packed.update((share.node, packed) for share in shares)
+            after = (packed,)
+        event = recorder.step(step, "backward", name, after, module=first.module, node=first.node)
+        for share in shares:
+            self.events_of[share.node].append(event)
+            self._coming[self._key(share.tensor)] += 1
 
         def finish() -> None:
             recorder.wait(event)
-            self.awaited[node] = len(recorder.events) - 1
-            rest = recorder.steps(steps[1:], "backward", tensor, (event,), module=module, node=node)
-            made.extend(rest)
-            self._coming[self._key(tensor)] -= 1
-            self._sum(tensor, rest[-1:] or (event,), alone)
+            if packed >= 0:
+                self.flats.append(Flat(step.bytes_in, packed, len(recorder.events) - 1))
+            for share in shares:
+                self.awaited[share.node] = len(recorder.events) - 1
+                rest = recorder.steps(
+                    share.steps[1:], "backward", share.tensor, (event,), module=share.module, node=share.node
+                )
+                self.events_of[share.node].extend(rest)
+                self._coming[self._key(share.tensor)] -= 1
+                self._sum(share.tensor, rest[-1:] or (event,), share.alone)
 
-        self._launch(finish, steps[0].bytes_in)
+        self._launch(finish, step.bytes_in)
 
     def _launch(self, finish: Callable[[], None], size: int, summing: _Sum | None = None) -> None:
         if summing is not None:
@@ -211,6 +250,8 @@ class GradientFlow:
         """Complete everything, in the order of the runtime: first what stayed whole until now."""
         while self._whole:
             self._whole.popleft()()
+        while self._collected:  # some of them got no gradient
+            self._scatter(self._collected.pop(next(iter(self._collected))))
         while self._flight or self._shared or self._open:
             for key in list(self._open):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.

@@ -68,6 +68,7 @@ class Change:
 
     ``reads``: its source is a parameter at rest, so its gradient goes home by itself. ``ahead``: which of its steps is a
     gather that is started ahead. ``again``: the gathered copy is freed after its forward use and gathered again.
+    ``operator``: the index of the operator of the graph that it is made for.
     """
 
     steps: Conversion
@@ -77,6 +78,7 @@ class Change:
     reads: bool = False
     ahead: int | None = None
     again: bool = False
+    operator: int = 0
 
     @property
     def is_view(self) -> bool:
@@ -284,7 +286,7 @@ class _Builder:
         ahead = first_gather(step.kind for step in steps.forward) if reads else None
         again = ahead is not None and self.training and tensor in self.strategy.regathered
         where = parameter.paths[0] if parameter is not None else module
-        self.nodes.append(Change(steps, source, result, where, reads, ahead, again))
+        self.nodes.append(Change(steps, source, result, where, reads, ahead, again, len(self.begins) - 1))
         return result
 
     def _result(self, tensor: str) -> int:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import Pending, all_reduced, exchanged, start_gathering, start_scattering
+from shardwright._torch_compat import all_reduced, exchanged, start_gathering, start_scattering
 from shardwright.costs.redistribute import COMMUNICATION
 from shardwright.operators.rules import chunk
 
@@ -82,18 +82,16 @@ def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
     return all_reduced(x, reduce, line.group)
 
 
-def start_gather(x: Tensor, dim: int, extent: int, line: Line) -> Pending:
-    """The first half of :func:`all_gather`: under way when this returns."""
-    padded = _pad(x, dim, -(-extent // line.size))
-    return start_gathering(padded.contiguous().resolve_conj(), line.size, line.group)
+def even_shard(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """A shard as long as every other one, as it is gathered: contiguous and padded where it is the shorter one."""
+    return _pad(x, dim, -(-extent // line.size)).contiguous().resolve_conj()
 
 
-def finish_gather(pending: Pending, dim: int, extent: int, line: Line) -> Tensor:
-    """The second half: wait, then put the shards in their places."""
-    flat = pending.wait()
+def in_place(stacked: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """From shards stacked along dim 0, as they arrive, to the tensor whose ``dim`` they are shards of."""
     if dim == 0:
-        return flat.narrow(0, 0, extent) if flat.shape[0] != extent else flat
-    parts = flat.chunk(line.size)
+        return stacked.narrow(0, 0, extent) if stacked.shape[0] != extent else stacked
+    parts = stacked.chunk(line.size)
     if extent % line.size == 0:
         return torch.cat(parts, dim)
     return torch.cat([part.narrow(dim, 0, piece(extent, line, i).length) for i, part in enumerate(parts)], dim)
@@ -101,27 +99,28 @@ def finish_gather(pending: Pending, dim: int, extent: int, line: Line) -> Tensor
 
 def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     """Put the shards of ``dim`` together."""
-    return finish_gather(start_gather(x, dim, extent, line), dim, extent, line)
+    pending = start_gathering(even_shard(x, dim, extent, line), line.size, line.group)
+    return in_place(pending.wait(), dim, extent, line)
 
 
-def start_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Pending:
-    """The first half of :func:`reduce_scatter`: under way when this returns."""
+def even_stack(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """The shards of ``dim`` stacked along dim 0, each as long as every other one, as they are scattered."""
     padded = _pad(x, dim, -(-extent // line.size) * line.size)
-    stacked = padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))
-    return start_scattering(stacked.contiguous(), reduce, line.size, line.group)
+    return (padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))).contiguous()
 
 
-def finish_scatter(pending: Pending, dim: int, extent: int, line: Line) -> Tensor:
-    """The second half: wait, then cut off what was padded."""
-    mine, length = pending.wait(), piece(extent, line).length
-    return mine.narrow(dim, 0, length) if length != mine.shape[dim] else mine
+def own_part(shard: Tensor, dim: int, extent: int, line: Line) -> Tensor:
+    """A shard as it arrives without what it was padded with."""
+    length = piece(extent, line).length
+    return shard.narrow(dim, 0, length) if length != shard.shape[dim] else shard
 
 
 def reduce_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) -> Tensor:
     """Reduce the ranks' tensors, keep this rank's piece of ``dim``."""
     if x.is_complex():
         return torch.view_as_complex(reduce_scatter(torch.view_as_real(x.resolve_conj()), dim, extent, reduce, line))
-    return finish_scatter(start_scatter(x, dim, extent, reduce, line), dim, extent, line)
+    pending = start_scattering(even_stack(x, dim, extent, line), reduce, line.size, line.group)
+    return own_part(pending.wait(), dim, extent, line)
 
 
 def all_to_all(x: Tensor, dim: int, extent: int, to_dim: int, to_extent: int, line: Line) -> Tensor:
@@ -205,9 +204,12 @@ class Ledger:
 
     def record(self, step: BoundStep, before: Tensor, after: Tensor) -> None:
         if step.kind in COMMUNICATION:
-            key = (step.kind, step.line.group)
-            self.steps[key] += 1
-            self.bytes[key] += max(before.numel() * before.itemsize, after.numel() * after.itemsize)
+            self.add(step, max(before.nbytes, after.nbytes))
+
+    def add(self, step: BoundStep, size: int) -> None:
+        """A collective of this many bytes."""
+        self.steps[step.kind, step.line.group] += 1
+        self.bytes[step.kind, step.line.group] += size
 
 
 _LEDGER: Ledger | None = None

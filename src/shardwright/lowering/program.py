@@ -16,6 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright._torch_compat import takes_device
 from shardwright.cluster import Mesh
+from shardwright.costs import bundles
 from shardwright.costs.redistribute import conversion
 from shardwright.errors import LoweringError, ShardwrightError
 from shardwright.graph import Atom, Graph, Op, Ref, Value
@@ -280,6 +281,19 @@ class _Lowering:
             self.instructions.append(Change(result, value, tensor, whole, forward, ()))
             value = result
         return Result(value, tensor, whole, shares)
+
+
+def parameter_reads(program: Program) -> list[tuple[Change, bundles.Read]]:
+    """The changes of layout that start from a parameter at rest, in order, and what they are to the bundles."""
+    found, operator = [], 0
+    for made in program.instructions:
+        if isinstance(made, Compute):
+            operator += 1
+        elif isinstance(made, Change) and made.source in program.graph.parameter_of:
+            meta, resting = program.graph.tensors[made.tensor], program.strategy.resting[made.tensor]
+            steps = conversion(meta.shape, meta.dtype, resting, made.layout, program.mesh, meta.grad)
+            found.append((made, bundles.Read(made.tensor, operator, steps)))
+    return found
 
 
 def parameter_reduction(program: Program, tensor: str) -> tuple[BoundStep, ...]:

@@ -3,7 +3,8 @@
 A gradient that only has to be summed between replicas joins a bucket; a full bucket is summed at once (the idea of
 PyTorch's DDP, Li et al., 2020), along several mesh axes by the legs of :mod:`shardwright.costs.replica_sums`, of which every
 new bucket moves the earlier ones one on: which collective follows which is a matter of the program, never of timing. A
-gradient of a gathered parameter is reduce-scattered on the spot (FSDP, Zhao et al., 2023). All of it is started without
+gradient of a gathered parameter is reduce-scattered on the spot, small ones when those of their bundle are there
+(:mod:`shardwright.costs.bundles`; FSDP, Zhao et al., 2023). All of it is started without
 waiting; when autograd is through, the last results are awaited and written to ``parameter.grad``, so an optimiser that
 runs after ``backward()`` sees complete gradients. Every rank runs the same graph, hence gradients become ready in the same
 order everywhere and collectives match.
@@ -15,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +25,8 @@ from torch.distributed.tensor import DTensor
 from shardwright._torch_compat import after_backward, like_dtensor, local_of
 from shardwright.cluster import Mesh
 from shardwright.costs.replica_sums import BUCKET_BYTES, FIRST_BUCKET_BYTES, IN_FLIGHT_BYTES, ReplicaSum, replica_sum
-from shardwright.lowering.collectives import BoundStep, Line, finish_scatter, ledger, run_step, start_scatter
+from shardwright.lowering.collectives import BoundStep, Line, ledger, run_step
+from shardwright.runtime.bundles import Scattering
 from shardwright.runtime.summing import Aside, Summing
 
 Key = tuple[tuple[int, ...], torch.dtype]
@@ -111,6 +114,22 @@ class _Pending:
     summing: Summing | None = None
 
 
+class _Share(NamedTuple):
+    """A gradient to be scattered by ``step``, and by what it has to go on with."""
+
+    slot: Slot
+    gradient: Tensor
+    step: BoundStep
+    rest: tuple[BoundStep, ...]
+    alone: bool
+
+    @property
+    def bytes(self) -> int:
+        """Those of the largest gradient of this kind on any rank."""
+        pieces = prod(step.line.size for step in (self.step, *self.rest) if step.kind == "reduce_scatter")
+        return self.slot.elements * pieces * self.gradient.itemsize
+
+
 class Gradients:
     """Collects the gradients of one module on a mesh whose ``lines`` through this rank are given, one for every axis.
 
@@ -128,7 +147,8 @@ class Gradients:
         self._pending: deque[_Pending] = deque()
         self._pending_bytes = 0
         self._shared: dict[Slot, tuple[Slot, Tensor]] = {}
-        self._whole: deque[tuple[Slot, Tensor, tuple[BoundStep, ...], bool]] = deque()
+        self._whole: deque[tuple[Slot, Tensor, tuple[BoundStep, ...], bool, tuple[Slot, ...]]] = deque()
+        self._collected: dict[tuple[Slot, ...], list[_Share]] = {}
         self._listening = False
         self._order: list[Slot] = []
         self._prepared: dict[Slot, _Prepared] | None = None
@@ -139,44 +159,63 @@ class Gradients:
             self._listening = True
             after_backward(self.finish)
 
-    def add(self, slot: Slot, gradient: Tensor, steps: tuple[BoundStep, ...], alone: bool) -> None:
+    def add(
+        self,
+        slot: Slot,
+        gradient: Tensor,
+        steps: tuple[BoundStep, ...] = (),
+        alone: bool = True,
+        bundle: tuple[Slot, ...] = (),
+    ) -> None:
         """A gradient in the layout in which the parameter was used; ``steps`` lead it to the dual of its resting layout.
 
-        ``alone`` says that no other read of the parameter will bring a further share.
+        ``alone`` says that no other read of the parameter will bring a further share. ``bundle`` are the parameters, this
+        one among them, whose gradients are scattered together.
         """
         if slot.whole and any(step.kind == "reduce_scatter" for step in steps):
-            self._whole.append((slot, gradient, steps, alone))
+            self._whole.append((slot, gradient, steps, alone, bundle))
         else:
-            self._bring_home(slot, gradient, steps, alone)
+            self._bring_home(slot, gradient, steps, alone, bundle)
 
-    def _bring_home(self, slot: Slot, gradient: Tensor, steps: tuple[BoundStep, ...], alone: bool) -> None:
+    def _bring_home(
+        self, slot: Slot, gradient: Tensor, steps: tuple[BoundStep, ...], alone: bool, bundle: tuple[Slot, ...]
+    ) -> None:
         if self.reduce_dtype is not None and gradient.dtype != self.reduce_dtype:
             gradient = gradient.to(self.reduce_dtype)
         for number, step in enumerate(steps):
             if step.kind == "reduce_scatter" and not gradient.is_complex():
-                self._scatter(slot, gradient, step, steps[number + 1 :], alone)
+                share = _Share(slot, gradient, step, steps[number + 1 :], alone)
+                if len(bundle) > 1:
+                    self._collect(share, bundle)
+                else:
+                    self._scatter([share])
                 return
             gradient = run_step(gradient, step)
         self._sum(slot, gradient, alone)
 
-    def _scatter(self, slot: Slot, gradient: Tensor, step: BoundStep, rest: tuple[BoundStep, ...], alone: bool) -> None:
-        started = start_scatter(gradient, step.dim, step.extent, step.reduce, step.line)
+    def _collect(self, share: _Share, bundle: tuple[Slot, ...]) -> None:
+        """Scatter a bundle when all of its gradients are there."""
+        shares = self._collected.setdefault(bundle, [])
+        shares.append(share)
+        if len(shares) >= sum(slot.parameter.requires_grad for slot in bundle):
+            self._scatter(self._collected.pop(bundle))
+
+    def _scatter(self, shares: list[_Share]) -> None:
+        scattering = Scattering.start([s.gradient for s in shares], [s.step for s in shares])
         record = ledger()
         if record is not None:
-            record.record(step, gradient, gradient)
-
-        key = (slot.axes, gradient.dtype)
-        self._coming[key] += 1
+            record.add(shares[0].step, sum(share.gradient.nbytes for share in shares))
+        homes = [(s.slot, s.rest, s.alone, (s.slot.axes, s.gradient.dtype)) for s in shares]
+        self._coming.update(key for *_, key in homes)
 
         def finish() -> None:
-            mine = finish_scatter(started, step.dim, step.extent, step.line)
-            for later in rest:
-                mine = run_step(mine, later)
-            self._coming[key] -= 1
-            self._sum(slot, mine, alone)
+            for mine, (slot, rest, alone, key) in zip(scattering.wait(), homes, strict=True):
+                for later in rest:
+                    mine = run_step(mine, later)
+                self._coming[key] -= 1
+                self._sum(slot, mine, alone)
 
-        pieces = prod(later.line.size for later in (step, *rest) if later.kind == "reduce_scatter")
-        self._launch(finish, slot.elements * pieces * gradient.itemsize)
+        self._launch(finish, sum(share.bytes for share in shares))
 
     def _launch(self, finish: Callable[[], None], bytes: int, summing: Summing | None = None) -> None:
         if summing is not None:
@@ -288,6 +327,8 @@ class Gradients:
         self._listening = False
         while self._whole:
             self._bring_home(*self._whole.popleft())
+        while self._collected:  # some of them got no gradient in this step
+            self._scatter(self._collected.pop(next(iter(self._collected))))
         while self._pending or self._shared or self._buckets or self._unfilled():
             for key in list(self._buckets):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.

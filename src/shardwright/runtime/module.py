@@ -18,12 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright._torch_compat import flatten_tree, load_tree, local_of, unflatten_tree
+from shardwright.costs.bundles import bundles
 from shardwright.costs.replica_sums import replica_axes
 from shardwright.errors import RunError
 from shardwright.graph import Constant, Graph
 from shardwright.lowering.collectives import BoundStep, Line
 from shardwright.lowering.emit import direct, emit
-from shardwright.lowering.program import Change, Compute, Program, Read, Result
+from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reads
 from shardwright.lowering.randomness import draws
 from shardwright.lowering.recompute import with_recomputation
 from shardwright.operators.rules import largest_shard
@@ -59,6 +60,7 @@ class ParallelModule(torch.nn.Module):
         self._read: list[str] = []
         self._own(tensors)
         readers = self._readers(compute_dtype)
+        self._bundle(readers, recompute)
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         eager, whole = emit(program, self.groups, self.device, readers), emit(program, self.groups, self.device)
         object.__setattr__(self, "_eager", direct(with_recomputation(eager, recompute)))
@@ -108,7 +110,7 @@ class ParallelModule(torch.nn.Module):
         held, key = self._home[tensor]
         return held[key]
 
-    def _readers(self, dtype: torch.dtype | None) -> dict[str, torch.nn.Module]:
+    def _readers(self, dtype: torch.dtype | None) -> dict[str, Reader]:
         """A reader for every change of layout that starts from a parameter; others are used as the leaves that they are."""
         program, parameters = self.program, self.graph.parameter_of
         used = {name for i in program.instructions if isinstance(i, Compute) for name in i.inputs}
@@ -122,7 +124,7 @@ class ParallelModule(torch.nn.Module):
         shares = Counter(tensor for _, tensor, _, _ in reads)
         slots = {name: self._slot(name) for name in shares}
         self._leaves = {p.tensor: Leaf(*self._home[p.tensor]) for p in self.graph.parameters}
-        readers: dict[str, torch.nn.Module] = {}
+        readers: dict[str, Reader] = {}
         for value, tensor, forward, backward in reads:
             alone = shares[tensor] == 1
             if not forward and not backward and dtype is None and value not in handed_out:
@@ -140,6 +142,19 @@ class ParallelModule(torch.nn.Module):
             )
             self._read.append(tensor)
         return readers
+
+    def _bundle(self, readers: Mapping[str, Reader], recompute: Sequence[str]) -> None:
+        """Tell the readers which of them gather together, and whose gradients are scattered together."""
+        reads, whole = parameter_reads(self.program), self.program.strategy.whole_gradients
+        found = bundles(self.graph, [read for _, read in reads], whole, recompute)
+        order = [readers[change.result] for change, _ in reads]
+        for together in (tuple(order[number] for number in numbers) for numbers in found.gathers):
+            for reader in together:
+                reader.bundle = together
+        for together in (tuple(order[number] for number in numbers) for numbers in found.scatters):
+            slots = tuple(reader.slot for reader in together)
+            for reader in together:
+                reader.scatters = slots
 
     def _slot(self, tensor: str) -> Slot:
         resting, sizes = self.program.strategy.resting[tensor], self.program.place.sizes

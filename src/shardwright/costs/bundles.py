@@ -1,0 +1,100 @@
+"""Which parameters travel together: one description of the bundles that are gathered and scattered, priced and performed.
+
+A parameter that rests cut is gathered before its use, and its gradient is scattered after it. Each collective costs a
+latency and the host's time, so parameters that the same block reads travel in one flat tensor, as FSDP's flat parameters do
+(Zhao et al., 2023). Packing and unpacking copy every byte and delay the first of them until the last is there, so large
+parameters go alone, and bundles end when they are full and where a repeated or a recomputed block begins or ends: no more
+than a block is whole at a time. The walk prices them, the runtime performs them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Sequence, Set
+from dataclasses import dataclass
+
+from shardwright.cluster import Mesh
+from shardwright.costs import collectives
+from shardwright.costs.redistribute import COLLECTIVE_LAUNCHES, Conversion, Step, first_gather, first_scatter
+from shardwright.graph import Graph
+from shardwright.graph.repeats import block_paths, remembered, span_of
+
+BUNDLE_BYTES = 4 * 2**20
+"""A bundle with this many bytes is full; a parameter with as many travels alone."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A parameter brought from its resting layout to another one for the operator with this index in the graph."""
+
+    tensor: str
+    operator: int
+    steps: Conversion
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Reads by their numbers: every read that gathers is in one tuple of ``gathers``, every one that scatters in one of
+    ``scatters``; the tuples are ordered by their first members."""
+
+    gathers: tuple[tuple[int, ...], ...]
+    scatters: tuple[tuple[int, ...], ...]
+
+
+def bundles(
+    graph: Graph, reads: Sequence[Read], whole_gradients: Set[str] = frozenset(), recomputed: Iterable[str] = ()
+) -> Bundles:
+    """Which of the reads of a program, given in its order, are gathered together and which gradients scattered together."""
+    borders = _borders(graph, recomputed)
+    there: list[tuple[Hashable, Step] | None] = []
+    back: list[tuple[Hashable, Step] | None] = []
+    for read in reads:
+        dtype, stretch = graph.tensors[read.tensor].dtype, bisect_right(borders, read.operator)
+        gather = first_gather(step.kind for step in read.steps.forward)
+        scatter = first_scatter(step.kind for step in read.steps.backward)
+        step = None if gather is None else read.steps.forward[gather]
+        there.append(None if step is None else ((stretch, step.axis, dtype), step))
+        step = None if scatter is None or dtype.startswith("complex") else read.steps.backward[scatter]
+        whole = read.tensor in whole_gradients
+        back.append(None if step is None else ((stretch, step.axis, dtype, step.reduce, whole), step))
+    return Bundles(_grouped(there), _grouped(back))
+
+
+def _borders(graph: Graph, recomputed: Iterable[str]) -> list[int]:
+    """Where in the list of operators blocks begin and end."""
+    paths = (*remembered(graph, "_block_paths", lambda: block_paths(graph)), *recomputed)
+    return sorted({border for path in paths for border in (span_of(graph, path).start, span_of(graph, path).stop)})
+
+
+def _grouped(steps: Sequence[tuple[Hashable, Step] | None]) -> tuple[tuple[int, ...], ...]:
+    groups: list[list[int]] = []
+    filling: dict[Hashable, tuple[list[int], int]] = {}
+    for number, found in enumerate(steps):
+        if found is None:
+            continue
+        key, step = found
+        if step.wire_bytes >= BUNDLE_BYTES:
+            groups.append([number])
+            continue
+        members, held = filling.get(key, ([], 0))
+        if not members:
+            groups.append(members)
+        members.append(number)
+        held += step.wire_bytes
+        filling[key] = ([], 0) if held >= BUNDLE_BYTES else (members, held)
+    return tuple(map(tuple, groups))
+
+
+def together(steps: Sequence[Step], mesh: Mesh) -> Step:
+    """One step for those of a bundle: all their bytes in one collective.
+
+    What putting pieces in order costs each of them (a dim other than the first) stays what it was.
+    """
+    first = steps[0]
+    if len(steps) == 1:
+        return first
+    price, axis = collectives.SECONDS[first.kind], mesh.axes[first.axis]
+    ordered = sum(2 * step.wire_bytes / mesh.device.bandwidth for step in steps if step.dim)
+    bytes_in, bytes_out = sum(step.bytes_in for step in steps), sum(step.bytes_out for step in steps)
+    seconds = COLLECTIVE_LAUNCHES * mesh.device.launch_overhead + float(price(max(bytes_in, bytes_out), axis)) + ordered
+    return Step(first.kind, first.axis, None, None, bytes_in, bytes_out, seconds, first.reduce)
