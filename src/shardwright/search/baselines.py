@@ -4,8 +4,8 @@ Data parallelism (batch loops only, parameters whole), ZeRO-3/FSDP (Rajbhandari 
 sharded at rest), ZeRO-2 (gathered parameters stay until backward), ZeRO-1 (gradients stay whole too), Megatron tensor
 parallelism (Shoeybi et al., 2019: on the fastest axis features only, weights never gathered; the other axes are data
 parallel), its sequence-parallel form (Korthikanti et al., 2022), and one weird trick (Krizhevsky, 2014: convolutions by
-batch, fully connected layers by features). Stated this way a baseline applies to any model, and what it gets is the best
-strategy of its kind.
+batch, fully connected layers by features). Where a recipe says that operators are cut, they are, whether it pays or not.
+Stated this way a baseline applies to any model, and what it gets is the best strategy of its kind.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from shardwright.errors import ShardwrightError
 from shardwright.graph import Op, Tensor
 from shardwright.operators.rules import Layout, LoopRule, OpRules, Split
 from shardwright.search.options import Restriction
+
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
 
 
 def _batch_only(op: Op, loop: LoopRule, label: str, axis: int) -> bool:
@@ -32,28 +34,35 @@ def _sharded(tensor: Tensor, layout: Layout) -> bool:
     return all(isinstance(p, Shard) for p in layout)
 
 
+def _every(op: Op, axis: int) -> bool:
+    return True
+
+
 def data_parallel(axes: int) -> Restriction:
     """Every operator cuts the batch; every rank holds all parameters."""
-    return Restriction("data-parallel", _batch_only, _whole)
+    return Restriction("data-parallel", _batch_only, _whole, cut=_every)
 
 
 def fsdp(axes: int) -> Restriction:
     """Every operator cuts the batch; parameters, gradients and optimiser state rest in equal shards (ZeRO-3)."""
-    return Restriction("fsdp", _batch_only, _sharded)
+    return Restriction("fsdp", _batch_only, _sharded, cut=_every)
 
 
 def zero_2(axes: int) -> Restriction:
     """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
-    return Restriction("zero-2", _batch_only, _sharded, regather=False)
+    return Restriction("zero-2", _batch_only, _sharded, regather=False, cut=_every)
 
 
 def zero_1(axes: int) -> Restriction:
     """ZeRO-2 whose gradients stay whole until the backward pass is over and are then scattered, all at once (ZeRO-1)."""
-    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True)
+    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True, cut=_every)
 
 
 def megatron(axes: int) -> Restriction:
-    """Features on the last axis, batch on the others; no parameter is gathered on the last axis."""
+    """Features on the last axis, batch on the others; no parameter is gathered on the last axis.
+
+    Products are cut on all axes; what lies between them may be computed by every rank of the last axis alike.
+    """
     tensor_axis = axes - 1
 
     def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
@@ -62,10 +71,10 @@ def megatron(axes: int) -> Restriction:
     def rest(tensor: Tensor, layout: Layout) -> bool:
         return all(isinstance(p, Replicate) for p in layout[:tensor_axis])
 
-    return Restriction("megatron", loop, rest, gather=lambda axis: axis != tensor_axis)
+    def cut(op: Op, axis: int) -> bool:
+        return axis != tensor_axis or op.target.split(".")[1] in _PRODUCTS
 
-
-_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+    return Restriction("megatron", loop, rest, gather=lambda axis: axis != tensor_axis, cut=cut)
 
 
 def megatron_sequence(axes: int) -> Restriction:
@@ -76,7 +85,7 @@ def megatron_sequence(axes: int) -> Restriction:
         between = axis == axes - 1 and label == "sequence" and op.target.split(".")[1] not in _PRODUCTS
         return between or plain.loop(op, rule, label, axis)
 
-    return Restriction("megatron-sp", loop, plain.rest, gather=plain.gather)
+    return Restriction("megatron-sp", loop, plain.rest, gather=plain.gather, cut=_every)
 
 
 def one_weird_trick(axes: int) -> Restriction:
@@ -86,13 +95,13 @@ def one_weird_trick(axes: int) -> Restriction:
         connected = op.target.split(".")[1] in _PRODUCTS
         return label == "" if connected else _batch_only(op, rule, label, axis)
 
-    return Restriction("one-weird-trick", loop, gather=lambda axis: False)
+    return Restriction("one-weird-trick", loop, gather=lambda axis: False, cut=_every)
 
 
 def mesh_tensorflow(axes: int) -> Restriction:
     """Batch over all axes but the last, features over the last, one meaning per axis (Shazeer et al., 2018)."""
     plain = megatron(axes)
-    return Restriction("mesh-tensorflow", plain.loop, plain.rest, gather=lambda axis: False)
+    return Restriction("mesh-tensorflow", plain.loop, plain.rest, gather=lambda axis: False, cut=plain.cut)
 
 
 def all_row(axes: int) -> Restriction:

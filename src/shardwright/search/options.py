@@ -31,6 +31,10 @@ def _any(*_: object) -> bool:
     return True
 
 
+def _none(*_: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Restriction:
     """A named part of the space: which loops may be cut where, how parameters may rest and be gathered.
@@ -39,6 +43,7 @@ class Restriction:
     parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2). ``fold`` says
     whether repeated blocks may share their decisions, ``whole_gradients`` whether gradients of gathered parameters stay
     whole until the backward pass is over (ZeRO-1), ``arrives`` how inputs lie when they come (whole otherwise).
+    ``cut(operator, axis)`` says whether an operator that can be cut over a mesh axis must be, even where that does not pay.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Restriction:
     fold: bool = True
     arrives: Mapping[str, Layout] = field(default_factory=dict)
     whole_gradients: bool = False
+    cut: Callable[[Op, int], bool] = _none
 
     def __and__(self, other: Restriction) -> Restriction:
         """What both allow, under the first one's name."""
@@ -63,6 +69,7 @@ class Restriction:
             self.fold and other.fold,
             {**self.arrives, **other.arrives},
             self.whole_gradients or other.whole_gradients,
+            lambda *a: self.cut(*a) or other.cut(*a),
         )
 
 
@@ -91,6 +98,14 @@ def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, st
             f"over {' × '.join(map(str, sizes))} devices.",
             f"Each axis may cut one of its loops {loops}, or none." if loops else "It cannot be cut: say none.",
         )
+    must = [axis for axis in range(len(sizes)) if within.cut(op, axis)]
+    if must:  # as many of these axes as its loops allow: a batch of 2 is cut over one of two axes of 2
+
+        def axes_cut(split: Split) -> int:
+            return sum((name := split[axis]) is not None and rules.by_name[name].divides for axis in must)
+
+        most = max(map(axes_cut, allowed))
+        allowed = [split for split in allowed if axes_cut(split) == most]
     return allowed
 
 
