@@ -34,6 +34,53 @@ def test_two_processes_against_one(monkeypatch, capsys):
     assert document["communication"]
 
 
+def test_one_process(monkeypatch, capsys):
+    assert run(monkeypatch, "verify", "rnn:small,layers=1,seq=2", "--cluster", "local:1", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["agrees"] is True and document["processes"] == 1 and document["communication"] == {}
+
+
+def test_a_batch_smaller_than_the_devices(monkeypatch, capsys):
+    arguments = ("rnn:small,layers=1,seq=2", "--batch", "1", "--search", "data-parallel", "--steps", "1")
+    assert run(monkeypatch, "verify", *arguments, "--cluster", "local:2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["processes"] == 2
+
+
+ODD = """
+import torch
+
+class Returns(torch.nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.linear, self.what = torch.nn.Linear(4, 4), what
+
+    def forward(self, x):
+        y = self.linear(x)
+        return {"choice": y.argmax(-1), "nan": y.sum() / 0.0 - y.sum() / 0.0, "loss": y.sum()}[self.what]
+
+def frozen():
+    return Returns("loss").requires_grad_(False), (torch.randn(4, 4),), {}
+
+def choice():
+    return Returns("choice"), (torch.randn(4, 4),), {}
+
+def nan():
+    return Returns("nan"), (torch.randn(4, 4),), {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [("frozen", "no parameter to train"), ("choice", "depends on its parameters"), ("nan", "loss of step 1 is nan")],
+)
+def test_nothing_to_compare(function, complaint, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "odd.py"
+    file.write_text(ODD)
+    assert run(monkeypatch, "verify", f"{file}:{function}", "--cluster", "local:1") == 2
+    message = capsys.readouterr().err
+    assert complaint in message and len(message.strip().splitlines()) == 2 and "defect" not in message
+
+
 @pytest.mark.parametrize("arguments", [("--dtype", "float16"), ("--search", "fsdq"), ("--plan", "missing.json")])
 def test_bad_input(arguments, monkeypatch, capsys):
     assert run(monkeypatch, "verify", "gpt:small", *arguments) == 2

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree
+from shardwright.errors import RunError
 
 LEARNING_RATE = 1e-3
 EPSILON = 1e-8
@@ -101,8 +102,14 @@ def loss_of(output: Any) -> Tensor:
     if isinstance(named, Tensor):
         return named
     leaves = [leaf for leaf in flatten_tree(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    wholes = [leaf.full_tensor() if isinstance(leaf, DTensor) else leaf for leaf in leaves]
-    return torch.stack([whole.pow(2).mean() for whole in wholes if whole.requires_grad]).sum()
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    if not trained:
+        raise RunError(
+            "Nothing that the model returns depends on its parameters, so there is no gradient.",
+            "Return a loss, or floating-point tensors to make one of.",
+        )
+    wholes = [leaf.full_tensor() if isinstance(leaf, DTensor) else leaf for leaf in trained]
+    return torch.stack([whole.pow(2).mean() for whole in wholes]).sum()
 
 
 def _optimiser(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:

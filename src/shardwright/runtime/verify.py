@@ -8,6 +8,7 @@ every step and the buffers at the end (:mod:`shardwright.runtime.compare` says h
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright._torch_compat import map_tree
 from shardwright.cluster import Cluster, parse_cluster
+from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
@@ -46,9 +48,12 @@ def judged(
     """A run from the weights of ``model`` against the model on this process, in the run's precision."""
     start = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if _dtype(model) == torch.float64:
-        return compare(truth or truth_of(model, args, kwargs, len(run.losses)), run, start)
+        truth = truth or truth_of(model, args, kwargs, len(run.losses))
+        _finite(truth)
+        return compare(truth, run, start)
     one, rounded = _traced(model, args, kwargs, run, wide=False)
     truth, exact = _traced(model, args, kwargs, run, wide=True)
+    _finite(truth)
     open_answers = [jumps(true, other, TIMES) for true, other in zip(exact, rounded, strict=True)]
 
     def gradients_at(parameters: Mapping[str, Tensor], turned: Sequence[Jump]) -> Mapping[str, Tensor]:
@@ -57,6 +62,15 @@ def judged(
 
     one = from_its_own_side(one, truth, open_answers, gradients_at)
     return beside_kinks(compare(truth, run, start, one), run, open_answers, gradients_at)
+
+
+def _finite(truth: Run) -> None:
+    for step, loss in enumerate(truth.losses, 1):
+        if not math.isfinite(loss):
+            raise RunError(
+                f"The loss of step {step} is {loss} on one process in float64, so that nothing can be compared.",
+                "Give a model and a batch that one process can train on, or fewer steps.",
+            )
 
 
 def _traced(
@@ -194,6 +208,11 @@ def prepared(build: Build, double: bool) -> tuple[torch.nn.Module, tuple[Any, ..
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, args, kwargs = build()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RunError(
+            f"{type(model).__name__} has no parameter to train, so there is no gradient to compare.",
+            "Give a model with parameters that require gradients.",
+        )
     without_dropout(model)
     return widened(model, args, kwargs) if double else (model, args, kwargs)
 
