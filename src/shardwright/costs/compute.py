@@ -21,11 +21,6 @@ KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "depthwis
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
-MEASURED_CHANNELS, RESIDENT_BLOCKS = 64, 264
-"""Channels of the batch norms that profiles with one feature were measured with; blocks an H200 runs at once (two on each
-of its 132 processors, which suits the residual networks of the accuracy benchmark)."""
-BATCH_NORM_PASSES = {"forward": 1.5, "backward": 2.5}
-"""Passes over memory per byte of input and output: two reads and a write forward, four reads and a write backward."""
 
 
 def _cuts(rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
@@ -108,8 +103,6 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
     if curve is None:
         return _assumed_ratio(work, device, ideal, peak)
     ratio = curve(work.features[:, : len(curve.features)])
-    if family == "batch_norm" and len(curve.features) == 1 and device.kind == "cuda":
-        ratio = _fewer_channels(ratio, work.features[:, 1], which)
     if work.alignment is not None and (work.alignment < 16).any():
         ratio = _misaligned(ratio, work, device)
     return ratio
@@ -118,8 +111,7 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
 def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
     """Products whose rows are no multiple of 16 bytes: odd widths of 2-byte numbers apart from even ones.
 
-    Asynchronous copies need 4 bytes, so odd widths fall back two generations of kernels, even ones one. A profile from
-    before even widths were measured takes them half way (in logarithms) between aligned and odd.
+    Asynchronous copies need 4 bytes, so odd widths fall back two generations of kernels, even ones one.
     """
     assert work.alignment is not None
     family, which = work.curve.split("/")
@@ -127,17 +119,9 @@ def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
     if slow is None:
         return ratio
     odd = slow(work.features[:, : len(slow.features)])
-    even = odd
-    if DTYPE_BYTES[work.dtype] < 4:
-        between = _curve(f"{family}_even", work.dtype, which, device)
-        even = np.sqrt(ratio * odd) if between is None else between(work.features[:, : len(between.features)])
+    between = _curve(f"{family}_even", work.dtype, which, device) if DTYPE_BYTES[work.dtype] < 4 else None
+    even = odd if between is None else between(work.features[:, : len(between.features)])
     return np.select([work.alignment >= 16, work.alignment >= 4], [ratio, even], odd)
-
-
-def _fewer_channels(ratio: np.ndarray, channels: np.ndarray, which: str) -> np.ndarray:
-    """A batch norm measured at one number of channels: blocks of threads, one a channel, share the processors."""
-    scaled = ratio * MEASURED_CHANNELS / np.minimum(channels, RESIDENT_BLOCKS)
-    return np.maximum(scaled, BATCH_NORM_PASSES[which] / MEMORY_EFFICIENCY)
 
 
 def kernel_seconds(work: Work, device: Device) -> np.ndarray:
