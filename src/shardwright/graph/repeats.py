@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TypeVar
+
+import numpy as np
 
 from shardwright.graph.core import Graph, Op, Ref, Value
 
@@ -54,8 +55,9 @@ def _find_blocks(graph: Graph, least: int) -> tuple[Repeat, ...]:
     made_at = {out: i for i, op in enumerate(graph.ops) for out in op.outputs if out is not None}
     fresh = {p.tensor for p in graph.parameters} | {b.tensor for b in graph.buffers}
     runs: list[Repeat] = []
+    numbers = np.array(signatures)
     for period in _periods(signatures):
-        for i, stop in _alike(signatures, period, period * (least - 1)):
+        for i, stop in _alike(numbers, period, period * (least - 1)):
             if any(period % r.period == 0 and r.start <= i and stop + period <= r.stop for r in runs):
                 continue  # two blocks taken as one cover less
             while stop - i >= period * (least - 1):
@@ -74,15 +76,12 @@ def _find_blocks(graph: Graph, least: int) -> tuple[Repeat, ...]:
     return tuple(sorted(taken, key=lambda r: r.start))
 
 
-def _alike(signatures: list[int], period: int, least: int) -> list[tuple[int, int]]:
+def _alike(signatures: np.ndarray, period: int, least: int) -> list[tuple[int, int]]:
     """Longest spans in which every signature equals the one a period later, those of at least ``least`` operators."""
-    spans, i = [], 0
-    for equal, group in groupby(map(int.__eq__, signatures, signatures[period:])):
-        length = sum(1 for _ in group)
-        if equal and length >= least:
-            spans.append((i, i + length))
-        i += length
-    return spans
+    equal = np.concatenate([[False], signatures[:-period] == signatures[period:], [False]])
+    starts, stops = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
+    long = stops - starts >= max(least, 1)
+    return list(zip(starts[long].tolist(), stops[long].tolist(), strict=True))
 
 
 def representatives(graph: Graph) -> Mapping[str, str]:

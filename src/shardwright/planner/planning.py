@@ -164,8 +164,7 @@ def plan_graph(
     if options.search == "auto":
         close = [f for f in eligible if f.prediction.step_seconds <= CLOSE * winner.prediction.step_seconds]
         winner = min((_trials(described, options).keeping(f) for f in close), key=lambda f: f.rank)
-    if open_search:
-        found[options.search] = winner
+    found[options.search] = winner
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
     result = Plan(
         model=reference,
@@ -218,8 +217,7 @@ def _search_all(
         # What fits comes first: what does not fit after all is only worth correcting where it is faster.
         for one in sorted(tried, key=lambda f: (not f.prediction.fits, f.prediction.step_seconds)):
             result = trials.corrected(one, found.get(name))
-            if name not in found or result.rank < found[name].rank:
-                found[name] = result
+            found[name] = trials.better(found[name], result) if name in found else result
             if name == options.search:
                 bounds.append(result.searched.solution.lower_bound)
                 costs.append((not result.prediction.fits, result.searched.solution.cost))
@@ -227,6 +225,8 @@ def _search_all(
             notes |= {":bound": repr(float(min(bounds))), ":cost": repr(float(min(costs)[1]))}
         for overlap in OVERLAPS if name == "auto" and name in found else ():
             found[name] = trials.with_overlap(found[name], overlap)
+        if name in found and not (name == "auto" and found[name].prediction.fits):  # that is simulated when it has won
+            found[name] = trials.exactly(found[name])
     return found, notes
 
 

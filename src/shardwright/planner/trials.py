@@ -17,6 +17,7 @@ from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
+from shardwright.planner.glance import SLACK, glance
 from shardwright.plans import Prediction
 from shardwright.search.choose import evaluate
 from shardwright.search.constraints import constraints
@@ -33,12 +34,13 @@ MEMORY_ROUNDS = 5
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The outcome of one search on one mesh, simulated."""
+    """The outcome of one search on one mesh, simulated; where not ``exact``, at a glance only so far."""
 
     name: str
     mesh: Mesh
     searched: Searched
     prediction: Prediction
+    exact: bool = True
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -128,13 +130,13 @@ class Trials:
         return self._attempt(mesh, name, overlap, self.limit(mesh))
 
     def corrected(self, found: Found, known: Found | None = None, overlap: float = 0.0) -> Found:
-        """A result that does not fit, searched again under a limit lowered by what its exact curve has shown.
+        """A result that does not fit, searched again under a limit lowered by what its memory over time has shown.
 
         Ends early at an answer that needs more memory and yet is slower than what is ``known`` to fit. Gives the best of all
         rounds: the smallest where nothing fits.
         """
         better = known.prediction if known is not None and known.prediction.fits else None
-        best = last = found
+        best = last = self._surely(found, better)
         for _ in range(MEMORY_ROUNDS - 1):
             here = last.prediction
             if here.fits or found.name == LEAST_MEMORY or (better and here.step_seconds > better.step_seconds):
@@ -144,17 +146,45 @@ class Trials:
             if not counted:
                 break
             try:
-                last = self._attempt(found.mesh, found.name, overlap, allowed)
+                last = self._surely(self._attempt(found.mesh, found.name, overlap, allowed), better)
             except Infeasible:
                 break
-            best = min(best, last, key=lambda f: f.rank)
+            best = self.better(best, last)
         return best
 
+    def _surely(self, found: Found, better: Prediction | None) -> Found:
+        """The same, simulated event by event where a glance cannot tell whether it fits (and that matters)."""
+        near = abs(found.prediction.memory_bytes / self.limit(found.mesh) - 1.0) < SLACK
+        slower = better is not None and found.prediction.step_seconds > (1.0 + SLACK) * better.step_seconds
+        return self.exactly(found) if near and not slower else found
+
+    def better(self, one: Found, other: Found) -> Found:
+        """The better of two by rank, simulated event by event where both fit and a glance cannot tell."""
+        if one.prediction.fits and other.prediction.fits and not (one.exact and other.exact):
+            seconds = one.prediction.step_seconds, other.prediction.step_seconds
+            if max(seconds) < (1.0 + SLACK) * min(seconds):
+                one, other = self.exactly(one), self.exactly(other)
+        return min(one, other, key=lambda f: f.rank)
+
+    def exactly(self, found: Found) -> Found:
+        """The same, every event simulated."""
+        if found.exact:
+            return found
+        graph, strategy, summed = self.described.graph, found.searched.strategy, found.prediction.sum_seconds
+        prediction = predict(graph, strategy, found.mesh, self.optimiser, summed, self.limit(found.mesh))
+        return replace(found, prediction=prediction, exact=True)
+
     def _attempt(self, mesh: Mesh, name: str, overlap: float, allowed: float) -> Found:
+        """Searched, and simulated at a glance where the model is deep and its blocks are all split alike."""
         searched = self._solve(mesh, name, overlap, allowed)
-        graph, cost, limit = self.described.graph, searched.solution.cost, self.limit(mesh)
-        prediction = predict(graph, searched.strategy, mesh, self.optimiser, cost, limit)
-        return Found(name, mesh, searched, prediction)
+        graph, cost, limit = self.described.graph, float(searched.solution.cost), self.limit(mesh)
+        prediction = None
+        if name != LEAST_MEMORY and searched.formulation.within.fold:
+            with collection_paused():
+                prediction = glance(graph, searched.strategy, mesh, self.optimiser, cost, limit)
+        if prediction is not None:
+            return Found(name, mesh, searched, prediction, exact=False)
+        return Found(name, mesh, searched, predict(graph, searched.strategy, mesh, self.optimiser, cost, limit))
 
     def with_overlap(self, best: Found, overlap: float) -> Found:
         """The better of a result and what the same search finds with parameter traffic discounted."""
@@ -165,18 +195,22 @@ class Trials:
         stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same
         cost = evaluate(stated.problem, stated.choice(other.searched.strategy)).cost
         other = replace(other, prediction=replace(other.prediction, sum_seconds=cost))
-        return min(best, other, key=lambda f: f.rank)
+        return self.better(best, other)
 
     def keeping(self, found: Found) -> Found:
-        """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster."""
+        """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster.
+
+        Exact, whatever was known before.
+        """
         limit, searched = self.limit(found.mesh), found.searched
-        room = limit - found.prediction.memory_bytes
+        room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
         strategy = keep_gathered(self.described.graph, self.described.rules, searched.strategy, room)
         if strategy is None:
-            return found
+            return self.exactly(found)
         prediction = predict(self.described.graph, strategy, found.mesh, self.optimiser, None, limit)
-        other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction)
-        return min(found, other, key=lambda f: f.rank)
+        other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction, exact=True)
+        faster = prediction.fits and prediction.step_seconds <= found.prediction.step_seconds
+        return other if faster else min(self.exactly(found), other, key=lambda f: f.rank)
 
     def _solve(self, mesh: Mesh, name: str, overlap: float, memory_limit: float | None) -> Searched:
         within = Restriction(name)

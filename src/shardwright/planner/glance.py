@@ -1,0 +1,63 @@
+"""What a step of a deep model will about take, from two short ones: no more work for a hundred layers than for ten.
+
+Every further block of a run of equal blocks, split alike, adds the same events and the same bytes. So the steps of two
+graphs cut to a few blocks (:mod:`shardwright.graph.shorten`) give the step of the whole on a line through both. The line
+misses what grows by jumps (buckets of gradients, the allocator's rounding) and what only a long queue shows; it serves to
+tell which candidates deserve a simulation of every event, never as a plan's prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.cluster import Mesh
+from shardwright.costs.replica_sums import BUCKET_BYTES
+from shardwright.graph import Graph
+from shardwright.graph.repeats import Repeat, span_of
+from shardwright.graph.shorten import longest_run, shortened
+from shardwright.operators.strategy import Strategy
+from shardwright.plans import Prediction
+from shardwright.simulator import simulate
+
+FEW, MORE = 4, 8
+"""Blocks of the two short graphs: enough for what is gathered ahead and for what is under way to be as in a long run."""
+
+DEEP = 24
+"""Runs of fewer blocks are simulated as they are."""
+
+LARGE = 8 * BUCKET_BYTES
+"""So are blocks with fewer bytes of parameters: a bucket of gradients that many of them fill comes in no block's rhythm."""
+
+SLACK = 0.005
+"""How far from the simulation of every event a glance may be, relatively (tested)."""
+
+
+def glance(
+    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float, limit: float
+) -> Prediction | None:
+    """About what simulating ``strategy``, the same for all blocks of a run, would predict; nothing for a shallow graph.
+
+    ``fits`` unless the memory is clearly above ``limit``.
+    """
+    run = longest_run(graph)
+    if run is None or run.count < DEEP or _parameter_bytes(graph, run) < LARGE:
+        return None
+    short = [shortened(graph, count) for count in (FEW, MORE)]
+    ends = [_measured(part, strategy, mesh, optimiser) for part in short if part is not None]
+    if len(ends) < 2:
+        return None
+    further = (run.count - MORE) / (MORE - FEW)
+    seconds, peak, sent, exposed = (more + further * (more - few) for few, more in zip(*ends, strict=True))
+    return Prediction(seconds, summed, peak, sent, max(exposed, 0.0), peak <= limit * (1 + SLACK))
+
+
+def _parameter_bytes(graph: Graph, run: Repeat) -> int:
+    """Bytes of the parameters that one block reads."""
+    read = {name for op in graph.ops[run.start : run.start + run.period] for name in op.inputs}
+    return sum(graph.tensors[name].bytes for name in read if name in graph.parameter_of)
+
+
+def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str) -> tuple[float, float, float, float]:
+    there = tuple(path for path in strategy.recomputed if span_of(graph, path))
+    timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimiser=optimiser)
+    return timeline.seconds, timeline.peak_bytes, timeline.communication_bytes, timeline.exposed_seconds
