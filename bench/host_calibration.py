@@ -3,7 +3,7 @@
     python bench/host_calibration.py [--blocks 8 --repeats 100]
 
 One rank of eight with the fake process group trains a stack of tiny blocks on the CPU, where the host's time is all there
-is: data parallel, FSDP, and tensor parallel with a norm cut across its features. What each takes beyond the same stack run
+is: data parallel, FSDP with and without bundles, and tensor parallel with a norm cut across its features. What each takes beyond the same stack run
 eagerly, without any plan, is explained by how many parameters, collectives and exchanges its simulated step has (least
 squares, no negative costs). In units of one view, timed in turn with the programs, the result carries over to other hosts
 (a view is Python and dispatch on every device, and calibration times it); it is what ``shardwright.costs.host.RUNTIME``
@@ -30,10 +30,13 @@ from torch import Tensor, nn
 import fake_rank
 
 WIDTH, BATCH, WORLD = 32, 16, 8
-QUANTITIES = ("parameter", "collective", "exchange")
+QUANTITIES = ("parameter", "collective", "exchange", "traveller")
+ALONE = "fsdp, one by one"
+"""Every parameter gathered, and its gradient scattered, without others: what bundles save tells the two costs apart."""
 PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "data parallel": ("data-parallel", ()),
     "fsdp": ("fsdp", ()),
+    ALONE: ("fsdp", ()),
     "tensor parallel": ("megatron", ("blocks.*.up.weight=S0", "blocks.*.down.weight=S1", "blocks.*.norm=i1")),
 }
 
@@ -72,13 +75,14 @@ def training_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 
 def counts(graph: Any, plan: Any) -> np.ndarray:
-    """How many parameters, collectives and exchanges a simulated step has."""
+    """How many parameters, collectives, exchanges and travelling parameters or gradients a simulated step has."""
     from shardwright.simulator import simulate
 
     events = simulate(graph, plan.strategy, plan.mesh).events
     exchanges = sum(event.kind == "exchange" for event in events)
     collectives = sum(bool(event.collective) for event in events) - exchanges
-    return np.array([len(graph.parameters), collectives, exchanges], dtype=float)
+    travellers = sum(event.travellers for event in events)
+    return np.array([len(graph.parameters), collectives, exchanges, travellers], dtype=float)
 
 
 def views(calls: int = 1000) -> Callable[[], None]:
@@ -106,6 +110,7 @@ def in_turn(programs: Mapping[str, Callable[[], None]], repeats: int) -> dict[st
 def calibrate(blocks: int, repeats: int) -> dict[str, Any]:
     """Seconds of every program, their counts, and the cost of each quantity in views."""
     from shardwright.cluster import parse_cluster
+    from shardwright.costs import bundles
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
     from shardwright.runtime import parallelize
@@ -115,7 +120,9 @@ def calibrate(blocks: int, repeats: int) -> dict[str, Any]:
     x = torch.randn(BATCH, WIDTH)
     graph = capture(Stack(blocks), (x,))
     programs, rows = {"1000 views": views(), "eager": training_step(Stack(blocks), x)}, []
+    bundle_bytes = bundles.BUNDLE_BYTES
     for name, (search, pins) in PROGRAMS.items():
+        bundles.BUNDLE_BYTES = 0 if name == ALONE else bundle_bytes
         options = Options(search, (), max_axes=1, pins=pins, fewer_devices=False)
         plan = plan_graph(graph, parse_cluster(f"{WORLD}xH200"), options)
         programs[name] = training_step(parallelize(Stack(blocks), plan, graph=graph, device="cpu"), x)

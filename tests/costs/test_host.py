@@ -46,10 +46,12 @@ def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
     events = [
         Event("operator", "forward", "a", "compute", 1.0, 1e-6),
         Event("change", "forward", "b", "axis", 1.0, 1e-6, 8, "all_gather"),
+        Event("change", "forward", "d", "axis", 1.0, 1e-6, 8, "all_gather", travellers=3),
         Event("exchange", "forward", "c", "axis", 1.0, 1e-6, 8, "all_reduce"),
         Event("update", "update", "adamw", "compute", 1.0, 1e-6),
     ]
-    found = with_runtime(events, 5, device, Runtime(parameter=10, collective=20, exchange=30))
-    assert [event.host for event in found] == pytest.approx([1e-6, 1e-6 + 80e-6, 1e-6 + 120e-6, 1e-6 + 200e-6])
+    found = with_runtime(events, 5, device, Runtime(parameter=10, collective=20, exchange=30, traveller=5))
+    added = [0.0, 80e-6, 140e-6, 120e-6, 200e-6]
+    assert [event.host for event in found] == pytest.approx([1e-6 + more for more in added])
     uncalibrated = replace(device, profile=None)
     assert with_runtime(events, 5, uncalibrated, Runtime(10, 20, 30)) == tuple(events)

@@ -1,9 +1,10 @@
 """What the runtime's own Python adds to the host's work on every rank of a parallelized module.
 
-Reading a parameter and handing its gradient on to the optimiser, a collective, an exchange of statistics inside an operator:
-none of them is a kernel, all of them take the host's time. ``bench/host_calibration.py`` measures them on tiny programs, in
-units of a view, which is Python and dispatch on any device; a device whose profile says what a view takes there turns them
-into seconds. Nothing is fitted to the models of the accuracy benchmark.
+Reading a parameter and handing its gradient on to the optimiser, a collective, every parameter or gradient that travels in
+it, an exchange of statistics inside an operator: none of them is a kernel, all of them take the host's time.
+``bench/host_calibration.py`` measures them on tiny programs, in units of a view, which is Python and dispatch on any device;
+a device whose profile says what a view takes there turns them into seconds. Nothing is fitted to the models of the accuracy
+benchmark.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class Runtime:
     parameter: float
     collective: float
     exchange: float
+    traveller: float = 0.0
 
 
-RUNTIME = Runtime(parameter=19.0, collective=25.5, exchange=40.0)
+RUNTIME = Runtime(parameter=18.3, collective=6.6, exchange=33.7, traveller=23.3)
 """Measured by ``python bench/host_calibration.py``; measure again when the runtime changes."""
 
 
@@ -34,6 +36,9 @@ def with_runtime(events: Sequence[Event], parameters: int, device: Device, runti
     if view is None:
         return tuple(events)
     added = {"exchange": runtime.exchange * view[0], "update": runtime.parameter * view[0] * parameters}
-    collective = runtime.collective * view[0]
-    more = (added.get(event.kind, collective if event.collective else 0.0) for event in events)
+    collective, traveller = runtime.collective * view[0], runtime.traveller * view[0]
+    more = (
+        added.get(event.kind, collective + traveller * event.travellers if event.collective else 0.0)
+        for event in events
+    )
     return tuple(replace(e, host=e.host + m) if m else e for e, m in zip(events, more, strict=True))

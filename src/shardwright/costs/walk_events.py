@@ -29,7 +29,8 @@ class Event:
     ``accumulate`` (adding gradients of several readers), ``pack`` (into a bucket, into or out of a bundle), ``reduce``
     (a bucket between replicas) or ``update``; ``phase`` is ``forward``, ``backward``, ``recompute`` or ``update``.
     ``seconds`` are the device's, ``host`` the host's to issue it. ``bytes`` are those communicated. ``after`` are the events
-    it must wait for. ``node`` numbers the forward node it belongs to.
+    it must wait for. ``node`` numbers the forward node it belongs to. ``travellers`` are the parameters or gradients that a
+    collective carries for a bundle (one where it is alone).
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Event:
     after: tuple[int, ...] = ()
     module: str = ""
     node: int = -1
+    travellers: int = 0
 
 
 class Recorder:
@@ -95,11 +97,13 @@ class Recorder:
         module: str = "",
         node: int = -1,
         aside: bool = False,
+        travellers: int = 0,
     ) -> int:
         """Issue a collective on the stream of its mesh axis; ``aside``: it waits for what is named and nothing else."""
         waits = tuple(dict.fromkeys((*after, *(() if aside else (*self._computing, *self._awaited)))))
         stream = self.mesh.axes[axis].name
-        event = Event(kind, phase, name, stream, seconds, self.overhead, size, collective, waits, module, node)
+        issue = self.overhead
+        event = Event(kind, phase, name, stream, seconds, issue, size, collective, waits, module, node, travellers)
         self.events.append(event)
         return len(self.events) - 1
 
@@ -108,13 +112,30 @@ class Recorder:
         return max(passes * size / self.device.bandwidth, self.overhead or self.device.launch_overhead)
 
     def step(
-        self, step: Step, phase: str, name: str, after: Iterable[int] = (), *, module: str = "", node: int = -1
+        self,
+        step: Step,
+        phase: str,
+        name: str,
+        after: Iterable[int] = (),
+        *,
+        module: str = "",
+        node: int = -1,
+        travellers: int = 0,
     ) -> int:
         """Issue one step of a change of layout, without waiting for it."""
         if step.kind in COMMUNICATION:
-            size, seconds = step.wire_bytes, step.seconds
             return self.communicate(
-                "change", phase, name, step.kind, step.axis, size, seconds, after, module=module, node=node
+                "change",
+                phase,
+                name,
+                step.kind,
+                step.axis,
+                step.wire_bytes,
+                step.seconds,
+                after,
+                module=module,
+                node=node,
+                travellers=travellers,
             )
         return self.compute("change", phase, name, step.seconds, after, module=module, node=node)
 

@@ -164,7 +164,9 @@ class GradientFlow:
             packed = recorder.compute("pack", "backward", name, seconds, after, module=first.module, node=first.node)
             self.packed.update((share.node, packed) for share in shares)
             after = (packed,)
-        event = recorder.step(step, "backward", name, after, module=first.module, node=first.node)
+        event = recorder.step(
+            step, "backward", name, after, module=first.module, node=first.node, travellers=len(shares)
+        )
         for share in shares:
             self.events_of[share.node].append(event)
             self._coming[self._key(share.tensor)] += 1

@@ -127,7 +127,7 @@ class Reading:
             name, seconds = f"{len(members)} parameters", recorder.copy_seconds(step.bytes_in, 2)
             packed = recorder.compute("pack", phase, name, seconds, after, module=where, node=first)
             after = (packed,)
-        gather = recorder.step(step, phase, name, after, module=where, node=first)
+        gather = recorder.step(step, phase, name, after, module=where, node=first, travellers=len(members))
         return _Flight({number: (*made, gather) for number, made in before.items()}, packed, gather, step)
 
     def _start(self, place: int, members: tuple[int, ...], phase: str) -> None:

@@ -148,7 +148,7 @@ class Gradients:
         self._pending_bytes = 0
         self._shared: dict[Slot, tuple[Slot, Tensor]] = {}
         self._whole: deque[tuple[Slot, Tensor, tuple[BoundStep, ...], bool, tuple[Slot, ...]]] = deque()
-        self._collected: dict[tuple[Slot, ...], list[_Share]] = {}
+        self._collected: dict[tuple[Slot, ...], tuple[list[_Share], int]] = {}
         self._listening = False
         self._order: list[Slot] = []
         self._prepared: dict[Slot, _Prepared] | None = None
@@ -195,10 +195,14 @@ class Gradients:
 
     def _collect(self, share: _Share, bundle: tuple[Slot, ...]) -> None:
         """Scatter a bundle when all of its gradients are there."""
-        shares = self._collected.setdefault(bundle, [])
+        known = self._collected.get(bundle)
+        if known is None:
+            known = self._collected[bundle] = ([], sum(slot.parameter.requires_grad for slot in bundle))
+        shares, expected = known
         shares.append(share)
-        if len(shares) >= sum(slot.parameter.requires_grad for slot in bundle):
-            self._scatter(self._collected.pop(bundle))
+        if len(shares) >= expected:
+            del self._collected[bundle]
+            self._scatter(shares)
 
     def _scatter(self, shares: list[_Share]) -> None:
         scattering = Scattering.start([s.gradient for s in shares], [s.step for s in shares])
@@ -328,7 +332,7 @@ class Gradients:
         while self._whole:
             self._bring_home(*self._whole.popleft())
         while self._collected:  # some of them got no gradient in this step
-            self._scatter(self._collected.pop(next(iter(self._collected))))
+            self._scatter(self._collected.pop(next(iter(self._collected)))[0])
         while self._pending or self._shared or self._buckets or self._unfilled():
             for key in list(self._buckets):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.
