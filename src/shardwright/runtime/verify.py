@@ -25,7 +25,7 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import TIMES, Comparison, Verification, compare
+from shardwright.runtime.compare import TIMES, Comparison, Verification, compare, distance
 from shardwright.runtime.decisions import Decisions, Jump, Question, jumps
 from shardwright.runtime.kinks import beside_kinks, from_its_own_side
 from shardwright.runtime.launch import run_locally
@@ -33,6 +33,9 @@ from shardwright.runtime.parallelize import parallelize
 from shardwright.runtime.precision import all_double
 from shardwright.runtime.prepare import widened, without_dropout
 from shardwright.runtime.recorded import Run, retraced, train
+from shardwright.runtime.yardstick import drawn_again
+
+Tensors = Mapping[str, Tensor]
 
 
 def truth_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> Run:
@@ -51,17 +54,26 @@ def judged(
         truth = truth or truth_of(model, args, kwargs, len(run.losses))
         _finite(truth)
         return compare(truth, run, start)
-    one, rounded = _traced(model, args, kwargs, run, wide=False)
-    truth, exact = _traced(model, args, kwargs, run, wide=True)
-    _finite(truth)
-    open_answers = [jumps(true, other, TIMES) for true, other in zip(exact, rounded, strict=True)]
 
-    def gradients_at(parameters: Mapping[str, Tensor], turned: Sequence[Jump]) -> Mapping[str, Tensor]:
+    def gradients_at(parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
         with all_double(), Decisions(turned):
             return retraced(*_twin(model, args, kwargs, wide=True), Run(before=[dict(parameters)])).gradients[0]
 
-    one = from_its_own_side(one, truth, open_answers, gradients_at)
-    return beside_kinks(compare(truth, run, start, one), run, open_answers, gradients_at)
+    def alone(path: Run) -> tuple[Run, Run, list[list[Jump]]]:
+        """The truth along a run's parameters, one process in the model's precision, and the answers it leaves open."""
+        one, rounded = _traced(model, args, kwargs, path, wide=False)
+        truth, exact = _traced(model, args, kwargs, path, wide=True)
+        answers = [jumps(true, other, TIMES) for true, other in zip(exact, rounded, strict=True)]
+        return truth, from_its_own_side(one, truth, answers, gradients_at), answers
+
+    def errors_at(parameters: Tensors) -> dict[str, float]:
+        truth, one, _ = alone(Run(before=[dict(parameters)]))
+        return {name: distance(truth.gradients[0].get(name), own) for name, own in one.gradients[0].items()}
+
+    truth, one, answers = alone(run)
+    _finite(truth)
+    found = drawn_again(compare(truth, run, start, one), run, errors_at)
+    return beside_kinks(found, run, answers, gradients_at)
 
 
 def _finite(truth: Run) -> None:
