@@ -55,6 +55,11 @@ def recorded(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def latest(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The last result of every pair, whatever sources it is of."""
+    return {key(row)[1:]: row for row in recorded(path)}
+
+
 def key(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["sources"], row["processes"], row["model"], row["search"], row["dtype"])
 
@@ -224,7 +229,7 @@ def run(processes: int, models: list[str], searches: list[str], dtypes: list[str
 
 def table(path: Path) -> str:
     """Per model: pairs that agree, of those that apply; largest relative difference, or multiple of one process's error."""
-    rows = {key(row)[1:]: row for row in recorded(path)}
+    rows = latest(path)
     columns = sorted(
         {(row["processes"], row["dtype"]) for row in rows.values()}, key=lambda c: (c[0], c[1] != "float64")
     )
@@ -275,7 +280,7 @@ def main() -> None:
     if not given.table:
         run(given.processes, given.models, given.searches, given.dtypes, given.steps, given.results)
     print(table(given.results))
-    wrong = [row for row in recorded(given.results) if row.get("agrees") is False or "failed" in row]
+    wrong = [row for row in latest(given.results).values() if row.get("agrees") is False or "failed" in row]
     raise SystemExit(1 if wrong else 0)
 
 
