@@ -111,7 +111,9 @@ def _kernel_points(
     return points, failed
 
 
-def _dispatch(watch: Stopwatch, make: Maker) -> dict[str, list[float]]:
+def dispatch_seconds(device: torch.device) -> dict[str, list[float]]:
+    """What the host takes to issue each kind of operator, forward and backward."""
+    watch, make = Stopwatch(device), Maker(device)
     table = {}
     for name, forward, backward in cases_memory.dispatch_cases(make):
         try:
@@ -187,7 +189,7 @@ def measure(
     data: dict[str, Any] = {"machine": machine, "points": [], "failed": {}}
     began = time.perf_counter()
     report(0.0, "dispatch")
-    data["dispatch"] = _dispatch(watch, make)
+    data["dispatch"] = dispatch_seconds(device)
     report(0.02, "optimiser")
     data["optimizers"] = _optimizers(watch, make, 2**28 if device.type == "cuda" else 2**24)  # beyond any cache
     # On a busy machine the first part may have taken all the time; kernels are what it is about.

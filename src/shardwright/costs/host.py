@@ -3,7 +3,8 @@
 Kernels run in the order in which the host issues them, so a step of many small operators takes as long as the host needs
 (the simulator lets no event start before it is issued). Calibration times the dispatch of each kind of operator on the
 machine. Its backward passes ask for the gradient of one input; a product or a convolution runs one kernel for each
-gradient that is wanted, and a bias one sum, so these are counted here.
+gradient that is wanted, and a bias one sum, so these are counted here. Where a rank computes its piece of an operator with
+several others (statistics of a cut norm), each of those is issued.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ def dispatch_seconds(
         return forward, 0.0
     factors, sums = _gradients(name, op, tensors)
     return forward, backward * max(factors, 1) + device.launch_overhead * sums
+
+
+def several_seconds(issued: tuple[int, int, int], device: Device, training: bool = True) -> tuple[float, float]:
+    """The same for ``issued`` kernels, views and backward functions of small operators that stand for one."""
+    table = {} if device.profile is None else device.profile.dispatch_of
+    add = table.get("add", (device.launch_overhead, 2 * device.launch_overhead))
+    view = table.get("view", (0.0, 0.0))
+    kernels, views, functions = issued
+    return kernels * add[0] + views * view[0], functions * add[1] if training else 0.0
 
 
 def _gradients(name: str, op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, int]:

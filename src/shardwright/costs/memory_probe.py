@@ -64,7 +64,8 @@ class Result:
 @dataclass(frozen=True)
 class Forward:
     """The forward call: results (``None`` where an output is no tensor), sizes of the fresh storages that outlive it, which
-    of them and which arguments autograd keeps, and the most that was alive inside beyond what it left behind."""
+    of them and which arguments autograd keeps, and the most that was alive inside beyond what it left behind. ``issued``
+    counts what the host issues: kernels, views, and the functions of the backward pass."""
 
     results: tuple[Result | None, ...]
     fresh: tuple[int, ...]
@@ -72,6 +73,7 @@ class Forward:
     saved_fresh: tuple[int, ...]
     temporary: int
     known: bool = True
+    issued: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,8 @@ class _Session:
         kept_fresh = sorted({place[key] for key in saved if key in place})
         own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
         temporary = own + max(0, self.watch.peak - sum(fresh))
-        return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary)
+        issued = (self.watch.kernels, self.watch.views, _functions(self.outputs))
+        return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary, issued=issued)
 
     def backward(self, gradients: tuple[Strided | None, ...]) -> Backward:
         pairs = [
@@ -324,6 +327,18 @@ def _described(tensor: torch.Tensor) -> Strided:
     return Strided(
         tuple(tensor.shape), tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad
     )
+
+
+def _functions(outputs: list[torch.Tensor | None]) -> int:
+    """How many functions autograd would run backwards from these."""
+    waiting = [output.grad_fn for output in outputs if output is not None and output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        for function, _ in waiting.pop().next_functions:
+            if function is not None and function.next_functions and function not in seen:  # a leaf has none
+                seen.add(function)
+                waiting.append(function)
+    return len(seen)
 
 
 def _listed(made: Any) -> list[Any]:

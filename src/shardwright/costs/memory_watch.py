@@ -19,12 +19,13 @@ class Watch(TorchDispatchMode):
     """``alive`` maps the address of every storage seen to its number and its bytes; numbers are never used twice.
 
     ``peak`` is the most bytes alive since it was last reset, ``at_peak`` the numbers and bytes of what was alive then.
+    ``kernels`` counts the operators that made a storage, ``views`` those that made none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.alive: dict[int, tuple[int, int]] = {}
-        self.count = self.now = self.peak = 0
+        self.count = self.now = self.peak = self.kernels = self.views = 0
         self.at_peak: dict[int, int] = {}
         self._known: frozenset[int] = frozenset()
         self._watched: list[weakref.ref] = []
@@ -42,10 +43,12 @@ class Watch(TorchDispatchMode):
         self.peak, self.at_peak = self.now, dict(self.alive.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        made, before = func(*args, **(kwargs or {})), self.count
         for value in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(value, torch.Tensor):
                 self.see(value)
+        self.kernels += self.count > before
+        self.views += self.count == before
         return made
 
     def see(self, tensor: torch.Tensor) -> None:

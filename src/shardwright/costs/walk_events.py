@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.costs import collectives
 from shardwright.costs.compute import op_times
-from shardwright.costs.host import dispatch_seconds
+from shardwright.costs.host import dispatch_seconds, several_seconds
 from shardwright.costs.redistribute import COMMUNICATION, Step
 from shardwright.costs.walk_nodes import Compute, Nodes
 from shardwright.graph.core import DTYPE_BYTES
@@ -161,7 +161,10 @@ class Recorder:
         """Issue an operator, or its backward, and the statistics its pieces exchange."""
         which = 1 if phase == "backward" else 0
         seconds = self._price(node)[which]
-        host = dispatch_seconds(node.op, self.nodes.graph.tensors, self.device)[which]
+        if node.kernel is None:
+            host = dispatch_seconds(node.op, self.nodes.graph.tensors, self.device)[which]
+        else:
+            host = several_seconds(node.footprint.issued, self.device)[which]
         op = node.op
         first = self.compute("operator", phase, op.name, seconds, after, host=host, module=op.module, node=number)
         return (first, *self._exchanges(number, node, phase, first))
