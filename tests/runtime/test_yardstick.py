@@ -37,9 +37,11 @@ def test_mistakes_remain_mistakes():
 
 def test_neighbours_are_one_number_away():
     torch.manual_seed(0)
-    parameters = {"w": torch.randn(200), "v": torch.zeros(3)}
+    parameters = {"w": torch.randn(200), "v": torch.zeros(3), "half": torch.randn(3, dtype=torch.bfloat16)}
     moved = neighbour(parameters, 1)
     back = {name: torch.nextafter(tensor, parameters[name]) for name, tensor in moved.items()}
     assert all(torch.equal(back[name], parameters[name]) for name in parameters)
     assert (moved["w"] > parameters["w"]).any() and (moved["w"] < parameters["w"]).any()
     assert not torch.equal(moved["w"], neighbour(parameters, 2)["w"])
+    complex_one = {"c": torch.randn(3, dtype=torch.complex64)}
+    assert 0 < (neighbour(complex_one, 1)["c"] - complex_one["c"]).abs().max() < 1e-6

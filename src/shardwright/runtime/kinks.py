@@ -42,7 +42,7 @@ def from_its_own_side(one: Run, truth: Run, open_answers: Sequence[Sequence[Jump
         if crossed:
             own_truth = gradients_at(one.before[step], crossed)
             gradients[step] = {
-                name: true[name] + (gradient.double() - own_truth[name])
+                name: true[name] + (gradient.to(true[name].dtype) - own_truth[name])
                 if name in true and name in own_truth
                 else gradient
                 for name, gradient in own.items()
@@ -104,5 +104,6 @@ def shaken(parameters: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     moved = {}
     for name, parameter in parameters.items():
         noise = torch.randn(parameter.shape, generator=dice, dtype=torch.float64)
-        moved[name] = parameter.double() * (1 + noise * torch.finfo(parameter.dtype).eps)
+        wide = torch.complex128 if parameter.is_complex() else torch.float64
+        moved[name] = parameter.to(wide) * (1 + noise * torch.finfo(parameter.dtype).eps)
     return moved

@@ -55,6 +55,8 @@ def neighbour(parameters: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     dice = torch.Generator().manual_seed(seed)
     moved = {}
     for name, parameter in parameters.items():
-        up = torch.rand(parameter.shape, generator=dice) < 0.5
-        moved[name] = torch.nextafter(parameter, torch.where(up, math.inf, -math.inf).to(parameter.dtype))
+        numbers = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        up = torch.rand(numbers.shape, generator=dice) < 0.5
+        numbers = torch.nextafter(numbers, torch.where(up, math.inf, -math.inf).to(numbers.dtype))
+        moved[name] = torch.view_as_complex(numbers) if parameter.is_complex() else numbers
     return moved
