@@ -18,7 +18,7 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.planner.trials import Found, Trials
+from shardwright.planner.trials import Found, Trials, collection_paused
 from shardwright.plans import Candidate, Plan, Proof
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
@@ -124,7 +124,11 @@ def plan_graph(
     reference: str = "",
 ) -> Plan:
     """Plan a captured graph; see :func:`plan`."""
-    options = options or Options()
+    with collection_paused():  # what a plan is made of lives until it is made
+        return _plan(graph, cluster, options or Options(), progress, reference)
+
+
+def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress | None, reference: str) -> Plan:
     say = progress or (lambda text: None)
     started = perf_counter()
     say("describing the operators")

@@ -180,8 +180,7 @@ class Trials:
         graph, cost, limit = self.described.graph, float(searched.solution.cost), self.limit(mesh)
         prediction = None
         if name != LEAST_MEMORY and searched.formulation.within.fold:
-            with collection_paused():
-                prediction = glance(graph, searched.strategy, mesh, self.optimiser, cost, limit)
+            prediction = glance(graph, searched.strategy, mesh, self.optimiser, cost, limit)
         if prediction is not None:
             return Found(name, mesh, searched, prediction, exact=False)
         return Found(name, mesh, searched, predict(graph, searched.strategy, mesh, self.optimiser, cost, limit))

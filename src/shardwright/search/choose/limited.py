@@ -32,7 +32,9 @@ ROUND_WORK = 1.5e8  # matrix entries one round of the ascent reads
 WALK_WORK = 0.8e8  # about the same time for the walker
 ROUNDS_PER_START = 8
 ROUNDS_PER_QUICK_START = 2  # where a gap is enough: many beginnings find a good choice sooner than long walks
-QUICK_SWINGS = 8  # of the prices in a round, for the same reason
+QUICK_SWINGS = 4  # of the prices in a round, for the same reason
+QUICK_SHARE = 0.25  # of a round's work, since the end is near
+QUICK_PATIENCE = 60  # rounds without progress after which a wider gap is enough too
 ROUNDS_PER_LOOK = 10
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
@@ -181,7 +183,8 @@ class _Stage:
         self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
         self.tried = False
         self.work = 2 * self.entries + len(self.flat.amount) + 4 * len(self.flat.times) + 1000
-        self.iterations = int(np.clip(ROUND_WORK / self.work, 4, 400))
+        self.share = QUICK_SHARE if progress.enough else 1.0
+        self.iterations = int(np.clip(self.share * ROUND_WORK / self.work, 4, 400))
 
     def run(self, pool: ThreadPoolExecutor) -> _Stage | None:
         progress, ascent, walker = self.progress, self.ascent, self.walker
@@ -194,7 +197,7 @@ class _Stage:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()
-            effort = min(WALK_WORK, self.work * self.iterations / 2)
+            effort = min(self.share * WALK_WORK, self.work * self.iterations / 2)
             if idle >= self.patience and walker.rounds % 3:
                 self.helper.adopt(walker)
                 beside = pool.submit(self.helper.walk, effort, prices, swings)
@@ -210,6 +213,8 @@ class _Stage:
                 gap, idle = progress.gap, 0
             else:
                 idle += 1
+            if progress.enough and idle >= QUICK_PATIENCE and progress.choice is not None:
+                return None
             if idle >= self.patience and not self._go_on():
                 return None
             if walker.rounds % (ROUNDS_PER_QUICK_START if progress.enough else ROUNDS_PER_START) == 0:
