@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,10 @@ class Axis:
     def fit(self, kind: str) -> tuple[float, float] | None:
         """Measured (latency, bandwidth) of one kind of collective, where there is one."""
         return next(((latency, rate) for name, latency, rate in self.fits if name == kind), None)
+
+    def without_latency(self) -> Axis:
+        """The same axis where a message costs only its bytes."""
+        return replace(self, latency=0.0, fits=tuple((name, 0.0, rate) for name, _, rate in self.fits))
 
     def ratio(self, kind: str, amount: Any) -> Any:
         """By how much messages of so many bytes miss the fitted line (a number or an array of them)."""

@@ -85,6 +85,25 @@ def _grouped(steps: Sequence[tuple[Hashable, Step] | None]) -> tuple[tuple[int, 
     return tuple(map(tuple, groups))
 
 
+def shares(graph: Graph, recomputed: Iterable[str] = ()) -> dict[str, float]:
+    """Which part of a collective's fixed costs each parameter bears where all of them travel; a bundle's add up to one.
+
+    For whoever prices parameters one by one and does not know yet which of them will be gathered.
+    """
+    borders, places = _borders(graph, recomputed), {op.name: i for i, op in enumerate(graph.ops)}
+    stretches: dict[Hashable, dict[str, int]] = {}
+    for parameter in graph.parameters:
+        meta, readers = graph.tensors[parameter.tensor], graph.consumers[parameter.tensor]
+        if readers and meta.bytes < BUNDLE_BYTES:
+            stretch = bisect_right(borders, min(places[op.name] for op in readers))
+            stretches.setdefault((stretch, meta.dtype), {})[parameter.tensor] = meta.bytes
+    return {
+        tensor: size / min(max(sum(sizes.values()), 1), BUNDLE_BYTES)
+        for sizes in stretches.values()
+        for tensor, size in sizes.items()
+    }
+
+
 def together(steps: Sequence[Step], mesh: Mesh) -> Step:
     """One step for those of a bundle: all their bytes in one collective.
 

@@ -45,17 +45,17 @@ def data_parallel(axes: int) -> Restriction:
 
 def fsdp(axes: int) -> Restriction:
     """Every operator cuts the batch; parameters, gradients and optimiser state rest in equal shards (ZeRO-3)."""
-    return Restriction("fsdp", _batch_only, _sharded, cut=_every)
+    return Restriction("fsdp", _batch_only, _sharded, cut=_every, together=True)
 
 
 def zero_2(axes: int) -> Restriction:
     """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
-    return Restriction("zero-2", _batch_only, _sharded, regather=False, cut=_every)
+    return Restriction("zero-2", _batch_only, _sharded, regather=False, cut=_every, together=True)
 
 
 def zero_1(axes: int) -> Restriction:
     """ZeRO-2 whose gradients stay whole until the backward pass is over and are then scattered, all at once (ZeRO-1)."""
-    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True, cut=_every)
+    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True, cut=_every, together=True)
 
 
 def megatron(axes: int) -> Restriction:

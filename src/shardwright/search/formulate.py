@@ -20,6 +20,7 @@ import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Mesh
+from shardwright.costs.bundles import shares
 from shardwright.costs.compute import op_times
 from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
@@ -127,6 +128,8 @@ class _Builder:
         self.changes: dict[Hashable, _Change] = {}
         self.pairs: dict[tuple[int, int], np.ndarray] = {}
         self.prices = EdgePrices(mesh, within, graph.training, overlap)
+        # Otherwise a lone parameter that is gathered bears all of a collective, and who knows how many there will be.
+        self.shares = shares(graph, recompute) if within.together or overlap else {}
         self.made: dict[tuple[int, int], list[Layout]] = {}
         self.needed: dict[tuple[int, int], list[tuple[Need, ...]]] = {}
 
@@ -298,7 +301,9 @@ class _Builder:
         """Add the price of an edge as often as it occurs; what comes from no node is the reader's own cost."""
         first, second = change.first, change.second
         tensor = self.graph.tensors[change.tensor]
-        costs = self.prices.price(tensor, change.sources, change.needs, change.reads, change.again) * change.times
+        share = self.shares.get(change.tensor, 1.0)
+        costs = self.prices.price(tensor, change.sources, change.needs, change.reads, change.again, share)
+        costs = costs * change.times
         if first < 0 or first == second:
             self.costs[second] = self.costs[second] + (costs[0] if first < 0 else np.diag(costs))
             return

@@ -43,6 +43,7 @@ class Restriction:
     parameter is freed after its forward use and gathered again (ZeRO-3) or kept until backward (ZeRO-2). ``fold`` says
     whether repeated blocks may share their decisions, ``whole_gradients`` whether gradients of gathered parameters stay
     whole until the backward pass is over (ZeRO-1), ``arrives`` how inputs lie when they come (whole otherwise).
+    ``together``: all parameters are gathered, so that they surely share collectives.
     ``cut(operator, axis)`` says whether an operator that can be cut over a mesh axis must be, even where that does not pay.
     """
 
@@ -56,6 +57,7 @@ class Restriction:
     arrives: Mapping[str, Layout] = field(default_factory=dict)
     whole_gradients: bool = False
     cut: Callable[[Op, int], bool] = _none
+    together: bool = False
 
     def __and__(self, other: Restriction) -> Restriction:
         """What both allow, under the first one's name."""
@@ -70,6 +72,7 @@ class Restriction:
             {**self.arrives, **other.arrives},
             self.whole_gradients or other.whole_gradients,
             lambda *a: self.cut(*a) or other.cut(*a),
+            self.together or other.together,
         )
 
 
