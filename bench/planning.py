@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
@@ -48,19 +50,30 @@ def planned(name: str, graph: Graph, cluster: str, captured: float, **options: o
     return seconds
 
 
-def large() -> None:
-    print("| model | capture s | plan s (CPU s) | gap | mesh | step | memory |\n|---|---|---|---|---|---|---|")
-    limited, free = {}, {}
-    for layers in (80, 160):
-        graph, captured, size = graph_of(LLAMA.format(layers=layers), batch=16, seq=2048, dtype="bfloat16")
-        name = f"Llama {size:.0f} B, {layers} layers, 8x8xH100"
-        limited[layers] = planned(name, graph, "8x8xH100", captured)
-        free[layers] = planned(f"{name}, memory ignored", graph, "8x8xH100", captured, ignore_device_memory=True)
-    for label, times in (("80 GB a device", limited), ("memory ignored", free)):
-        clock, processors = (times[160][i] / times[80][i] for i in range(2))
-        print(f"depth 80 → 160, {label}: {clock:.2f} times the seconds ({processors:.2f} times the CPU seconds)")
+def llama(layers: int) -> list[tuple[float, float]]:
+    """Plan one depth, with the devices' memory and without; the seconds by the clock and of the processors."""
+    graph, captured, size = graph_of(LLAMA.format(layers=layers), batch=16, seq=2048, dtype="bfloat16")
+    name = f"Llama {size:.0f} B, {layers} layers, 8x8xH100"
+    limited = planned(name, graph, "8x8xH100", captured)
+    return [limited, planned(f"{name}, memory ignored", graph, "8x8xH100", captured, ignore_device_memory=True)]
+
+
+def mixture() -> None:
     graph, captured, size = graph_of(MOE, batch=2048, seq=4096, dtype="bfloat16")
     planned(f"mixture of experts {size:.0f} B, 2048x8xH100", graph, "2048x8xH100", captured)
+
+
+def large() -> None:
+    print(
+        "| model | capture s | plan s (CPU s) | gap | mesh | step | memory |\n|---|---|---|---|---|---|---|", flush=True
+    )
+    # A process for each, so that none finds what another has priced or compiled.
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as fresh:
+        shallow, deep = fresh.submit(llama, 80).result(), fresh.submit(llama, 160).result()
+        fresh.submit(mixture).result()
+    for label, few, many in zip(("80 GB a device", "memory ignored"), shallow, deep, strict=True):
+        clock, processors = (many[i] / few[i] for i in range(2))
+        print(f"depth 80 → 160, {label}: {clock:.2f} times the seconds ({processors:.2f} times the CPU seconds)")
 
 
 def main() -> None:
