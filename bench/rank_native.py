@@ -241,7 +241,7 @@ def compare(size_name: str, variant: str, mode: str, device: str, folder: Path, 
 def measure(asked: argparse.Namespace) -> None:
     """Every comparison in a process of its own, the most important first; what is done is written down at once."""
     device = "cuda" if torch.cuda.is_available() and not asked.tiny else "cpu"
-    sizes = ("tiny",) if asked.tiny else ("7b", "7b-one")
+    sizes = ("tiny",) if asked.tiny else asked.sizes
     jobs = [(s, v, m) for s in sizes for v in asked.variants for m in asked.modes]
     started, rows = time.perf_counter(), []
     for size, variant, mode in jobs:
@@ -304,6 +304,7 @@ def main() -> None:
     measuring = commands.add_parser("measure")
     measuring.add_argument("-o", "--output", type=Path, required=True)
     measuring.add_argument("--tiny", action="store_true", help="a small stack on the CPU")
+    measuring.add_argument("--sizes", nargs="+", choices=SIZES, default=["7b", "7b-one"])
     measuring.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     measuring.add_argument("--modes", nargs="+", default=["eager", "inductor"], help="eager, inductor, aot_eager")
     measuring.add_argument("--limit", type=float, default=560.0, help="seconds in all")
