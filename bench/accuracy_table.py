@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accuracy_cases import Case
+from accuracy_sessions import spread
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -63,7 +64,7 @@ def compare(path: Path, cluster: str = "1xH200") -> list[Compared]:
 def table(rows: list[Compared]) -> str:
     """The error table in Markdown, with the medians and the worst."""
     lines = [
-        "| model, batch, dtype | kind | fastest ms | median ms | predicted ms | error "
+        "| model, batch, dtype | kind | measured ms | of sessions | predicted ms | error "
         "| measured GiB | predicted GiB | error |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
@@ -71,7 +72,7 @@ def table(rows: list[Compared]) -> str:
         measured, timeline = row.measured, row.timeline
         lines.append(
             f"| {row.case.name} | {row.case.family} | {1e3 * measured['seconds']:.2f} "
-            f"| {1e3 * statistics.median(measured['walls']):.2f} | {1e3 * timeline.seconds:.2f} "
+            f"| {spread(measured['sessions'])} | {1e3 * timeline.seconds:.2f} "
             f"| {100 * row.time_error:+.1f} % | {measured['peak_bytes'] / 2**30:.2f} "
             f"| {timeline.peak_bytes / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
         )
