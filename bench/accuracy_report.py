@@ -61,10 +61,11 @@ def write(local: bool) -> Path:
         "# How wrong the cost model is",
         f"Regenerate with `python bench/accuracy.py report` ({datetime.date.today()}, commit {commit.strip()}). "
         f"Measured on one {about['device']} with torch {about['torch']}; predicted from captured graphs and the shipped "
-        "profile (`shardwright calibrate`). No model below took part in the calibration, but three rules were chosen after "
-        "seeing these rows: see the end.",
+        "profile (`shardwright calibrate`). No model below took part in the calibration; what was settled with these rows "
+        "in sight is said at the end.",
         "## One device",
-        "Eager training steps with AdamW: forward, backward, optimiser; wall time and the allocator's peak.",
+        "Eager training steps with AdamW: forward, backward, optimiser; wall time (of a session the fastest repeat, of "
+        "several sessions the median; beside it the fastest and the slowest session and how many) and the allocator's peak.",
         accuracy_table.table(accuracy_table.compare(steps)),
         "## One rank of eight",
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "
