@@ -188,12 +188,21 @@ class Trials:
     def with_overlap(self, best: Found, overlap: float) -> Found:
         """The better of a result and what the same search finds with parameter traffic discounted."""
         try:
-            other = self.corrected(self.search(best.mesh, best.name, overlap), best, overlap)
+            return self._instead(best, self.corrected(self.search(best.mesh, best.name, overlap), best, overlap))
         except Infeasible:
             return best
+
+    def with_another(self, best: Found, name: str) -> Found:
+        """The better of a result and what another search finds on its mesh; not tried on deep models, judged at a glance."""
+        try:
+            return self._instead(best, self.search(best.mesh, name)) if best.exact else best
+        except Infeasible:
+            return best
+
+    def _instead(self, best: Found, other: Found) -> Found:
         stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same
         cost = evaluate(stated.problem, stated.choice(other.searched.strategy)).cost
-        other = replace(other, prediction=replace(other.prediction, sum_seconds=cost))
+        other = replace(other, name=best.name, prediction=replace(other.prediction, sum_seconds=cost))
         return self.better(best, other)
 
     def keeping(self, found: Found) -> Found:
