@@ -61,6 +61,7 @@ def case(
     return {
         "predicted": {" ".join(key): list(value) for key, value in timeline.walk.communication.items()},
         "performed": performed,
+        "never awaited": len(parallel.queue._under_way),
         "peak": timeline.peak_bytes,
         "measured": held + peak_of(profiler),
     }

@@ -19,6 +19,7 @@ CASES = [
     ("gpt", WIDER, "zero-2", (2, 2)),
     ("gpt", WIDER, "zero-1", (4,)),
     ("gpt", WIDER, "zero-1", (2, 2)),
+    ("bert", WIDER, "fsdp", (4,)),  # a tied weight is wanted again before those that were read after it
     ("llama", WIDER, "fsdp", (2, 2)),
     ("llama", WIDER, "auto", (4,)),
     ("llama", WIDER, "megatron-sp", (4,)),
@@ -50,6 +51,7 @@ def outcomes() -> list[dict[str, Any]]:
 def test_communication_is_what_was_predicted(outcomes: list[dict[str, Any]], index: int) -> None:
     """Per kind of collective and mesh axis: the same number of them, the same bytes."""
     assert outcomes[index]["performed"] == outcomes[index]["predicted"]
+    assert outcomes[index]["never awaited"] == 0
 
 
 @pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case[1]], ids=lambda i: IDS[i])

@@ -91,8 +91,9 @@ class Reading:
         if number is None or number in self._held or self._recomputes(number, reader):
             return
         while number not in self._arrived:
-            self._noted.add(number)
-            self._start(self.places[number], self._wanted_again(self.places[number]), "backward")
+            if self.places[number] not in self._under_way:
+                self._noted.add(number)
+                self._start(self.places[number], self._wanted_again(self.places[number]), "backward")
             self._await(self.places[number], -1, "backward")
         used = len(self.recorder.events)
         self.again[number] = (self._completed(number, "backward"), used)

@@ -251,8 +251,9 @@ class ReadingQueue:
         whole = self._again.get(reader.number)
         if whole is None:
             while reader.number not in self._arrived:
-                self._noted.add(reader.number)
-                self._start(reader.bundle, self._wanted_again(reader.bundle))
+                if reader.bundle not in self._under_way:
+                    self._noted.add(reader.number)
+                    self._start(reader.bundle, self._wanted_again(reader.bundle))
                 self._await(reader.bundle, -1)
             whole = reader.complete(self._arrived.pop(reader.number))
             if reader.slot.parameter.requires_grad:  # else no gradient will arrive to say that it is done with
