@@ -1,20 +1,20 @@
 """The single-device cases of the accuracy benchmark and how one is measured; needs torch (and transformers for ``hf:``).
 
 A case is a model reference of the zoo, a batch, a sequence length and a dtype. Measured are steady-state training steps in
-eager mode with AdamW: wall seconds per step, the host's share of it, events around the three phases, the allocator's
-peak, and a table of kernels per operator to see where a prediction is wrong. Of a
-session what counts is the fastest of the repeats (other work on a shared host only adds), of several sessions the median.
+eager mode with AdamW: wall seconds per step with the host's pace beside it (:mod:`paced`), events around the three phases,
+the allocator's peak, and a table of kernels per operator to see where a prediction is wrong.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+
+import paced
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _kernel_table(step: Any) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["device"])[:80]
 
 
-def measure(case: Case, steps: int = 6, repeats: int = 12) -> dict[str, Any]:
+def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
     """Measure one case on the CUDA device."""
     row: dict[str, Any] = asdict(case)
     try:
@@ -113,16 +113,10 @@ def measure(case: Case, steps: int = 6, repeats: int = 12) -> dict[str, Any]:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         row["resting_bytes"] = torch.cuda.memory_allocated()
-        walls, hosts = [], []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            for _ in range(steps):
-                step()
-            hosts.append((time.perf_counter() - began) / steps)
-            torch.cuda.synchronize()
-            walls.append((time.perf_counter() - began) / steps)
-        row |= {"seconds": min(walls), "host_seconds": min(hosts), "sessions": [walls]}
+        step()
+        torch.cuda.synchronize()
         row |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+        row["repeats"] = paced.measure(step, "cuda", repeats=repeats)
         marks: list[Any] = []
 
         def mark() -> None:

@@ -76,11 +76,12 @@ def make_plans(folder: Path, cases: tuple[Case, ...] = CASES) -> None:
         print(f"{_slug(case)}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms", flush=True)
 
 
-def measure_one(case: Case, folder: Path, device: str, repeats: int = 15) -> dict[str, Any]:
+def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dict[str, Any]:
     """Train rank 0 of one plan on this device."""
     import torch
 
     import fake_rank
+    import paced
     from shardwright.costs.host_runtime import RUNTIME
     from shardwright.frontend import capture
     from shardwright.plans import Plan
@@ -113,13 +114,17 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 15) -> dic
     for _ in range(3):
         step()
     peak = fake_rank.peak_bytes(step, 0, device)
-    taken = fake_rank.alternating({"one": step}, device, repeats=repeats, steps=4 if device == "cuda" else 1)["one"]
+    repeated = paced.measure(step, device, repeats=repeats)
     marks: list[float] = []
     step(lambda: marks.append(time.perf_counter()))
     phases = [b - a for a, b in itertools.pairwise(marks)]
-    walls = taken.pop("walls")
-    taken |= {"seconds": min(walls), "sessions": [walls]}  # other work on a shared host only adds
-    return {"case": list(case), **taken, "phases": phases, "peak_bytes": peak, "runtime": asdict(RUNTIME)}
+    return {
+        "case": list(case),
+        "repeats": repeated,
+        "phases": phases,
+        "peak_bytes": peak,
+        "runtime": asdict(RUNTIME),
+    }
 
 
 def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -> None:
@@ -140,9 +145,8 @@ def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -
             row["error"] = "ran out of time"
         rows.append(row)
         peak = row.get("peak_bytes")
-        shown = row.get(
-            "error", f"{1e3 * row.get('seconds', 0):.2f} ms" + (f", {peak / 2**30:.2f} GiB" if peak else "")
-        )
+        shown = row.get("error") or f"{1e3 * statistics.median(wall for wall, _ in row['repeats']):.2f} ms"
+        shown += f", {peak / 2**30:.2f} GiB" if peak else ""
         print(f"{_slug(case)}: {shown}", flush=True)
         output.write_text(json.dumps(rows))
 
@@ -154,7 +158,7 @@ def _last_words(text: str) -> str:
 
 def predict(folder: Path, measured: Path) -> str:
     """The error table in Markdown. Communication takes no time; the runtime's Python takes what its calibration says."""
-    from accuracy_sessions import spread
+    import paced
     from shardwright.costs.host_runtime import Runtime
     from shardwright.frontend import capture
     from shardwright.plans import Plan
@@ -163,9 +167,8 @@ def predict(folder: Path, measured: Path) -> str:
 
     stored = json.loads(measured.read_text())
     lines = [
-        "| plan | model | measured ms | of sessions | device alone ms | predicted ms | error "
-        "| measured GiB | predicted GiB | error |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| plan | model | device alone ms | {paced.HEADINGS} | measured GiB | predicted GiB | error |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     times, sizes = [], []
     for row in (row for row in stored if "error" not in row):
@@ -175,26 +178,18 @@ def predict(folder: Path, measured: Path) -> str:
         runtime = Runtime(**row["runtime"])
         timeline = simulate(graph, plan.strategy, plan.mesh, runtime=runtime)
         events = [replace(event, seconds=0.0) if event.collective else event for event in timeline.events]
-        device, seconds = run([replace(event, host=0.0) for event in events]).seconds, run(events).seconds
-        times.append(seconds / row["seconds"] - 1)
+        alone = run([replace(event, host=0.0) for event in events]).seconds
+        compared = paced.compare(row["repeats"], events, plan.mesh.device)
+        times.append(compared.error)
         sizes.append(timeline.peak_bytes / row["peak_bytes"] - 1)
         name, reference, batch, _, dtype = row["case"]
         lines.append(
-            f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * row['seconds']:.1f} "
-            f"| {spread(row['sessions'])} | {1e3 * device:.1f} | {1e3 * seconds:.1f} "
-            f"| {100 * times[-1]:+.1f} % | {row['peak_bytes'] / 2**30:.2f} | {timeline.peak_bytes / 2**30:.2f} "
-            f"| {100 * sizes[-1]:+.1f} % |"
+            f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * alone:.1f} | {compared.cells} "
+            f"| {row['peak_bytes'] / 2**30:.2f} | {timeline.peak_bytes / 2**30:.2f} | {100 * sizes[-1]:+.1f} % |"
         )
     failed = [row["case"][:2] for row in stored if "error" in row]
-    lines += [f"| {name} | {model} | did not run | | | | | | | |" for name, model in failed]
-    worst = [100 * max(abs(v) for v in values) for values in (times, sizes)]
-    middle = [100 * statistics.median(abs(v) for v in values) for values in (times, sizes)]
-    lines.append("")
-    lines.append(
-        f"Step time: median absolute error {middle[0]:.1f} %, worst {worst[0]:.1f} %. "
-        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %."
-    )
-    return "\n".join(lines)
+    lines += [f"| {name} | {model} | did not run | | | | | | | | |" for name, model in failed]
+    return "\n".join([*lines, "", paced.summary(times, sizes)])
 
 
 def main() -> None:

@@ -42,6 +42,14 @@ LOCAL_TITLE = "## Two local processes"
 LOCAL_ABOUT = "Gloo between two processes of one thread each on a 2-core CPU; plans take turns step by step."
 
 
+PACE = (
+    "Each case is measured in 24 repeats on the host's quietest core, with a yardstick (a small training step) before and "
+    "after each. *Host's pace* is the yardstick's time over that at calibration (first to last decile); host times of the "
+    "prediction are multiplied by it, repeat by repeat, and the error is the median of all repeats. *Pace ignored*: the "
+    "prediction as the profile makes it, against the median repeat."
+)
+
+
 def write_local() -> Path:
     """Measure and predict two local processes again and replace their section of the page."""
     page = ROOT / "docs" / "accuracy.md"
@@ -63,9 +71,9 @@ def write(local: bool) -> Path:
         f"Measured on one {about['device']} with torch {about['torch']}; predicted from captured graphs and the shipped "
         "profile (`shardwright calibrate`). No model below took part in the calibration; what was settled with these rows "
         "in sight is said at the end.",
+        PACE,
         "## One device",
-        "Eager training steps with AdamW: forward, backward, optimiser; wall time (of a session the fastest repeat, of "
-        "several sessions the median; beside it the fastest and the slowest session and how many) and the allocator's peak.",
+        "Eager training steps with AdamW: forward, backward, optimiser; wall time and the allocator's peak.",
         accuracy_table.table(accuracy_table.compare(steps)),
         "## One rank of eight",
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "

@@ -1,23 +1,25 @@
 """What the runtime's Python costs per parameter, per collective and per exchange of statistics, in dispatches of a view.
 
-    python bench/host_calibration.py [--blocks 8 --repeats 100]
+    python bench/host_calibration.py plan                           # anywhere: plans the programs
+    python bench/host_calibration.py measure [--device cuda]        # torch alone suffices
 
-One rank of eight with the fake process group trains a stack of tiny blocks on the CPU, where the host's time is all there
+One rank of eight with the fake process group trains a stack of tiny blocks, so small that the host's time is all there
 is: data parallel, FSDP with and without bundles, and tensor parallel with a norm cut across its features. What each takes
 beyond the same stack run eagerly, without any plan, and beyond the small operators that a cut norm consists of, is explained
 by how many parameters, collectives, exchanges and travelling parameters or gradients its simulated step has (least squares,
-no negative costs). In units of one view, timed in turn with the programs, the result carries over to other hosts (a view is
-Python and dispatch on every device, and calibration times it); it is what ``shardwright.costs.host_runtime.RUNTIME`` holds.
-No model of the accuracy benchmark takes part.
+no negative costs). All are timed in turn with the yardstick; a view is what it takes on the same host. The result is what
+``shardwright.costs.host_runtime.RUNTIME`` holds. No model of the accuracy benchmark takes part.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,10 @@ from torch import Tensor, nn
 
 import fake_rank
 
+PLANS = Path(__file__).resolve().parent / "measured" / "host_plans"
 WIDTH, BATCH, WORLD = 32, 16, 8
-QUANTITIES = ("parameter", "collective", "exchange", "traveller")
+QUANTITIES = ("step", "parameter", "collective", "exchange", "traveller")
+DEPTHS = (4, 16)
 ALONE = "fsdp, one by one"
 """Every parameter gathered, and its gradient scattered, without others: what bundles save tells the two costs apart."""
 PROGRAMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -75,90 +79,106 @@ def training_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     return step
 
 
-def counts(graph: Any, plan: Any) -> np.ndarray:
-    """How many parameters, collectives, exchanges and travelling parameters or gradients a simulated step has."""
+def counts(graph: Any, plan: Any) -> list[int]:
+    """Steps (one), parameters, collectives, exchanges and travelling parameters or gradients of a simulated step."""
     from shardwright.simulator import simulate
 
     events = simulate(graph, plan.strategy, plan.mesh).events
     exchanges = sum(event.kind == "exchange" for event in events)
     collectives = sum(bool(event.collective) for event in events) - exchanges
     travellers = sum(event.travellers for event in events)
-    return np.array([len(graph.parameters), collectives, exchanges, travellers], dtype=float)
+    return [1, len(graph.parameters), collectives, exchanges, travellers]
 
 
-def inside(graph: Any, plan: Any, dispatch: Mapping[str, list[float]]) -> float:
-    """Seconds of what is issued in place of the operators that ranks compute with several others, less those operators'."""
+def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int]]]:
+    """The operators that ranks compute with several others, and how many kernels, views and functions those are."""
     from shardwright.costs.kernels_memory import base_name
     from shardwright.costs.walk_nodes import Compute, forward_nodes
 
-    total = 0.0
-    for node in forward_nodes(graph, plan.strategy, plan.mesh).nodes:
-        if isinstance(node, Compute) and node.kernel is not None:
-            kernels, looks, functions = node.footprint.issued
-            alone = dispatch.get(base_name(node.op.target), dispatch["sum"])
-            total += kernels * dispatch["add"][0] + looks * dispatch["view"][0] + functions * dispatch["add"][1]
-            total -= sum(alone)
-    return total
+    nodes = forward_nodes(graph, plan.strategy, plan.mesh).nodes
+    computed = [node for node in nodes if isinstance(node, Compute) and node.kernel is not None]
+    return [(base_name(node.op.target), node.footprint.issued) for node in computed]
 
 
-def views(calls: int = 1000) -> Callable[[], None]:
-    """Many views of a small tensor, as the calibration of devices times them."""
-    x = torch.randn(64, 64, requires_grad=True)
-
-    def step() -> None:
-        for _ in range(calls):
-            x.view(64, 64)
-
-    return step
+def _file(name: str, blocks: int) -> Path:
+    return PLANS / (name.replace(",", "").replace(" ", "-") + f"-{blocks}.json")
 
 
-def in_turn(programs: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of this thread on its core: on a CPU it does all the work itself, and other programs' time is not in them."""
-    taken: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(repeats):
-        for name, step in programs.items():
-            began = time.thread_time()
-            step()
-            taken[name].append(time.thread_time() - began)
-    return taken
-
-
-def calibrate(blocks: int, repeats: int) -> dict[str, Any]:
-    """Seconds of every program, their counts, and the cost of each quantity in views."""
+def make_plans() -> None:
+    """Plan every program, and note what its simulated step consists of."""
     from shardwright.cluster import parse_cluster
-    from shardwright.cluster.calibration import dispatch_seconds
     from shardwright.costs import bundles
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
-    from shardwright.runtime import parallelize
 
-    torch.set_num_threads(1)
-    dispatch = dispatch_seconds(torch.device("cpu"))
-    fake_rank.join_fake_group(WORLD)
-    x = torch.randn(BATCH, WIDTH)
-    graph = capture(Stack(blocks), (x,))
-    programs, rows, within = {"1000 views": views(), "eager": training_step(Stack(blocks), x)}, [], []
-    bundle_bytes = bundles.BUNDLE_BYTES
-    for name, (search, pins) in PROGRAMS.items():
+    bundle_bytes, notes = bundles.BUNDLE_BYTES, []
+    for blocks, (name, (search, pins)) in itertools.product(DEPTHS, PROGRAMS.items()):
+        graph = capture(Stack(blocks), (torch.randn(BATCH, WIDTH),))
         bundles.BUNDLE_BYTES = 0 if name == ALONE else bundle_bytes
         options = Options(search, (), max_axes=1, pins=pins, fewer_devices=False)
         plan = plan_graph(graph, parse_cluster(f"{WORLD}xH200"), options)
-        programs[name] = training_step(parallelize(Stack(blocks), plan, graph=graph, device="cpu"), x)
-        rows.append(counts(graph, plan))
-        within.append(inside(graph, plan, dispatch))
-    for step in programs.values():
-        for _ in range(5):
-            step()
-    taken = in_turn(programs, repeats)
-    middle = {name: statistics.median(seconds) for name, seconds in taken.items()}
-    view = middle["1000 views"] / 1000
-    beyond = (np.array([middle[name] - middle["eager"] for name in PROGRAMS]) - np.array(within)) / view
+        plan.save(_file(name, blocks))
+        found = counts(graph, plan)
+        notes.append({"name": name, "blocks": blocks, "counts": found, "inside": inside(graph, plan)})
+        print(f"{name}, {blocks} blocks: {dict(zip(QUANTITIES, found, strict=True))}")
+    (PLANS / "notes.json").write_text(json.dumps(notes))
+
+
+def beyond_operators(inside: list[Any], dispatch: Mapping[str, list[float]]) -> float:
+    """Seconds to issue what stands in place of operators, less those operators'."""
+    total = 0.0
+    for name, (kernels, looks, functions) in inside:
+        total += kernels * dispatch["mul"][0] + looks * dispatch["view"][0] + functions * dispatch["mul"][1]
+        total -= sum(dispatch.get(name, dispatch["sum"]))
+    return total
+
+
+def calibrate(device: torch.device, repeats: int) -> dict[str, Any]:
+    """Seconds of every program, and the cost of each quantity in views."""
+    from shardwright.cluster.cases_dispatch import dispatch_seconds
+    from shardwright.cluster.pace import Yardstick, on_quietest_core
+    from shardwright.costs import bundles
+    from shardwright.frontend import capture
+    from shardwright.plans import Plan
+    from shardwright.plans.plan import Signature
+    from shardwright.runtime import parallelize
+
+    torch.set_num_threads(1)
+    notes = json.loads((PLANS / "notes.json").read_text())
+    fake_rank.join_fake_group(WORLD)
+    bundle_bytes, seconds, beyond = bundles.BUNDLE_BYTES, {}, []
+    with on_quietest_core():
+        yardstick = Yardstick(device)
+        dispatch = dispatch_seconds(yardstick)
+
+        def taken(step: Callable[[], None]) -> float:
+            for _ in range(5):
+                step()
+            pairs = yardstick.beside(lambda: fake_rank.timed(step, device.type, 3)[1], repeats)
+            return statistics.median(taken / stick for taken, stick in pairs) * sum(yardstick.fastest)
+
+        for blocks in DEPTHS:
+            x = torch.randn(BATCH, WIDTH)
+            graph = capture(Stack(blocks), (x,))
+            x = x.to(device)
+            eager = seconds[f"eager, {blocks} blocks"] = taken(training_step(Stack(blocks).to(device), x))
+            for note in (note for note in notes if note["blocks"] == blocks):
+                bundles.BUNDLE_BYTES = 0 if note["name"] == ALONE else bundle_bytes
+                # Another PyTorch may fingerprint the same operators differently.
+                plan = replace(Plan.load(_file(note["name"], blocks)), signature=Signature.of(graph))
+                parallel = parallelize(Stack(blocks), plan, graph=graph, device=device.type)
+                found = seconds[f"{note['name']}, {blocks} blocks"] = taken(training_step(parallel, x))
+                beyond.append(found - eager - beyond_operators(note["inside"], dispatch))
+    view = dispatch["view"][0]
+    table = np.array([note["counts"] for note in notes], dtype=float)
+    costs = non_negative(table, np.array(beyond) / view)
+    explained = dict(zip((f"{n['name']}, {n['blocks']} blocks" for n in notes), table @ costs * view, strict=True))
     return {
         "view": view,
-        "seconds": middle,
-        "least": {name: min(seconds) for name, seconds in taken.items()},
-        "counts": dict(zip(PROGRAMS, rows, strict=True)),
-        "views": dict(zip(QUANTITIES, non_negative(np.stack(rows), beyond), strict=True)),
+        "seconds": seconds,
+        "beyond": dict(zip(explained, beyond, strict=True)),
+        "explained": explained,
+        "views": dict(zip(QUANTITIES, costs, strict=True)),
     }
 
 
@@ -177,15 +197,19 @@ def non_negative(table: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=100)
+    parser.add_argument("command", choices=("plan", "measure"))
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
-    found = calibrate(asked.blocks, asked.repeats)
-    print(f"one view: {1e6 * found['view']:.2f} µs; torch {torch.__version__}")
+    if asked.command == "plan":
+        make_plans()
+        return
+    found = calibrate(torch.device(asked.device), asked.repeats)
+    print(f"one view: {1e6 * found['view']:.2f} µs; {asked.device}, torch {torch.__version__}")
     for name, seconds in found["seconds"].items():
-        shown = found["counts"].get(name)
-        text = "" if shown is None else ", ".join(f"{int(n)} {q}s" for n, q in zip(shown, QUANTITIES, strict=True))
-        print(f"{name:16s} {1e3 * seconds:8.3f} ms (least {1e3 * found['least'][name]:.3f})  {text}")
+        beyond = f"{1e3 * found['beyond'][name]:8.3f} beyond its operators" if name in found["beyond"] else ""
+        text = f"{beyond}, {1e3 * found['explained'][name]:.3f} explained" if beyond else ""
+        print(f"{name:28s} {1e3 * seconds:8.3f} ms {text}")
     print("RUNTIME = Runtime(" + ", ".join(f"{q}={v:.1f}" for q, v in found["views"].items()) + ")")
 
 

@@ -9,12 +9,21 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.cluster import Device, Profile
-from shardwright.costs.host import dispatch_seconds
+from shardwright.costs.host import dispatch_seconds, modules_entered
 from shardwright.costs.host_runtime import Runtime, with_runtime
 from shardwright.costs.walk_events import Event
 from shardwright.frontend import capture
 
-TABLE = (("linear", 2e-5, 3e-5), ("matmul", 1e-5, 2e-5), ("view", 4e-6, 5e-6), ("module", 1e-6, 0.0), ("*", 9e-6, 9e-6))
+TABLE = (
+    ("linear", 2e-5, 3e-5),
+    ("matmul", 1e-5, 2e-5),
+    ("mm", 8e-6, 2e-5),
+    ("mul", 6e-6, 9e-6),
+    ("add", 6e-6, 1e-6),
+    ("sum", 7e-6, 5e-6),
+    ("view", 4e-6, 5e-6),
+    ("module", 1e-6, 0.0),
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +44,36 @@ class Products(torch.nn.Module):
 
 def test_every_gradient_of_a_product_is_a_kernel(device):
     graph = capture(Products(), (torch.zeros(2, 4),))
-    found = {op.name: dispatch_seconds(op, graph.tensors, device) for op in graph.ops}
-    assert found["linear"] == pytest.approx((2.1e-5, 3e-5 + 7e-6))  # of its weight; the bias by a sum; not of the input
-    assert found["linear_1"] == pytest.approx((2.1e-5, 6e-5))
-    assert found["matmul"] == pytest.approx((1.1e-5, 4e-5))
-    assert found["tanh"] == pytest.approx((1e-5, 9e-6))
+    found = {op.name: dispatch_seconds(op, graph.tensors, (1, 0, 1), device) for op in graph.ops}
+    assert found["linear"] == pytest.approx((2e-5, 2e-5))  # of its weight and its bias; not of the input
+    assert found["linear_1"] == pytest.approx((2e-5, 2e-5))  # of its weight and its input; it has no bias
+    assert found["matmul"] == pytest.approx((8e-6, 2e-5))  # of matrices
+    assert found["tanh"] == pytest.approx((6e-6, 9e-6))  # a kernel, and a function of the backward pass
+
+
+class Broadcasts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = (x + self.row) * self.row
+        return scaled.unflatten(0, (1, 2)).sum()
+
+
+def test_what_was_broadcast_is_summed(device):
+    graph = capture(Broadcasts(), (torch.zeros(2, 4),))
+    found = {op.name: dispatch_seconds(op, graph.tensors, (0, 1, 1), device) for op in graph.ops}
+    assert found["add"] == pytest.approx((6e-6, 1e-6 + 7e-6))
+    assert found["mul"] == pytest.approx((6e-6, 2 * 9e-6 + 7e-6))  # of both factors; the row's is summed
+    assert found["unflatten"] == pytest.approx((4e-6, 5e-6))
+
+
+def test_modules_are_counted_where_they_are_entered():
+    graph = capture(Products(), (torch.zeros(2, 4),))
+    entered = modules_entered(graph.ops)
+    assert entered["linear"] == entered["linear_1"] == 1
+    assert entered["relu"] == 0
 
 
 def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
@@ -50,8 +84,8 @@ def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
         Event("exchange", "forward", "c", "axis", 1.0, 1e-6, 8, "all_reduce"),
         Event("update", "update", "adamw", "compute", 1.0, 1e-6),
     ]
-    found = with_runtime(events, 5, device, Runtime(parameter=10, collective=20, exchange=30, traveller=5))
-    added = [0.0, 80e-6, 140e-6, 120e-6, 200e-6]
+    found = with_runtime(events, 5, device, Runtime(1, parameter=10, collective=20, exchange=30, traveller=5))
+    added = [0.0, 80e-6, 140e-6, 120e-6, 204e-6]
     assert [event.host for event in found] == pytest.approx([1e-6 + more for more in added])
     uncalibrated = replace(device, profile=None)
-    assert with_runtime(events, 5, uncalibrated, Runtime(10, 20, 30)) == tuple(events)
+    assert with_runtime(events, 5, uncalibrated, Runtime(1, 10, 20, 30, 5)) == tuple(events)

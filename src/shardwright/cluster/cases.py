@@ -91,7 +91,7 @@ def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel:
 
 def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256) -> Iterator[Case]:
     """Products over a grid of sizes, each in the three forms a linear layer uses (backward from so many rows on)."""
-    rows = (16, 64, 256, 1024, 4096, 16384, 65536)
+    rows = (16, 64, 256, 1024, 4096, 8192, 16384, 65536)
     widths = (64, 256, 768, 1024, 2048, 4096, 8192, 16384)
     for m, n, k in itertools.product(rows, widths, widths):
         if m * n * k * 2 > most_flops or max(m, n, k) > 128 * max(min(m, n, k), 64):

@@ -109,6 +109,7 @@ KERNELS = (
     Kernel("cat", _two, lambda a, b: torch.cat([a, b], -1)),
     Kernel("clone", _one, torch.clone),
     Kernel("copy", _flat, lambda a: a.transpose(1, 2).contiguous()),
+    Kernel("copy_rows", _flat, lambda a: a.transpose(0, 1).contiguous(), backward=False),
     Kernel("to", _one, lambda a: a.to(torch.float32 if a.dtype != torch.float32 else torch.bfloat16)),
     Kernel("cumsum", _one, lambda a: a.cumsum(0)),
     Kernel("topk", _picks, lambda a: a.topk(2, -1)[0]),
@@ -147,55 +148,6 @@ def memory_kernels(make: Maker, dtype: str, sizes: tuple[int, ...]) -> Iterator[
                 if kernel.name == "embedding":  # the table's gradient is written as a whole
                     amount += sample[1].numel() * bytes_of(dtype)
                 yield Case(kernel.name, "backward", dtype, (("bytes", amount), *more), 0.0, amount, gradients(result))
-
-
-def dispatch_cases(make: Maker) -> Iterator[tuple[str, Callable[[], Run], Callable[[], Run]]]:
-    """(operator, forward, backward) on tensors so small that the host's time is all there is to see."""
-    size, dtype = 64, "float32"
-
-    def chain(apply: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> tuple[Callable, Callable]:
-        def forward() -> Run:
-            x = make(*shape, dtype=dtype, grad=True)
-            return lambda: apply(x)
-
-        def backward() -> Run:
-            x = make(*shape, dtype=dtype, grad=True)
-            out = x
-            for _ in range(50):
-                out = apply(out)
-            grad = torch.ones_like(out)
-            return lambda: torch.autograd.grad(out, [x], grad, retain_graph=True)
-
-        return forward, backward
-
-    w, b = make(size, size, grad=True), make(size, grad=True)
-    kernel, four = make(8, 8, 3, 3, grad=True), (2, 8, 16, 16)
-    scale, shift = make(8, grad=True), make(8, grad=True)
-    module = torch.nn.Sequential(torch.nn.Identity()).to(make.device)
-    table: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]] = {
-        "add": (lambda x: x + x, (size, size)),
-        "mul": (lambda x: x * b, (size, size)),
-        "relu": (torch.relu, (size, size)),
-        "gelu": (F.gelu, (size, size)),
-        "dropout": (lambda x: F.dropout(x, 0.1), (size, size)),
-        "softmax": (lambda x: torch.softmax(x, -1), (size, size)),
-        "linear": (lambda x: F.linear(x, w, b), (size, size)),
-        "matmul": (lambda x: x @ w, (size, size)),
-        "layer_norm": (lambda x: F.layer_norm(x, (size,), b, b), (size, size)),
-        "rms_norm": (lambda x: F.rms_norm(x, (size,), b), (size, size)),
-        "transpose": (lambda x: x.transpose(0, 1), (size, size)),
-        "view": (lambda x: x.view(size, size), (size, size)),
-        "slice": (lambda x: x[:, 0:], (size, size)),
-        "cat": (lambda x: torch.cat([x[:, :32], x[:, 32:]], -1), (size, size)),
-        "conv2d": (lambda x: F.conv2d(x, kernel, padding=1), four),
-        "batch_norm": (lambda x: _batch_norm(x, scale, shift), four),
-        "max_pool2d": (lambda x: F.max_pool2d(x, 3, 1, 1), four),
-        "scaled_dot_product_attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), four),
-        "sum": (lambda x: x.sum(0, keepdim=True).expand(size, size), (size, size)),
-        "module": (lambda x: module(x), (size, size)),
-    }
-    for name, (apply, shape) in table.items():
-        yield name, *chain(apply, shape)
 
 
 def bytes_of(dtype: str) -> int:

@@ -4,7 +4,8 @@ On a CUDA device calls are queued behind a long matrix product, so that the devi
 around the calls measure kernels back to back. There the median of a few repeats is taken.
 On a CPU, where other programs take turns with ours, the fastest repeat is taken, and of a process with a single thread
 only the time it had the core is counted: on an idle machine that is the same, on a busy one it is what it would be.
-The host of an accelerator is such a CPU too: what issuing takes is the fastest of many short repeats.
+The host of an accelerator is such a CPU too, and a clock is all there is: what issuing takes is measured in yardsticks
+(:mod:`shardwright.cluster.pace`), timed in turn with it, and given in seconds at the fastest pace of that yardstick.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from shardwright.cluster.pace import Yardstick
 
 Run = Callable[[], Any]
 
@@ -29,6 +32,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.yardstick = Yardstick(device)
         if device.type == "cuda":
             size = 6144
             self._left = torch.randn(size, size, device=device, dtype=torch.float16) * 0.02
@@ -80,20 +84,21 @@ class Stopwatch:
         return self._cuda(run, repeats) if self.device.type == "cuda" else self._cpu(run, repeats)
 
     def host_seconds(self, run: Run, calls: int = 40, repeats: int = 15) -> float:
-        """Seconds per call when calls are issued without waiting; small tensors make this the host's time.
-
-        The fastest repeat: whatever else the host does only adds to it.
-        """
-        times = []
+        """Seconds per call when calls are issued without waiting; small tensors make this the host's time."""
         now = clock() if self.device.type == "cpu" else time.perf_counter
-        for _ in range(repeats):
+
+        def issue() -> float:
             self.wait()
             began = now()
             for _ in range(calls):
                 run()
-            times.append((now() - began) / calls)
+            return (now() - began) / calls
+
+        if self.device.type == "cpu":
+            return min(issue() for _ in range(repeats))
+        ratios = [taken / stick for taken, stick in self.yardstick.beside(issue, repeats)]
         self.wait()
-        return min(times)
+        return statistics.median(ratios) * sum(self.yardstick.fastest)
 
     def wait(self) -> None:
         if self.device.type == "cuda":

@@ -131,7 +131,8 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
     """
     dtype = "tf32" if work.curve.startswith("convolution") and work.dtype == "float32" else work.dtype
     peak = device.peak(dtype)
-    ideal = np.maximum(work.flops / peak, work.bytes / device.bandwidth)
+    flops = work.padded if work.padded is not None and device.kind == "cuda" else work.flops
+    ideal = np.maximum(flops / peak, work.bytes / device.bandwidth)
     floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead
     if device.profile is not None and device.profile.kernel_floor:
         floor = device.profile.kernel_floor
@@ -164,12 +165,12 @@ def op_times(
     splits: Sequence[Split],
     mesh: Mesh,
     training: bool = True,
-    copies: bool = False,
+    copies: str = "",
 ) -> np.ndarray:
     """Forward and backward seconds of an operator on the device, one row per split.
 
-    ``copies`` says that a view cannot alias its input here and copies it. The host's time to issue the operator is not
-    part of it (:func:`~shardwright.costs.host.dispatch_seconds`): on an accelerator it runs ahead.
+    ``copies`` names the kernel by which a view copies its input where it cannot alias it. The host's time to issue the
+    operator is not part of it (:func:`~shardwright.costs.host.dispatch_seconds`): on an accelerator it runs ahead.
     """
     local = localise(op, rules, tensors, splits, mesh.sizes)
     forward, backward = kernels(local, copies)

@@ -1,56 +1,99 @@
 """The host's seconds to issue an operator.
 
 Kernels run in the order in which the host issues them, so a step of many small operators takes as long as the host needs
-(the simulator lets no event start before it is issued). Calibration times the dispatch of each kind of operator on the
-machine. Its backward passes ask for the gradient of one input; a product or a convolution runs one kernel for each
-gradient that is wanted, and a bias one sum, so these are counted here. Where a rank computes its piece of an operator with
-several others (statistics of a cut norm), each of those is issued.
+(the simulator lets no event start before it is issued). Calibration times the common operators where they stand in a model,
+among others, with every gradient wanted (:class:`shardwright.cluster.pace.Yardstick`). Here the gradients that are really
+wanted are counted. An operator that was not timed, or a piece computed with several small ones (statistics of a cut norm),
+is what autograd reports of it on tensors without data: so many kernels, views and backward functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 
 from shardwright.cluster import Device
-from shardwright.costs.kernels_memory import SAME_KERNEL, base_name
+from shardwright.costs.kernels_memory import CUTS, LINEAR, PIECES, SAME_KERNEL, base_name, does_nothing
 from shardwright.graph.core import Op, Tensor
 
-PRODUCTS = frozenset(("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "einsum"))
-CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d", "convolution"))
-"""Operators with a kernel of their own for the gradient of each of two factors."""
+Issued = tuple[int, int, int]
+"""Kernels and views of the forward pass, functions of the backward pass."""
+
+LIKE = {"bmm": "mm", "mv": "mm", "addmm": "linear", "baddbmm": "linear"}
+LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution": "conv2d", "div": "mul"}
+LIKE |= dict.fromkeys(LINEAR, "add") | dict.fromkeys(CUTS, "slice") | dict.fromkeys(PIECES, "chunk") | SAME_KERNEL
+"""Which timed operator another one is issued like."""
+KERNELS = {"linear": 3, "matmul": 2, "mm": 2, "conv2d": 2}
+"""Kernels of the backward passes that were timed: one for each of two factors, and a sum for a linear layer's bias."""
 
 
 def dispatch_seconds(
-    op: Op, tensors: Mapping[str, Tensor], device: Device, training: bool = True
+    op: Op, tensors: Mapping[str, Tensor], issued: Issued, device: Device, training: bool = True
 ) -> tuple[float, float]:
-    """The host's seconds to issue an operator's forward and backward kernels, the call of its module included."""
-    if device.profile is None or not device.profile.dispatch:
-        return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
-    table = device.profile.dispatch_of
-    name = base_name(op.target)
-    typical = table.get("*", (device.launch_overhead, 2 * device.launch_overhead))  # the median of those measured
-    forward, backward = table.get(name, table.get(SAME_KERNEL.get(name, "*"), typical))
-    forward += table.get("module", (0.0, 0.0))[0]
-    if not training:
-        return forward, 0.0
-    factors, sums = _gradients(name, op, tensors)
-    return forward, backward * max(factors, 1) + device.launch_overhead * sums
-
-
-def several_seconds(issued: tuple[int, int, int], device: Device, training: bool = True) -> tuple[float, float]:
-    """The same for ``issued`` kernels, views and backward functions of small operators that stand for one."""
+    """The host's seconds to issue an operator's forward and backward kernels; calls of modules are not included."""
     table = {} if device.profile is None else device.profile.dispatch_of
-    add = table.get("add", (device.launch_overhead, 2 * device.launch_overhead))
+    if not table:
+        return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
+    inputs = [tensors[name] for name in op.inputs]
+    output = next((tensors[name] for name in op.outputs if name is not None), None)
+    if does_nothing(op, inputs, output):
+        return 0.0, 0.0
+    name = base_name(op.target)
+    name = LIKE.get(name, name)
+    if name == "matmul" and all(len(tensor.shape) <= 2 for tensor in inputs):
+        name = "mm"
+    if name == "einsum" and "mm" in table:  # its operands are turned by views, then multiplied
+        product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0), device)[0]
+        forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
+    else:
+        forward, backward = table[name] if name in table else several_seconds(issued, device)
+    return forward, _gradients(name, op, inputs, output, backward, table) if training else 0.0
+
+
+def modules_entered(ops: Iterable[Op]) -> dict[str, int]:
+    """How many modules are called on the way to each operator: the parts of its path that the one before is not in.
+
+    >>> from types import SimpleNamespace as O
+    >>> modules_entered([O(name="a", module="blocks.0.up"), O(name="b", module="blocks.0.up"), O(name="c", module="norm")])
+    {'a': 3, 'b': 0, 'c': 1}
+    """
+    entered: dict[str, int] = {}
+    before: list[str] = []
+    for op in ops:
+        path = op.module.split(".") if op.module else []
+        common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, before, strict=False))
+        entered[op.name] = len(path) - sum(1 for _ in common)
+        before = path
+    return entered
+
+
+def several_seconds(issued: Issued, device: Device) -> tuple[float, float]:
+    """The same for small operators without a price of their own."""
+    table = {} if device.profile is None else device.profile.dispatch_of
+    kernel = table.get("mul", (device.launch_overhead, 2 * device.launch_overhead))
     view = table.get("view", (0.0, 0.0))
     kernels, views, functions = issued
-    return kernels * add[0] + views * view[0], functions * add[1] if training else 0.0
+    if not kernels:
+        return views * view[0], functions * view[1]
+    return kernels * kernel[0] + views * view[0], functions * kernel[1]
 
 
-def _gradients(name: str, op: Op, tensors: Mapping[str, Tensor]) -> tuple[int, int]:
-    """How many factors want a gradient, and how many further inputs one that is summed up (a bias)."""
-    if name not in PRODUCTS and name not in CONVOLUTIONS:
-        return 1, 0
-    wanted = [each for each in op.inputs if tensors[each].grad]
-    bias = tensors[op.inputs[0 if name in ("addmm", "baddbmm", "addmv") else -1]] if len(op.inputs) == 3 else None
-    summed = int(bias is not None and bias.grad)
-    return min(len(wanted) - summed, 2), summed
+def _gradients(
+    name: str,
+    op: Op,
+    inputs: list[Tensor],
+    output: Tensor | None,
+    backward: float,
+    table: Mapping[str, tuple[float, float]],
+) -> float:
+    """What the backward pass takes to issue, by the gradients that are wanted."""
+    wanted = [tensor.grad for tensor in inputs]
+    if not any(wanted):
+        return 0.0
+    total = table.get("sum", (0.0, 0.0))[0]
+    if name in KERNELS:
+        return backward * sum(wanted) / KERNELS[name]
+    if name in ("add", "mul"):  # what was broadcast is summed up
+        sums = sum(t.grad and output is not None and t.elements < output.elements for t in inputs)
+        return backward * (sum(wanted) if name == "mul" else 1) + total * sums
+    return backward

@@ -1,7 +1,8 @@
 """What the runtime's own Python adds to the host's work on every rank of a parallelized module.
 
-Reading a parameter and handing its gradient on to the optimiser, a collective, every parameter or gradient that travels in
-it, an exchange of statistics inside an operator: none of them is a kernel, all of them take the host's time.
+Beginning and ending a step, reading a parameter and handing its gradient on to the optimiser, a collective, every parameter
+or gradient that travels in it, an exchange of statistics inside an operator: none of them is a kernel, all of them take the
+host's time.
 ``bench/host_calibration.py`` measures them on tiny programs, in units of a view, which is Python and dispatch on any device;
 a device whose profile says what a view takes there turns them into seconds. Nothing is fitted to the models of the accuracy
 benchmark.
@@ -20,13 +21,14 @@ from shardwright.costs.walk_events import Event
 class Runtime:
     """What one step of a parallelized module costs the host beyond its kernels, in views."""
 
+    step: float
     parameter: float
     collective: float
     exchange: float
-    traveller: float = 0.0
+    traveller: float
 
 
-RUNTIME = Runtime(parameter=18.3, collective=6.6, exchange=33.7, traveller=23.3)
+RUNTIME = Runtime(step=198.2, parameter=5.3, collective=5.7, exchange=18.1, traveller=12.8)
 """Measured by ``python bench/host_calibration.py``; measure again when the runtime changes."""
 
 
@@ -35,7 +37,8 @@ def with_runtime(events: Sequence[Event], parameters: int, device: Device, runti
     view = device.profile.dispatch_of.get("view") if device.kind == "cuda" and device.profile is not None else None
     if view is None:
         return tuple(events)
-    added = {"exchange": runtime.exchange * view[0], "update": runtime.parameter * view[0] * parameters}
+    whole = runtime.step + runtime.parameter * parameters
+    added = {"exchange": runtime.exchange * view[0], "update": whole * view[0]}
     collective, traveller = runtime.collective * view[0], runtime.traveller * view[0]
     more = (
         added.get(event.kind, collective + traveller * event.travellers if event.collective else 0.0)

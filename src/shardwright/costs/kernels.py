@@ -13,8 +13,8 @@ from shardwright.costs.kernels_memory import LocalOp, Work, base_name, memory_ke
 __all__ = ["LocalOp", "Work", "base_name", "kernels"]
 
 
-def kernels(local: LocalOp, copies: bool = False) -> tuple[list[Work], list[Work]]:
-    """The kernels of an operator's forward and backward pass. ``copies``: a view here must copy (strides do not fit)."""
+def kernels(local: LocalOp, copies: str = "") -> tuple[list[Work], list[Work]]:
+    """The kernels of an operator's forward and backward pass. ``copies``: how a view copies, where it must."""
     if local.name in dense.MATMUL and len(local.inputs) > max(dense.MATMUL[local.name]):
         return dense.matmul(local)
     if local.name == "einsum" and len(local.inputs) > 1:

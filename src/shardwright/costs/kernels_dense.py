@@ -15,6 +15,8 @@ from shardwright.graph.core import DTYPE_BYTES
 MATMUL = {"linear": (0, 1), "mm": (0, 1), "bmm": (0, 1), "matmul": (0, 1), "mv": (0, 1), "dot": (0, 1)}
 MATMUL |= {"addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2)}
 """Matrix products: which tensor inputs are multiplied."""
+TILE = 64
+"""Rows and columns that a GPU's attention takes at a time: 197 positions cost what 256 do."""
 Kernels = tuple[list[Work], list[Work]]
 
 
@@ -101,8 +103,11 @@ def einsum(local: LocalOp) -> Kernels:
         there, back = _with_backward(local.dtype, *sizes, held_grad, other_grad)
         for labels, groups in ((held, [batch, rows, summed]), (other, [batch, summed, columns])):
             if not _ordered(labels, groups):
-                there.append(memory_work("copy/forward", local.dtype, 2 * volume(labels) * size))
-                back.append(memory_work("copy/forward", local.dtype, 2 * volume(labels) * size))
+                # Turning the innermost dim scatters every element; turning others moves whole rows.
+                kind = "copy_rows" if labels[-1:] == "".join(groups)[-1:] else "copy"
+                copied = memory_work(f"{kind}/forward", local.dtype, 2 * volume(labels) * size)
+                there.append(copied)
+                back.append(copied)
         forward += there
         backward += back
         held, held_grad = batch + rows + columns, held_grad or other_grad
@@ -139,12 +144,14 @@ def attention(local: LocalOp) -> Kernels:
     given = local.op.args[5] if len(local.op.args) > 5 else local.op.kwarg("is_causal", False)
     causal = given is True and not masked
     family = "attention_masked" if masked else "attention_causal" if causal else "attention"
-    flops = 4 * heads * rows * columns * width * (0.5 if causal else 1.0)
+    each = 4 * heads * width * (0.5 if causal else 1.0)
+    flops, tiles = each * rows * columns, each * np.ceil(rows / TILE) * np.ceil(columns / TILE) * TILE**2
     features = np.stack([heads, rows, columns, width], axis=1)
-    forward = [Work(f"{family}/forward", local.dtype, flops, local.bytes, features)]
+    forward = [Work(f"{family}/forward", local.dtype, flops, local.bytes, features, padded=tiles)]
     if not any(t.grad for t in local.inputs[:3]):
         return forward, []
-    return forward, [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features)]
+    twice = Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)
+    return forward, [twice]
 
 
 def recurrent(local: LocalOp) -> Kernels:

@@ -47,7 +47,7 @@ class Work:
     """One kernel for many splits at once: ``curve`` names its calibration, arrays have one entry per split.
 
     ``alignment`` is, for a product, the power of two of bytes that its rows are multiples of: below 16 its fast kernels
-    do not run.
+    do not run. ``padded`` are the flops of a GPU's kernel that works on whole tiles.
     """
 
     curve: str
@@ -56,6 +56,7 @@ class Work:
     bytes: np.ndarray
     features: np.ndarray
     alignment: np.ndarray | None = None
+    padded: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -168,14 +169,14 @@ def _view_backward(local: LocalOp) -> list[Work]:
     return []
 
 
-def memory_kernels(local: LocalOp, copies: bool) -> tuple[list[Work], list[Work]]:
+def memory_kernels(local: LocalOp, copies: str) -> tuple[list[Work], list[Work]]:
     """Kernels of an operator that is bound by memory."""
     if does_nothing(local.op, local.inputs, local.outputs[0] if local.outputs else None):
         return [], []
     if local.kind == "view" or (local.name == "contiguous" and not copies):
         if not copies:
             return [], _view_backward(local)
-        copied = [memory_work("copy/forward", local.dtype, local.bytes)]
+        copied = [memory_work(f"{copies}/forward", local.dtype, local.bytes)]
         return copied, copied if local.inputs[0].grad else []
     if local.name in LOOKUPS and len(local.inputs) >= 2:
         return _lookup(local)

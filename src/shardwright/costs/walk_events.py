@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shardwright.costs import collectives
 from shardwright.costs.compute import op_times
-from shardwright.costs.host import dispatch_seconds, several_seconds
+from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
 from shardwright.costs.redistribute import COMMUNICATION, Step
 from shardwright.costs.walk_nodes import Compute, Nodes
 from shardwright.graph.core import DTYPE_BYTES
@@ -58,6 +58,9 @@ class Recorder:
         self._prices: dict[object, tuple[float, float]] = {}
         # A processor computes what it issues, so issuing has no time of its own there.
         self.overhead = self.device.launch_overhead if self.device.kind == "cuda" else 0.0
+        self._entered = modules_entered(nodes.graph.ops)
+        profile = self.device.profile
+        self._call_seconds = 0.0 if profile is None else profile.dispatch_of.get("module", (0.0, 0.0))[0]
 
     def wait(self, event: int) -> None:
         """Whatever is issued from now on starts after this event."""
@@ -162,10 +165,12 @@ class Recorder:
         which = 1 if phase == "backward" else 0
         seconds = self._price(node)[which]
         if node.kernel is None:
-            host = dispatch_seconds(node.op, self.nodes.graph.tensors, self.device)[which]
+            host = dispatch_seconds(node.op, self.nodes.graph.tensors, node.footprint.issued, self.device)[which]
         else:
             host = several_seconds(node.footprint.issued, self.device)[which]
         op = node.op
+        if which == 0:
+            host += self._entered.get(op.name, 0) * self._call_seconds
         first = self.compute("operator", phase, op.name, seconds, after, host=host, module=op.module, node=number)
         return (first, *self._exchanges(number, node, phase, first))
 
@@ -206,8 +211,10 @@ class Recorder:
 
     def _price(self, node: Compute) -> tuple[float, float]:
         """Forward and backward seconds on the device; equal operators are priced once."""
-        copies = node.rules.kind == "view" and any(r is not None and r.owner >= 0 for r in node.footprint.results)
         shapes = tuple(self.nodes.values[i].local for i in node.inputs)
+        copies = ""
+        if node.rules.kind == "view" and any(r is not None and r.owner >= 0 for r in node.footprint.results):
+            copies = "copy_rows" if shapes[0].strides[-1:] == (1,) else "copy"
         key = (node.call, shapes, node.split, copies, node.op.grad)
         if key not in self._prices:
             times = op_times(

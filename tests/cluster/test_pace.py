@@ -1,0 +1,78 @@
+"""The host's pace: a quiet core, a yardstick whose parts are known, operators timed among others."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.cluster import cases_dispatch, pace
+from shardwright.cluster.cases_dispatch import Chain, Insert, dispatch_seconds
+from shardwright.cluster.pace import BLOCKS, PARTS, Yardstick
+
+CPU = torch.device("cpu")
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, list[float]]:
+    return dispatch_seconds(Yardstick(CPU), repeats=3)
+
+
+def test_the_parts_of_the_yardstick_are_those_it_runs():
+    block = pace._Block(8)
+    with Counted() as counted:
+        block(torch.ones(2, 4, 8)).sum()
+    names, calls = counted.names, []
+    for module in block.modules():
+        module.register_forward_pre_hook(lambda *_: calls.append(1))
+    block(torch.ones(2, 4, 8))
+    assert names["addmm"] == PARTS["linear"] and names["native_layer_norm"] == PARTS["layer_norm"]
+    assert names["relu"] == PARTS["relu"] and names["native_dropout"] + names["bernoulli_"] == PARTS["dropout"]
+    attention = [name for name in names if "scaled_dot_product" in name]
+    assert sum(names[name] for name in attention) == PARTS["scaled_dot_product_attention"]
+    assert names["transpose"] == 4 and names["add"] == PARTS["add"]
+    assert len(calls) == PARTS["module"]
+
+
+def test_the_prices_of_the_parts_add_up_to_the_yardstick(table):
+    for which in (0, 1):
+        parts = BLOCKS * sum(times * table[name][which] for name, times in PARTS.items())
+        assert parts == pytest.approx(table["yardstick"][which])
+    assert all(table[name][0] > 0 for name in cases_dispatch.cases(CPU) if name not in ("accumulate", "joined"))
+
+
+def test_an_inserted_operator_makes_the_chain_longer():
+    def slow(place: int, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x + 1
+        return x
+
+    short, long = Chain(CPU).best(), Chain(CPU, Insert(slow)).best()
+    assert long[0] > 2 * short[0] and long[1] > short[1]
+
+
+def test_what_is_timed_beside_the_yardstick_keeps_its_seconds():
+    found = Yardstick(CPU).beside(lambda: 0.5, 4)
+    assert [taken for taken, _ in found] == [0.5] * 4
+    assert all(stick > 0 for _, stick in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot tie a process to a core")
+def test_the_process_is_tied_to_one_core_and_let_go_again():
+    before = os.sched_getaffinity(0)
+    with pace.on_quietest_core() as core:
+        assert os.sched_getaffinity(0) == {core} <= before
+    assert os.sched_getaffinity(0) == before
