@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,6 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dic
 
     import fake_rank
     import paced
-    from shardwright.costs.host_runtime import RUNTIME
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.plans.plan import Signature
@@ -123,7 +122,6 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dic
         "repeats": repeated,
         "phases": phases,
         "peak_bytes": peak,
-        "runtime": asdict(RUNTIME),
     }
 
 
@@ -159,7 +157,6 @@ def _last_words(text: str) -> str:
 def predict(folder: Path, measured: Path) -> str:
     """The error table in Markdown. Communication takes no time; the runtime's Python takes what its calibration says."""
     import paced
-    from shardwright.costs.host_runtime import Runtime
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.simulator import simulate
@@ -175,8 +172,7 @@ def predict(folder: Path, measured: Path) -> str:
         plan = Plan.load(folder / f"{_slug(tuple(row['case']))}.json")
         resolved = _model(tuple(row["case"]), "meta")
         graph = capture(resolved.model, resolved.args, resolved.kwargs)
-        runtime = Runtime(**row["runtime"])
-        timeline = simulate(graph, plan.strategy, plan.mesh, runtime=runtime)
+        timeline = simulate(graph, plan.strategy, plan.mesh)
         events = [replace(event, seconds=0.0) if event.collective else event for event in timeline.events]
         alone = run([replace(event, host=0.0) for event in events]).seconds
         compared = paced.compare(row["repeats"], events, plan.mesh.device)

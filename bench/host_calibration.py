@@ -90,8 +90,8 @@ def counts(graph: Any, plan: Any) -> list[int]:
     return [1, len(graph.parameters), collectives, exchanges, travellers]
 
 
-def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int]]]:
-    """The operators that ranks compute with several others, and how many kernels, views and functions those are."""
+def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int, int]]]:
+    """The operators that ranks compute with several others, and what those issue."""
     from shardwright.costs.kernels_memory import base_name
     from shardwright.costs.walk_nodes import Compute, forward_nodes
 
@@ -127,8 +127,9 @@ def make_plans() -> None:
 def beyond_operators(inside: list[Any], dispatch: Mapping[str, list[float]]) -> float:
     """Seconds to issue what stands in place of operators, less those operators'."""
     total = 0.0
-    for name, (kernels, looks, functions) in inside:
-        total += kernels * dispatch["mul"][0] + looks * dispatch["view"][0] + functions * dispatch["mul"][1]
+    mul, view = dispatch["mul"], dispatch["view"]
+    for name, (kernels, looks, functions, computed) in inside:
+        total += kernels * mul[0] + looks * view[0] + functions * view[1] + computed * (mul[1] - view[1])
         total -= sum(dispatch.get(name, dispatch["sum"]))
     return total
 

@@ -100,7 +100,7 @@ def test_calibration_replaces_assumptions_and_says_so() -> None:
     assert mesh.calibration == "measured by hand" != MESH.calibration
     op = next(op for op in graph.ops if "linear" in op.target)
     # Timed with the gradients of input, weight and bias; here only the weight wants one.
-    assert dispatch_seconds(op, graph.tensors, (1, 0, 1), device) == pytest.approx((1e-5, 1e-5))
+    assert dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), device) == pytest.approx((1e-5, 1e-5))
 
 
 def test_curves_interpolate_between_and_hold_outside() -> None:

@@ -44,7 +44,7 @@ class Products(torch.nn.Module):
 
 def test_every_gradient_of_a_product_is_a_kernel(device):
     graph = capture(Products(), (torch.zeros(2, 4),))
-    found = {op.name: dispatch_seconds(op, graph.tensors, (1, 0, 1), device) for op in graph.ops}
+    found = {op.name: dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), device) for op in graph.ops}
     assert found["linear"] == pytest.approx((2e-5, 2e-5))  # of its weight and its bias; not of the input
     assert found["linear_1"] == pytest.approx((2e-5, 2e-5))  # of its weight and its input; it has no bias
     assert found["matmul"] == pytest.approx((8e-6, 2e-5))  # of matrices
@@ -63,7 +63,7 @@ class Broadcasts(torch.nn.Module):
 
 def test_what_was_broadcast_is_summed(device):
     graph = capture(Broadcasts(), (torch.zeros(2, 4),))
-    found = {op.name: dispatch_seconds(op, graph.tensors, (0, 1, 1), device) for op in graph.ops}
+    found = {op.name: dispatch_seconds(op, graph.tensors, (0, 1, 1, 0), device) for op in graph.ops}
     assert found["add"] == pytest.approx((6e-6, 1e-6 + 7e-6))
     assert found["mul"] == pytest.approx((6e-6, 2 * 9e-6 + 7e-6))  # of both factors; the row's is summed
     assert found["unflatten"] == pytest.approx((4e-6, 5e-6))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -152,22 +153,27 @@ def cases(device: torch.device) -> Mapping[str, Insert]:
     }
 
 
-def dispatch_seconds(yardstick: Yardstick, repeats: int = 15) -> dict[str, list[float]]:
-    """What the host takes to issue each kind of operator, forward and backward, when the yardstick is shortest."""
+def dispatch_seconds(yardstick: Yardstick, rounds: int = 3, repeats: int = 7) -> dict[str, list[float]]:
+    """What the host takes to issue each kind of operator, forward and backward, when the yardstick is shortest.
+
+    Every operator is timed in several rounds, so that a bad moment does not spoil one of them.
+    """
+    made = cases(yardstick.device)
+    added: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
     chain = Chain(yardstick.device)
-    table: dict[str, list[float]] = {}
-    for name, case in cases(yardstick.device).items():
-        try:
+    for name, case in [*made.items()] * rounds:
+        with suppress(RuntimeError):  # a kernel that the device lacks
             longer = Chain(yardstick.device, case)
-            pairs = [(chain.best(), longer.best()) for _ in range(repeats)]
-        except RuntimeError:  # a kernel that the device lacks
-            continue
-        # In units of the chain, which is timed in turn with it, the pace of the host does not matter.
-        shares = [
-            statistics.median((long[i] - short[i]) / sum(short) for short, long in pairs) / PLACES for i in (0, 1)
-        ]
-        known = [sum(times * table[other][i] for other, times in case.beside) for i in (0, 1)]
-        table[name] = [max((shares[i] - known[i]) / case.times, 0.0) for i in (0, 1)]
+            for _ in range(repeats):
+                # In units of the chain, which is timed in turn with it, the pace of the host does not matter.
+                short, long = chain.best(), longer.best()
+                added[name].append(((long[0] - short[0]) / sum(short), (long[1] - short[1]) / sum(short)))
+    table: dict[str, list[float]] = {}
+    for name, case in made.items():
+        if added[name]:
+            known = [sum(times * table[other][i] for other, times in case.beside) for i in (0, 1)]
+            middle = [statistics.median(pair[i] for pair in added[name]) / PLACES for i in (0, 1)]
+            table[name] = [max((middle[i] - known[i]) / case.times, 0.0) for i in (0, 1)]
         if name == "slice":
             table[name][0] = table["view"][0]  # it is one; only its backward pass differs
     table.pop("joined", None)

@@ -23,8 +23,6 @@ from shardwright.cluster.serial import device_to, link_to
 from shardwright.errors import ClusterError
 
 BEYOND_CACHES = 2**25
-NO_OPERATORS = ("module", "yardstick")
-"""What the table of dispatch times holds beside operators."""
 
 
 def peak_dtype(kernel: str, dtype: str) -> str:
@@ -119,9 +117,6 @@ def calibrated(data: Mapping[str, Any]) -> Device:
     device = _datasheet(data["machine"]) or _measured_peaks(data)
     machine = data["machine"]
     dispatch = {name: (row[0], row[1]) for name, row in data["dispatch"].items()}
-    dispatch["*"] = tuple(
-        np.median([row for name, row in dispatch.items() if name not in NO_OPERATORS], axis=0).tolist()
-    )
     if "distributed_update" in data:
         dispatch["distributed_update"] = (data["distributed_update"], 0.0)
     smallest = [p["seconds"] for p in data["points"] if not p["flops"] and p["step"] == "forward"]

@@ -71,7 +71,7 @@ class Profile:
     """All curves of one device, and where and when they were measured.
 
     ``curves`` are named ``kernel/dtype/pass`` (``matmul/bfloat16/forward``). ``dispatch`` gives the host's seconds per
-    operator as triples (kernel or ``"*"``, forward, backward). ``optimizer`` rows are (name/dtype, host
+    operator as triples (operator, forward, backward). ``optimizer`` rows are (name/dtype, host
     seconds per step, host seconds per tensor, device seconds per parameter byte). ``kernel_floor`` is the shortest time
     any kernel takes. ``label`` is shown wherever a price is. ``preset`` names the shipped device a profile came with: files
     refer to it instead of repeating its curves.

@@ -16,8 +16,8 @@ from shardwright.cluster import Device
 from shardwright.costs.kernels_memory import CUTS, LINEAR, PIECES, SAME_KERNEL, base_name, does_nothing
 from shardwright.graph.core import Op, Tensor
 
-Issued = tuple[int, int, int]
-"""Kernels and views of the forward pass, functions of the backward pass."""
+Issued = tuple[int, int, int, int]
+"""Kernels and views of the forward pass, functions and kernels of the backward pass."""
 
 LIKE = {"bmm": "mm", "mv": "mm", "addmm": "linear", "baddbmm": "linear"}
 LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution": "conv2d", "div": "mul"}
@@ -43,7 +43,7 @@ def dispatch_seconds(
     if name == "matmul" and all(len(tensor.shape) <= 2 for tensor in inputs):
         name = "mm"
     if name == "einsum" and "mm" in table:  # its operands are turned by views, then multiplied
-        product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0), device)[0]
+        product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0, 0), device)[0]
         forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
     else:
         forward, backward = table[name] if name in table else several_seconds(issued, device)
@@ -72,10 +72,11 @@ def several_seconds(issued: Issued, device: Device) -> tuple[float, float]:
     table = {} if device.profile is None else device.profile.dispatch_of
     kernel = table.get("mul", (device.launch_overhead, 2 * device.launch_overhead))
     view = table.get("view", (0.0, 0.0))
-    kernels, views, functions = issued
+    kernels, views, functions, computed = issued
     if not kernels:
         return views * view[0], functions * view[1]
-    return kernels * kernel[0] + views * view[0], functions * kernel[1]
+    # A product's backward pass is one function with one kernel, a view's is one without.
+    return kernels * kernel[0] + views * view[0], functions * view[1] + computed * max(kernel[1] - view[1], 0.0)
 
 
 def _gradients(

@@ -28,8 +28,8 @@ class Runtime:
     traveller: float
 
 
-RUNTIME = Runtime(step=198.2, parameter=5.3, collective=5.7, exchange=18.1, traveller=12.8)
-"""Measured by ``python bench/host_calibration.py``; measure again when the runtime changes."""
+RUNTIME = Runtime(step=356.1, parameter=11.0, collective=10.4, exchange=18.9, traveller=17.8)
+"""By ``python bench/host_calibration.py measure --device cuda`` on the H200's host; measure again when the runtime changes."""
 
 
 def with_runtime(events: Sequence[Event], parameters: int, device: Device, runtime: Runtime) -> tuple[Event, ...]:

@@ -65,7 +65,8 @@ class Result:
 class Forward:
     """The forward call: results (``None`` where an output is no tensor), sizes of the fresh storages that outlive it, which
     of them and which arguments autograd keeps, and the most that was alive inside beyond what it left behind. ``issued``
-    counts what the host issues: kernels, views, and the functions of the backward pass."""
+    counts what the host issues: kernels, views, and the functions and kernels of the backward pass (counted for pieces
+    computed with several operators; otherwise each function is taken for one kernel)."""
 
     results: tuple[Result | None, ...]
     fresh: tuple[int, ...]
@@ -73,7 +74,7 @@ class Forward:
     saved_fresh: tuple[int, ...]
     temporary: int
     known: bool = True
-    issued: tuple[int, int, int] = (0, 0, 0)
+    issued: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -229,8 +230,21 @@ class _Session:
         kept_fresh = sorted({place[key] for key in saved if key in place})
         own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
         temporary = own + max(0, self.watch.peak - sum(fresh))
-        issued = (self.watch.kernels, self.watch.views, _functions(self.outputs))
+        kernels, views, functions = self.watch.kernels, self.watch.views, _functions(self.outputs)
+        issued = (kernels, views, functions, functions if self.kernel is None else self._backward_kernels())
         return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary, issued=issued)
+
+    def _backward_kernels(self) -> int:
+        """How many kernels the backward pass would issue."""
+        outputs = [output for output in self.outputs if output is not None and output.requires_grad]
+        wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
+        if not outputs or not wanted:
+            return 0
+        watch = Watch()
+        gradients = [torch.empty_like(output) for output in outputs]
+        with watch.watching(set()):
+            torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        return watch.kernels
 
     def backward(self, gradients: tuple[Strided | None, ...]) -> Backward:
         pairs = [

@@ -19,7 +19,7 @@ class Watch(TorchDispatchMode):
     """``alive`` maps the address of every storage seen to its number and its bytes; numbers are never used twice.
 
     ``peak`` is the most bytes alive since it was last reset, ``at_peak`` the numbers and bytes of what was alive then.
-    ``kernels`` counts the operators that made a storage, ``views`` those that made none.
+    ``kernels`` counts the operators that made a storage or wrote into one, ``views`` the others.
     """
 
     def __init__(self) -> None:
@@ -47,8 +47,9 @@ class Watch(TorchDispatchMode):
         for value in made if isinstance(made, (tuple, list)) else (made,):
             if isinstance(value, torch.Tensor):
                 self.see(value)
-        self.kernels += self.count > before
-        self.views += self.count == before
+        computes = self.count > before or func._schema.is_mutable
+        self.kernels += computes
+        self.views += not computes
         return made
 
     def see(self, tensor: torch.Tensor) -> None:
