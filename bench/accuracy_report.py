@@ -79,6 +79,10 @@ def write(local: bool) -> Path:
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "
         "memory are compared.",
         accuracy_ranks.predict(MEASURED / "plans", ranks) if ranks.exists() else "Not measured yet.",
+        "## The same on a busier machine",
+        "Seven of these cases on another H200, whose host was 1.1 to 2.9 times slower than the calibrated one.",
+        accuracy_table.table(accuracy_table.compare(MEASURED / "h200_busy_steps.json")),
+        accuracy_ranks.predict(MEASURED / "plans", MEASURED / "h200_busy_ranks.json"),
         LOCAL_TITLE,
         LOCAL_ABOUT,
         _local_table(local),

@@ -29,7 +29,7 @@ class Runtime:
 
 
 RUNTIME = Runtime(step=356.1, parameter=11.0, collective=10.4, exchange=18.9, traveller=17.8)
-"""By ``python bench/host_calibration.py measure --device cuda`` on the H200's host; measure again when the runtime changes."""
+"""From ``bench/host_calibration.py measure --device cuda`` on the H200's host; measure again when the runtime changes."""
 
 
 def with_runtime(events: Sequence[Event], parameters: int, device: Device, runtime: Runtime) -> tuple[Event, ...]:
