@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
+from shardwright.search.choose import compiling
 from shardwright.search.choose.ascent import Ascent
 from shardwright.search.choose.components import Component, separate, together
 from shardwright.search.choose.cutting import price_by_elimination
@@ -54,6 +55,7 @@ class _Progress:
     bound: float = -np.inf
     whole: bool = False
     enough: float = 0.0  # relative gap at which the search may end
+    compiled: float = field(default_factory=compiling.seconds)  # by others, before this search
 
     def offer(self, choice: np.ndarray) -> None:
         cost, _, feasible = evaluate(self.problem, choice)
@@ -83,11 +85,15 @@ class _Progress:
         return time.perf_counter() - self.started
 
     @property
+    def spent(self) -> float:
+        """Seconds of the time limit; the first search on a machine compiles its kernels, and that does not count."""
+        return self.seconds - (compiling.seconds() - self.compiled)
+
+    @property
     def late(self) -> bool:
-        if self.time_limit is None or self.seconds <= self.time_limit:
+        if self.time_limit is None or self.spent <= self.time_limit:
             return False
-        # The first run on a machine compiles the kernels; that must not leave the caller without any choice.
-        return self.choice is not None or self.seconds > 2 * self.time_limit + 30
+        return self.choice is not None or self.spent > 2 * self.time_limit + 30  # rather late than without any choice
 
     @property
     def closed(self) -> bool:
@@ -142,7 +148,7 @@ def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: i
     for place, part in enumerate(parts):
         limit = progress.time_limit
         if limit is not None:
-            limit = max(limit - progress.seconds, 0.0) * work[place] / sum(work[place:])
+            limit = max(limit - progress.spent, 0.0) * work[place] / sum(work[place:])
         solutions.append(solve_limited(part.problem, time_limit=limit, seed=seed, gap=progress.enough))
     whole = together(parts, solutions)
     return replace(whole, answer=back(whole.answer), seconds=progress.seconds)
@@ -229,7 +235,7 @@ class _Stage:
         progress = self.progress
         if self.entries <= INTEGER_ENTRIES and not self.tried:
             self.tried = True
-            left = None if progress.time_limit is None else progress.time_limit - progress.seconds
+            left = None if progress.time_limit is None else progress.time_limit - progress.spent
             nodes = INTEGER_NODES if left is None else None
             start = self.walker.best_choice if self.walker.found else None
             try:
