@@ -81,7 +81,15 @@ def test_nothing_to_compare(function, complaint, tmp_path, monkeypatch, capsys):
     assert complaint in message and len(message.strip().splitlines()) == 2 and "defect" not in message
 
 
-@pytest.mark.parametrize("arguments", [("--dtype", "float16"), ("--search", "fsdq"), ("--plan", "missing.json")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--dtype", "float16"),
+        ("--search", "fsdq"),
+        ("--plan", "missing.json"),
+        ("--plan", "p.json", "--search", "fsdp"),
+    ],
+)
 def test_bad_input(arguments, monkeypatch, capsys):
     assert run(monkeypatch, "verify", "gpt:small", *arguments) == 2
     message = capsys.readouterr().err

@@ -98,3 +98,10 @@ def test_ignoring_memory_is_searching_without_a_limit(monkeypatch: pytest.Monkey
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     plan_graph(graph, parse_cluster("8xH100"), Options(ignore_device_memory=True, baselines=()))
     assert limits and set(limits) == {None}
+
+
+def test_one_device_has_no_recipes_beside_the_plan() -> None:
+    resolved = resolve("gpt:small")
+    made = plan(resolved.model, resolved.args, resolved.kwargs, cluster="1xH200")
+    assert [candidate.name for candidate in made.candidates] == ["auto"]
+    assert made.prediction.communication_bytes == 0

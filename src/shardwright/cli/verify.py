@@ -40,6 +40,10 @@ def verify(
     check_name(search)
     if dtype not in ("float32", "float64"):
         raise ShardwrightError(f"Verification in {dtype!r} is not possible.", "Choose float32 or float64.")
+    if plan is not None and (cluster, search) != ("local:2", "auto"):
+        raise ShardwrightError(
+            "--plan says what to run; --cluster and --search say what to plan.", "Leave out one or the other."
+        )
     given = Plan.load(plan) if plan is not None else None
     with progress(as_json) as say:
         build = functools.partial(_built, model, batch, seq)

@@ -139,6 +139,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     if options.recompute == "blocks" and not described.blocks:
         raise no_blocks(graph.training)
     shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
+    if max(mesh.devices for mesh in shapes) == 1:
+        options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
     found, notes = _search_all(described, shapes, options, say)
     fitting = {n for n, one in found.items() if one.prediction.fits and options.search != LEAST_MEMORY}
     if options.recompute == "auto" and options.search not in fitting and described.blocks:
