@@ -69,6 +69,12 @@ def test_what_was_broadcast_is_summed(device):
     assert found["unflatten"] == pytest.approx((4e-6, 5e-6))
 
 
+def test_an_operator_that_nobody_could_look_at_is_a_kernel(device):
+    graph = capture(Products(), (torch.zeros(2, 4),))
+    tanh = next(op for op in graph.ops if op.name == "tanh")
+    assert dispatch_seconds(tanh, graph.tensors, (0, 0, 0, 0), device) == pytest.approx((6e-6, 9e-6))
+
+
 def test_modules_are_counted_where_they_are_entered():
     graph = capture(Products(), (torch.zeros(2, 4),))
     entered = modules_entered(graph.ops)

@@ -19,6 +19,8 @@ from shardwright.graph.core import Op, Tensor
 Issued = tuple[int, int, int, int]
 """Kernels and views of the forward pass, functions and kernels of the backward pass."""
 
+UNKNOWN: Issued = (1, 0, 1, 1)
+"""What an operator that could not be looked at is taken for."""
 LIKE = {"bmm": "mm", "mv": "mm", "addmm": "linear", "baddbmm": "linear"}
 LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution": "conv2d", "div": "mul"}
 LIKE |= dict.fromkeys(LINEAR, "add") | dict.fromkeys(CUTS, "slice") | dict.fromkeys(PIECES, "chunk") | SAME_KERNEL
@@ -34,6 +36,7 @@ def dispatch_seconds(
     table = {} if device.profile is None else device.profile.dispatch_of
     if not table:
         return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
+    issued = issued if any(issued) else UNKNOWN
     inputs = [tensors[name] for name in op.inputs]
     output = next((tensors[name] for name in op.outputs if name is not None), None)
     if does_nothing(op, inputs, output):
@@ -47,7 +50,7 @@ def dispatch_seconds(
         forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
     else:
         forward, backward = table[name] if name in table else several_seconds(issued, device)
-    return forward, _gradients(name, op, inputs, output, backward, table) if training else 0.0
+    return forward, _gradients(name, inputs, output, backward, table) if training else 0.0
 
 
 def modules_entered(ops: Iterable[Op]) -> dict[str, int]:
@@ -81,7 +84,6 @@ def several_seconds(issued: Issued, device: Device) -> tuple[float, float]:
 
 def _gradients(
     name: str,
-    op: Op,
     inputs: list[Tensor],
     output: Tensor | None,
     backward: float,
