@@ -174,8 +174,8 @@ def dispatch_seconds(yardstick: Yardstick, rounds: int = 3, repeats: int = 7) ->
             known = [sum(times * table[other][i] for other, times in case.beside) for i in (0, 1)]
             middle = [statistics.median(pair[i] for pair in added[name]) / PLACES for i in (0, 1)]
             table[name] = [max((middle[i] - known[i]) / case.times, 0.0) for i in (0, 1)]
-        if name == "slice":
-            table[name][0] = table["view"][0]  # it is one; only its backward pass differs
+            if name == "slice":
+                table[name][0] = table["view"][0]  # it is one; only its backward pass differs
     table.pop("joined", None)
     table["module"][1] = 0.0
     for i in (0, 1):

@@ -103,7 +103,11 @@ class _Block(nn.Module):
 
 def size_on(device: torch.device) -> tuple[tuple[int, int, int], torch.dtype]:
     """Shape and dtype of the tensors: nothing to compute for a processor, the usual kernels of an accelerator."""
-    return ((2, 16, 128), torch.bfloat16) if device.type == "cuda" else ((2, 4, 8), torch.float32)
+    if device.type != "cuda":
+        return (2, 4, 8), torch.float32
+    # Older devices only emulate bfloat16, and not for every kernel.
+    usual = torch.cuda.is_bf16_supported(including_emulation=False)
+    return (2, 16, 128), torch.bfloat16 if usual else torch.float32
 
 
 class Yardstick:

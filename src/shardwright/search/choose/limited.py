@@ -156,7 +156,9 @@ def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: i
 
 def _first_stage(core: Problem, back: Back, progress: _Progress, seed: int) -> _Stage | None:
     """Start from exact prices where the problem is narrow enough for them; nothing where these are enough."""
-    deadline = None if progress.time_limit is None else progress.started + 0.5 * progress.time_limit
+    deadline = None
+    if progress.time_limit is not None:
+        deadline = time.perf_counter() + 0.5 * progress.time_limit - progress.spent
     priced = price_by_elimination(core, deadline=deadline, gap=progress.enough) if core.limited else None
     if priced is None:
         return _Stage(core, back, progress, seed, None, None)
