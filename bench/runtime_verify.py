@@ -98,8 +98,8 @@ class Model:
 
     def __init__(self, reference: str, dtype: str, steps: int) -> None:
         from shardwright.frontend import capture
-        from shardwright.runtime.precision import all_double
-        from shardwright.runtime.verify import prepared, truth_of
+        from shardwright.verification.precision import all_double
+        from shardwright.verification.verify import prepared, truth_of
 
         double = dtype == "float64"
         self.model, self.args, self.kwargs = prepared(functools.partial(build, reference), double)
@@ -149,8 +149,8 @@ def verify_all(
     missing: dict[str, list[tuple[str, str]]], steps: int, common: dict[str, Any], path: Path, started: Path
 ) -> None:
     """Runs on every rank. ``missing`` names per model the (search, dtype) pairs to run."""
-    from shardwright.runtime.compare import KINDS
-    from shardwright.runtime.verify import check
+    from shardwright.verification.compare import KINDS
+    from shardwright.verification.verify import check
 
     first, cluster = dist.get_rank() == 0, f"local:{dist.get_world_size()}"
 

@@ -1,10 +1,13 @@
-"""Shared fixtures: where the public benchmark data lies."""
+"""Shared fixtures: where the public benchmark data lies, and the pool of worker processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from runtime.pool import POOL, Pool
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -16,3 +19,8 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"public benchmark data not found at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Pool]:
+    yield POOL

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from shardwright.operators import describe
     from shardwright.planner import plan
     from shardwright.plans import Plan
-    from shardwright.runtime import parallelize, verify
+    from shardwright.runtime import parallelize
+    from shardwright.verification import verify
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "ShardwrightError", "capture", "describe", "parallelize", "plan", "verify"]
@@ -32,7 +33,7 @@ _HOME = {
     "describe": "shardwright.operators",
     "parallelize": "shardwright.runtime",
     "plan": "shardwright.planner",
-    "verify": "shardwright.runtime",
+    "verify": "shardwright.verification",
 }
 
 

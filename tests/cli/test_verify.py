@@ -8,7 +8,7 @@ import pytest
 
 from cli.test_commands import run
 from shardwright.cli import verify as command
-from shardwright.runtime.compare import Comparison, Verification
+from shardwright.verification.compare import Comparison, Verification
 
 AGREEING = Comparison("gradient", "w at step 1", 1e-7, 1.0, 4e-7, 1e-7)
 DIFFERING = Comparison("gradient", "w at step 2", 1e-3, 1.0, 4e-7, 1e-7)

@@ -7,7 +7,7 @@ import pytest
 from shardwright.operators.checking import check, ranks_of
 from shardwright.operators.deriving import derived
 from shardwright.operators.rules import Partial, Shard, Window
-from shardwright.operators.samples import EVEN, calls
+from shardwright.verification.samples import EVEN, calls
 
 CLAIMS = {
     "convolution over height, with a halo": ("aten.conv2d.default", 1, "y0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.operators.auditing import audit_call
+from shardwright.verification.auditing import audit_call
 
 from .custom import define
 

@@ -7,10 +7,10 @@ import torch
 
 from shardwright.errors import DescriptionError
 from shardwright.operators import analyse, describe
-from shardwright.operators.auditing import audit_call
 from shardwright.operators.language import Max, Sum
 from shardwright.operators.rules import Partial, Shard, Window
-from shardwright.operators.samples import concrete
+from shardwright.verification.auditing import audit_call
+from shardwright.verification.samples import concrete
 
 pytestmark = pytest.mark.usefixtures("registry")
 

@@ -8,7 +8,7 @@ import torch
 from shardwright.errors import LoweringError
 from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import analyse, piece
-from shardwright.operators.samples import UNEVEN, calls
+from shardwright.verification.samples import UNEVEN, calls
 
 
 def first(target):

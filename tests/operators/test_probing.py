@@ -6,9 +6,9 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from shardwright.operators import analyse, probing
-from shardwright.operators.auditing import audit_sample
 from shardwright.operators.deriving import forget
-from shardwright.operators.samples import concrete
+from shardwright.verification.auditing import audit_sample
+from shardwright.verification.samples import concrete
 
 
 def test_probed_rules_hold_at_the_real_size():
@@ -39,7 +39,7 @@ def test_probed_rules_are_read_from_disk(monkeypatch):
 
 
 def test_probed_operators_are_listed():
-    from shardwright.operators.listing import listing
+    from shardwright.verification.listing import listing
 
     sample = concrete("shardwright_tests.squares.default", (torch.randn(20, 32),))
     probing.probe(sample.op, sample.tensors)

@@ -14,10 +14,10 @@ from runtime.workers import built, device_mesh
 from shardwright.lowering.collectives import BoundStep, Line, convert, counting, in_place, piece
 from shardwright.runtime import parallelize
 from shardwright.runtime.bundles import Gathering, Scattering
-from shardwright.runtime.recorded import loss_of
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
+from shardwright.verification.recorded import loss_of
 
 SHAPES = [(8, 4), (9, 7), (5, 5), (4, 13), (3,), (1, 2, 6)]
 

@@ -24,9 +24,9 @@ from shardwright.lowering.collectives import Line, all_gather, all_reduce, all_t
 from shardwright.operators.rules import OpRules, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import describe_graph
-from shardwright.runtime.verify import check
 from shardwright.search.options import EVERYTHING, Restriction, splits_of
 from shardwright.search.strategies import find_strategy
+from shardwright.verification.verify import check
 
 ROWS = (4, 6, 5)
 """Batch, positions, features; the layer before makes 8 features of them."""

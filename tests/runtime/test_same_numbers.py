@@ -15,8 +15,8 @@ from shardwright.costs.walk import walk
 from shardwright.frontend import capture
 from shardwright.lowering.collectives import counting
 from shardwright.runtime import parallelize
-from shardwright.runtime.recorded import loss_of
-from shardwright.runtime.verify import check
+from shardwright.verification.recorded import loss_of
+from shardwright.verification.verify import check
 
 
 def agrees(rank: int, reference: str, sizes: tuple[int, ...], seed: int) -> None:

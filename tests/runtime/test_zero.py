@@ -13,12 +13,12 @@ from runtime.workers import built, device_mesh
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.runtime import parallelize
-from shardwright.runtime.recorded import loss_of
-from shardwright.runtime.verify import check
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.simulator import simulate
+from shardwright.verification.recorded import loss_of
+from shardwright.verification.verify import check
 from shardwright.zoo.reference import resolve
 
 MODEL = "gpt:small"

@@ -9,8 +9,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.frontend import capture
-from shardwright.runtime.precision import all_double
-from shardwright.runtime.prepare import widened, without_dropout
+from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import widened, without_dropout
 from shardwright.zoo.reference import resolve
 
 

@@ -37,7 +37,7 @@ def ops(
 
 def _list(names: list[str], as_json: bool) -> None:
     from shardwright.cli._show import print_json, table
-    from shardwright.operators.listing import listing
+    from shardwright.verification.listing import listing
 
     found = listing(names)
     if as_json:
@@ -49,7 +49,7 @@ def _list(names: list[str], as_json: bool) -> None:
 
 def _check(names: list[str], as_json: bool) -> None:
     from shardwright.cli._show import console, print_json
-    from shardwright.operators.auditing import audit
+    from shardwright.verification.auditing import audit
 
     result = audit(names, progress=not as_json)
     data: dict[str, Any] = {k: v for k, v in result.__dict__.items() if k != "disagreement"}

@@ -34,8 +34,8 @@ def verify(
 
     from shardwright.errors import ShardwrightError
     from shardwright.plans import Plan
-    from shardwright.runtime import verify as run
     from shardwright.search.strategies import check_name
+    from shardwright.verification import verify as run
 
     check_name(search)
     if dtype not in ("float32", "float64"):
@@ -68,7 +68,7 @@ def _built(reference: str, batch: int | None, seq: int | None) -> tuple[Any, tup
 
 
 def _print(model: str, search: str, mesh: str, answer: Any) -> None:
-    from shardwright.runtime.compare import KINDS
+    from shardwright.verification.compare import KINDS
 
     rows = []
     for what in KINDS:

@@ -10,7 +10,7 @@ import torch
 from shardwright._torch_compat import operator, schema
 from shardwright.operators.elementwise import RANDOM, base_name, is_elementwise
 from shardwright.operators.registry import DESCRIPTIONS
-from shardwright.operators.samples.core import SAMPLES, Pick, Spec, bools, make, sample, t
+from shardwright.verification.samples.core import SAMPLES, Pick, Spec, bools, make, sample, t
 
 UNDEFINED = frozenset({"empty_like"})
 """Operators whose content nobody can compare."""

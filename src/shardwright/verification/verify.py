@@ -2,7 +2,7 @@
 
 All ranks train the program; rank 0 also runs the unmodified module (not the exported one, not our graph) by itself from the
 same weights on the same batch. Compared are the loss of every step, every gradient of every step, every parameter after
-every step and the buffers at the end (:mod:`shardwright.runtime.compare` says how far they may differ).
+every step and the buffers at the end (:mod:`shardwright.verification.compare` says how far they may differ).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.compare import TIMES, Comparison, Verification, compare, distance
-from shardwright.runtime.decisions import Decisions, Jump, Question, jumps
-from shardwright.runtime.kinks import beside_kinks, from_its_own_side
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
-from shardwright.runtime.precision import all_double
-from shardwright.runtime.prepare import widened, without_dropout
-from shardwright.runtime.recorded import Run, retraced, train
-from shardwright.runtime.yardstick import drawn_again
+from shardwright.verification.compare import TIMES, Comparison, Verification, compare, distance
+from shardwright.verification.decisions import Decisions, Jump, Question, jumps
+from shardwright.verification.kinks import beside_kinks, from_its_own_side
+from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import widened, without_dropout
+from shardwright.verification.recorded import Run, retraced, train
+from shardwright.verification.yardstick import drawn_again
 
 Tensors = Mapping[str, Tensor]
 

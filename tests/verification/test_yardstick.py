@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.runtime.compare import TIMES, Comparison
-from shardwright.runtime.recorded import Run
-from shardwright.runtime.yardstick import DRAWS, drawn_again, neighbour
+from shardwright.verification.compare import TIMES, Comparison
+from shardwright.verification.recorded import Run
+from shardwright.verification.yardstick import DRAWS, drawn_again, neighbour
 
 RUN = Run(before=[{"w": torch.ones(3)}, {"w": torch.ones(3)}])
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardwright.runtime.compare import TIMES, Comparison
-from shardwright.runtime.recorded import Run
+from shardwright.verification.compare import TIMES, Comparison
+from shardwright.verification.recorded import Run
 
 DRAWS = 4
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.operators.auditing import audit_call, audit_sample, samples_of
 from shardwright.operators.deriving import derived
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS
-from shardwright.operators.samples import SAMPLES, UNEVEN, calls, pointwise
+from shardwright.verification.auditing import audit_call, audit_sample, samples_of
+from shardwright.verification.samples import SAMPLES, UNEVEN, calls, pointwise
 
 WITHOUT_SAMPLE = {
     # content that nobody can compare

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.runtime.recorded import LEARNING_RATE, Run, replayed
+from shardwright.verification.recorded import LEARNING_RATE, Run, replayed
 
 TIMES = 4.0
 DOUBLE = 1e-9
@@ -40,7 +40,7 @@ class Comparison:
     """One compared tensor: its largest distance from the truth, the truth's size, what was allowed.
 
     ``yardstick`` is the error of one process in the same precision (zero where the limit is relative to ``size``);
-    ``kink`` says that the truth is that of parameters one rounding away (:mod:`shardwright.runtime.kinks`).
+    ``kink`` says that the truth is that of parameters one rounding away (:mod:`shardwright.verification.kinks`).
     """
 
     what: str
@@ -100,7 +100,7 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
 
     ``start`` are the parameters before the first step. With ``one``, the run of one process in the precision of ``other``,
     both ``truth`` and ``one`` start every step where ``other`` did
-    (:func:`~shardwright.runtime.recorded.retraced`); without it ``other`` is in float64 and must agree within 1e-9.
+    (:func:`~shardwright.verification.recorded.retraced`); without it ``other`` is in float64 and must agree within 1e-9.
     """
     rounding = max((torch.finfo(tensor.dtype).eps for tensor in start.values()), default=torch.finfo(torch.float32).eps)
     found: list[Comparison] = []

@@ -1,7 +1,7 @@
 """Small calls of every described operator, on which its rules are checked; one file per family."""
 
-from shardwright.operators.samples import layers, lookups, matmuls, pointwise, reductions, transforms, views
-from shardwright.operators.samples.core import EVEN, SAMPLES, UNEVEN, Sample, Spec, calls, concrete
+from shardwright.verification.samples import layers, lookups, matmuls, pointwise, reductions, transforms, views
+from shardwright.verification.samples.core import EVEN, SAMPLES, UNEVEN, Sample, Spec, calls, concrete
 
 __all__ = [
     "EVEN",

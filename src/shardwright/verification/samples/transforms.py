@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.operators.samples.core import Pick, complexes, positive, sample, t
+from shardwright.verification.samples.core import Pick, complexes, positive, sample, t
 
 
 def _recurrent(

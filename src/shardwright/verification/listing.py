@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor import Partial, Shard
 
-from shardwright.operators.auditing import targets_with_samples
 from shardwright.operators.deriving import derived
 from shardwright.operators.probing import known
 from shardwright.operators.registry import DESCRIPTIONS
 from shardwright.operators.rules import LoopRule, Window
-from shardwright.operators.samples import EVEN, SAMPLES, calls
+from shardwright.verification.auditing import targets_with_samples
+from shardwright.verification.samples import EVEN, SAMPLES, calls
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from shardwright.operators.checking import Disagreement, check, one_thread, rank
 from shardwright.operators.deriving import FAILED, derived
 from shardwright.operators.extending import operator_target
 from shardwright.operators.rules import OpRules
-from shardwright.operators.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, concrete, pointwise
+from shardwright.verification.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, concrete, pointwise
 
 
 @dataclass(frozen=True)

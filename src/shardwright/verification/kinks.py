@@ -3,7 +3,7 @@
 The derivative of a ReLU, a maximum or a routing decision jumps where its argument crosses zero. A float32 run whose argument
 is within rounding of that point may stand on the other side than float64 does, and its gradients then differ by the jump,
 not by rounding. Such gradients are right when they are the exact gradients of a nearby question (backward stability; Higham
-2002, section 1.5): one process in float64, with the open answers (:mod:`shardwright.runtime.decisions`) that explain the
+2002, section 1.5): one process in float64, with the open answers (`decisions.py`) that explain the
 run given the other way, must give every gradient of that step within the limits that held before. Kinks of other
 operators are looked for at parameters that differ from the run's by about one rounding each.
 
@@ -20,9 +20,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardwright.runtime.compare import Comparison, distance
-from shardwright.runtime.decisions import Jump
-from shardwright.runtime.recorded import Run
+from shardwright.verification.compare import Comparison, distance
+from shardwright.verification.decisions import Jump
+from shardwright.verification.recorded import Run
 
 ATTEMPTS = 16
 """How many nearby parameters are tried."""

@@ -10,9 +10,9 @@ import copy
 import pytest
 import torch
 
-from shardwright.runtime.compare import TIMES
-from shardwright.runtime.recorded import train
-from shardwright.runtime.verify import judged
+from shardwright.verification.compare import TIMES
+from shardwright.verification.recorded import train
+from shardwright.verification.verify import judged
 
 STEPS = 3
 

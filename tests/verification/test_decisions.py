@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from shardwright.runtime.decisions import Decisions, jumps
-from shardwright.runtime.recorded import train
-from shardwright.runtime.verify import judged
+from shardwright.verification.decisions import Decisions, jumps
+from shardwright.verification.recorded import train
+from shardwright.verification.verify import judged
 
 DOUBLE = torch.float64
 

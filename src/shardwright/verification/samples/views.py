@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shardwright.operators.samples.core import Pick, complexes, sample, t
+from shardwright.verification.samples.core import Pick, complexes, sample, t
 
 
 @sample("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.view_copy.default")
