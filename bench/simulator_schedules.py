@@ -9,9 +9,9 @@ import csv
 import sys
 from pathlib import Path
 
-from shardwright.simulator.pipeline import one_f_one_b, simulate_pipeline
+from shardwright.schedules import one_f_one_b, pipeline, run
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "schedules"
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "schedules"
 
 
 def main() -> None:
@@ -23,17 +23,15 @@ def main() -> None:
     for row in rows:
         stages, microbatches = int(row["stages"]), int(row["microbatches"])
         backward = float(row["backward_input_ms"]) + float(row["backward_weight_ms"])
-        run = simulate_pipeline(
-            one_f_one_b(stages, microbatches),
-            [float(row["forward_ms"])] * stages,
-            [backward] * stages,
-            float(row["hop_ms"]),
-        )
+        priced = pipeline(range(stages), microbatches, float(row["forward_ms"]), backward, 0.0, float(row["hop_ms"]))
+        timing = run(one_f_one_b(stages, microbatches), priced)
         published = float(row["one_f_one_b"])
         textbook = (stages - 1) / (microbatches + stages - 1)
-        worst = max(worst, abs(run.bubble - published))
-        difference = run.bubble - published
-        print(f"{stages:>7}{microbatches:>7}{published:>11.4f}{run.bubble:>11.4f}{difference:>12.5f}{textbook:>10.4f}")
+        worst = max(worst, abs(timing.bubble - published))
+        difference = timing.bubble - published
+        print(
+            f"{stages:>7}{microbatches:>7}{published:>11.4f}{timing.bubble:>11.4f}{difference:>12.5f}{textbook:>10.4f}"
+        )
     print(f"largest difference {worst:.5f}")
 
 
