@@ -7,6 +7,7 @@ the project may touch an underscore of torch.
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,16 @@ def load_tree(text: str) -> Any:
     return pytree.treespec_loads(text)
 
 
+def names_in_tree(text: str) -> set[str]:
+    """The serialised names of the classes in a :func:`dump_tree` that pytree does not know in this process."""
+
+    def names(spec: Any) -> set[str]:
+        own = {spec["type"]} if isinstance(spec["type"], str) else set()
+        return own.union(*(names(child) for child in spec["children_spec"]))
+
+    return {name for name in names(json.loads(text)[1]) if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE}
+
+
 def is_registered_node(kind: type) -> bool:
     """Whether pytree knows how to open instances of this class."""
     return kind in pytree.SUPPORTED_NODES
@@ -54,6 +65,24 @@ def register_dataclass(kind: type) -> None:
 def register_namedtuple(kind: type) -> None:
     """Let specs that hold a named tuple travel as JSON (pytree opens named tuples anyway)."""
     pytree._register_namedtuple(kind, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}")
+
+
+def register_object(kind: type, opened: Any, closed: Any) -> None:
+    """Let pytree open instances of any class: ``opened(value) -> (items, text)``, ``closed(items, text) -> value``."""
+
+    def paths(value: Any) -> Any:
+        items, about = opened(value)
+        return [(pytree.MappingKey(index), item) for index, item in enumerate(items)], about
+
+    pytree.register_pytree_node(
+        kind,
+        opened,
+        closed,
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        to_dumpable_context=str,
+        from_dumpable_context=str,
+        flatten_with_keys_fn=paths,
+    )
 
 
 def operator(target: str) -> Any:

@@ -8,6 +8,7 @@ made functional, assertions dropped, and the result is rewritten in our own word
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import warnings
@@ -41,7 +42,8 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     model
         Any module; on the meta device nothing is materialised. Its ``training`` flag decides the mode captured.
     args, kwargs
-        Example inputs. Shapes and dtypes count, values do not; plain values (numbers, flags) are fixed.
+        Example inputs. Shapes and dtypes count, values do not; plain values (numbers, flags) are fixed. In training a cache
+        that a model returns beside its loss is left out of the graph, unless ``use_cache=True`` asks for it.
 
     Raises
     ------
@@ -60,15 +62,24 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     try:
         with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc():
             traced, args, kwargs = stand_in(model, args, kwargs)
-            with opened_outputs(traced), as_in_eager_mode(packed=kwargs.get("position_ids") is not None):
+            everything = not model.training or kwargs.get("use_cache") is True
+            with (
+                opened_outputs(traced, everything) as left_out,
+                as_in_eager_mode(kwargs.get("position_ids") is not None),
+            ):
                 program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
-            return convert(functionalise(program), model)
+            graph = convert(functionalise(program), model)
     except CaptureError:
         raise
     except Exception as error:
         raise explain_failure(error, traced) from error
+    notes = (
+        f"{name} is left out of what the training step returns beside the loss; use_cache=True asks for it."
+        for name in dict.fromkeys(left_out)
+    )
+    return dataclasses.replace(graph, notes=(*graph.notes, *notes))
 
 
 @contextmanager

@@ -124,8 +124,9 @@ class _Conversion:
         target = _target(node)
         value = node.meta.get("val")
         inputs = [self.tensors[self.names[n].name] for n in node.all_input_nodes if isinstance(self.names.get(n), Ref)]
-        if inputs and _passes_through(target, node, inputs[0]):
-            self.names[node] = Ref(inputs[0].name)
+        same = _unchanged(target, node, inputs)
+        if same is not None:
+            self.names[node] = Ref(same.name)
             return
         differentiable = not node.meta.get(NO_GRAD, False)
         flows = differentiable and target != "aten.detach.default" and any(t.grad for t in inputs)
@@ -196,6 +197,16 @@ class _Conversion:
             f"The model changes its input {name!r} in place, which a split model could not hand back.",
             "Clone the input first inside the model, or return the changed tensor.",
         )
+
+
+def _unchanged(target: str, node: Node, inputs: list[Tensor]) -> Tensor | None:
+    """The argument that an operator returns as it is: the only one that is not empty (a fresh cache), or the first."""
+    if target == "aten.cat.default":
+        full = [tensor for tensor in inputs if tensor.elements]
+        value = node.meta["val"]
+        alone = len(full) == 1 and full[0].dtype == _dtype(value) and full[0].shape == _shape(value, node)
+        return full[0] if alone else None
+    return inputs[0] if inputs and _passes_through(target, node, inputs[0]) else None
 
 
 def _passes_through(target: str, node: Node, source: Tensor) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from shardwright._torch_compat import flatten_tree, load_tree, operator, schema, unflatten_tree
+from shardwright._torch_compat import flatten_tree, operator, schema, unflatten_tree
 from shardwright.errors import CaptureError
+from shardwright.frontend.containers import restored_tree
 from shardwright.graph import Atom, Graph, Op, Ref, Value
 
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
@@ -58,7 +59,7 @@ def replay(
         for held, fresh in graph.mutations:
             buffers[paths[held]].copy_(values[fresh].detach())
     flat_outputs = [_value(output, values, device) for output in graph.outputs]
-    return unflatten_tree(flat_outputs, load_tree(graph.output_tree)) if graph.output_tree else flat_outputs
+    return unflatten_tree(flat_outputs, restored_tree(graph.output_tree)) if graph.output_tree else flat_outputs
 
 
 def _run(op: Op, values: dict[str, Any], device: torch.device) -> None:

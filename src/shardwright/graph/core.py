@@ -166,6 +166,8 @@ class Graph:
     input_tree: str = ""
     output_tree: str = ""
     training: bool = True
+    notes: tuple[str, ...] = ()
+    """Sentences about what capture left out or took for granted; they decide nothing."""
 
     def __post_init__(self) -> None:
         defined = set(self.sources)

@@ -68,6 +68,7 @@ def _document(graph: Graph, provenance: bool) -> dict[str, Any]:
         "outputs": [_encode(o) for o in graph.outputs],
         "output_tree": graph.output_tree,
         "mutations": [list(m) for m in graph.mutations],
+        **({"notes": list(graph.notes)} if provenance and graph.notes else {}),
     }
 
 
@@ -106,6 +107,7 @@ def from_json(text: str) -> Graph:
         input_tree=data["input_tree"],
         output_tree=data["output_tree"],
         training=data["training"],
+        notes=tuple(data.get("notes", ())),
     )
 
 

@@ -189,7 +189,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
             _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
         ),
         replicated=replicated(winner.searched.formulation),
-        notes=tuple(filter(None, [*remarks, winner.note])),
+        notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
     )
     if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):

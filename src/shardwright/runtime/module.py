@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright._torch_compat import flatten_tree, load_tree, local_of, unflatten_tree
+from shardwright._torch_compat import flatten_tree, local_of, unflatten_tree
 from shardwright.costs.bundles import bundles
 from shardwright.costs.replica_sums import replica_axes
 from shardwright.errors import RunError
+from shardwright.frontend.containers import restored_tree
 from shardwright.graph import Constant, Graph
 from shardwright.lowering.collectives import BoundStep, Line
 from shardwright.lowering.emit import direct, emit
@@ -65,7 +66,7 @@ class ParallelModule(torch.nn.Module):
         eager, whole = emit(program, self.groups, self.device, readers), emit(program, self.groups, self.device)
         object.__setattr__(self, "_eager", direct(with_recomputation(eager, recompute)))
         object.__setattr__(self, "_whole", with_recomputation(whole, recompute))
-        object.__setattr__(self, "_output_tree", load_tree(self.graph.output_tree))
+        object.__setattr__(self, "_output_tree", restored_tree(self.graph.output_tree))
         self._constants = [_constant(c, program, self.device) for c in self.graph.constants]
         self._arguments = Arguments(self.graph, program.strategy.resting, program.place, self.device)
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)

@@ -137,9 +137,6 @@ def _configure(config_class: Any, given: dict[str, Any], small: bool, sizes: dic
             f"{config_class.__name__} does not accept {reference!r}: {_first_line(error)}.",
             "Check the names and values of the sizes.",
         ) from error
-    for owner in (config, config.get_text_config()):
-        if hasattr(owner, "use_cache"):
-            owner.use_cache = False
     if config.is_encoder_decoder:
         for name in ("decoder_start_token_id", "pad_token_id"):  # the hub's files carry them, some defaults do not
             if getattr(config, name, None) is None:
