@@ -270,3 +270,8 @@ def like_dtensor(local: torch.Tensor, like: Any) -> torch.Tensor:
 def takes_device(target: str) -> bool:
     """Whether an operator has a keyword ``device``: it creates tensors, or may move them."""
     return any(argument.name == "device" and argument.kwarg_only for argument in schema(target).arguments)
+
+
+def first_chunk_offsets(tensor: Any) -> tuple[int, ...]:
+    """Where the shard that this rank holds of a DTensor begins (``DTensor.__create_chunk_list__``)."""
+    return tuple(tensor.__create_chunk_list__()[0].offsets)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from cli.test_commands import run
 from shardwright.cli import verify as command
-from shardwright.verification.compare import Comparison, Verification
+from shardwright.verification import Comparison, Verification, Verified
+from shardwright.verification.forced import Cut
 
 AGREEING = Comparison("gradient", "w at step 1", 1e-7, 1.0, 4e-7, 1e-7)
 DIFFERING = Comparison("gradient", "w at step 2", 1e-3, 1.0, 4e-7, 1e-7)
@@ -28,16 +30,20 @@ def test_two_processes_against_one(monkeypatch, capsys):
     )
     assert run(monkeypatch, *arguments) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["agrees"] is True and document["disagreeing"] == []
-    assert document["processes"] == 2 and document["search"] == "fsdp"
-    assert {"loss", "gradient", "update"} <= set(document["worst"])
-    assert document["communication"]
+    assert document["agrees"] is True and document["processes"] == 2 and document["search"] == "fsdp"
+    found, *others = document["strategies"]
+    assert [found["strategy"], found["dtype"], found["disagreeing"]] == ["found", "float64", []]
+    assert {"loss", "output", "gradient", "update", "copy"} <= set(found["worst"])
+    assert found["communication"] and found["cut"]["operators"] > 0
+    assert {"batch", "features", "reductions"} <= {other["strategy"] for other in others}
+    assert others[-1]["strategy"] == "found" and others[-1]["dtype"] == "float32"
 
 
 def test_one_process(monkeypatch, capsys):
     assert run(monkeypatch, "verify", "rnn:small,layers=1,seq=2", "--cluster", "local:1", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["agrees"] is True and document["processes"] == 1 and document["communication"] == {}
+    assert document["agrees"] is True and document["processes"] == 1
+    assert all(run["strategy"] == "found" and run["communication"] == {} for run in document["strategies"])
 
 
 def test_a_batch_smaller_than_the_devices(monkeypatch, capsys):
@@ -96,9 +102,24 @@ def test_bad_input(arguments, monkeypatch, capsys):
     assert message.startswith("shardwright: ") and len(message.strip().splitlines()) == 2
 
 
+def answer(*comparisons: Comparison, cut: int = 3) -> Verified:
+    plan = SimpleNamespace(search="fsdp", strategy=SimpleNamespace(axes=(("cpu", 2),), devices=2))
+    compared = Verification(
+        comparisons, (1.0, 0.9), "float32", {"all_reduce": (2, 1024)}, "found", Cut(cut, 9, 0.5, {})
+    )
+    return Verified(plan, (compared,))  # type: ignore[arg-type]  # only what is printed
+
+
 def test_differences_are_named(capsys):
-    answer = Verification((AGREEING, DIFFERING), (1.0, 0.9), "float32", {"all_reduce": (2, 1024)})
-    assert not answer.agrees
-    command._print("m", "fsdp", "cpu 2", answer)
+    assert not answer(AGREEING, DIFFERING).agrees
+    command._print("m", answer(AGREEING, DIFFERING))
     shown = capsys.readouterr().out
     assert "DIFFER" in shown and "w at step 2" in shown and "10000.0 ×" in shown
+
+
+def test_how_much_was_cut_is_said(capsys):
+    command._print("m", answer(AGREEING))
+    assert "3 of 9" in capsys.readouterr().out
+    assert answer(AGREEING).cuts and not answer(AGREEING, cut=0).cuts
+    command._print("m", answer(AGREEING, cut=0))
+    assert "nothing was cut" in capsys.readouterr().out

@@ -52,7 +52,7 @@ def test_another_order_of_sums_agrees(dtype):
     assert not wrong(model, x, run)
     kinds = {item.what for item in judged(model, (x,), {}, run)}
     direct = {"parameter"} if dtype == torch.float64 else set()
-    assert kinds == {"loss", "gradient", "update", "buffer"} | direct
+    assert kinds == {"loss", "output", "gradient", "update", "buffer"} | direct
 
 
 def test_the_model_is_left_as_it_was():

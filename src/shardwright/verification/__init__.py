@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from shardwright.verification.compare import Comparison, Verification
-from shardwright.verification.verify import verify
+from shardwright.verification.verify import Verified, verify
 
-__all__ = ["Comparison", "Verification", "verify"]
+__all__ = ["Comparison", "Verification", "Verified", "verify"]

@@ -1,4 +1,4 @@
-"""A training run against one process: losses, gradients, parameters, buffers, and how far each may be from the truth.
+"""A training run against one process: every number of both, and how far each may be from the truth.
 
 The truth is one process running the unmodified model in float64. A run in float64 must stay within 1e-9 of it for all steps.
 A run in float32 adds its numbers in another order than one process does, so it is held to the error that one process
@@ -10,7 +10,8 @@ theory by one rounding of the model's largest gradient.
 AdamW turns rounding of tiny gradients into whole steps, on one process as on many, so in float32 truth and yardstick are
 taken anew at the parameters the run had before each step. What remains is the optimiser: in either precision every
 parameter after every step must be what AdamW on one process makes of the run's own gradients, up to a few roundings.
-Each step's start, gradients and end being right, so is the run.
+Each step's start, gradients and end being right, so is the run. Last, all ranks must hold the same copy of what several of
+them hold.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.verification.recorded import LEARNING_RATE, Run, replayed
+from shardwright.verification.forced import Cut
+from shardwright.verification.gathering import distance
+from shardwright.verification.recorded import LEARNING_RATE, Run, replayed, size_of
 
 TIMES = 4.0
 DOUBLE = 1e-9
@@ -32,7 +35,7 @@ NOISE = 1e-3
 """In float64, a gradient that is zero in theory is measured by this share of the model's largest gradient."""
 ROUNDINGS = 4.0
 """How many roundings an update may differ from its replay."""
-KINDS = ("loss", "gradient", "parameter", "update", "buffer")
+KINDS = ("loss", "output", "gradient", "parameter", "update", "buffer", "copy")
 
 
 @dataclass(frozen=True)
@@ -67,16 +70,26 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verification:
-    """Everything compared. ``communication`` counts what was sent: per kind, steps and bytes of one training step."""
+    """Everything compared about one strategy.
+
+    ``communication`` counts what was sent: per kind, steps and bytes of one training step. ``cut`` says how much of the
+    work the strategy cuts: where that is nothing, agreement means little.
+    """
 
     comparisons: tuple[Comparison, ...]
     losses: tuple[float, ...]
     dtype: str
     communication: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    name: str = "found"
+    cut: Cut | None = None
 
     @property
     def agrees(self) -> bool:
         return bool(self.comparisons) and all(item.agrees for item in self.comparisons)
+
+    def closest(self) -> Comparison:
+        """The comparison of any kind that comes closest to its limit."""
+        return max(self.comparisons, key=lambda item: item.difference / (item.allowed or 1e-300))
 
     def worst(self, what: str) -> Comparison | None:
         """The comparison of a kind (one of :data:`KINDS`) that comes closest to its limit."""
@@ -85,7 +98,9 @@ class Verification:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "strategy": self.name,
             "agrees": self.agrees,
+            "cut": asdict(self.cut) if self.cut is not None else None,
             "dtype": self.dtype,
             "losses": list(self.losses),
             "compared": len(self.comparisons),
@@ -96,7 +111,7 @@ class Verification:
 
 
 def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None = None) -> list[Comparison]:
-    """Every loss, gradient, parameter and buffer of a run against the truth; what only one of them has disagrees.
+    """Every loss, output, gradient, parameter and buffer of a run against the truth; what only one of them has disagrees.
 
     ``start`` are the parameters before the first step. With ``one``, the run of one process in the precision of ``other``,
     both ``truth`` and ``one`` start every step where ``other`` did
@@ -105,10 +120,15 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
     rounding = max((torch.finfo(tensor.dtype).eps for tensor in start.values()), default=torch.finfo(torch.float32).eps)
     found: list[Comparison] = []
     for step in range(len(truth.gradients)):
-        true, theirs, single = (_at(run, step) for run in (truth, other, one))
-        assert true is not None and theirs is not None
-        floor = max((_size(gradient) for gradient in true.values()), default=0.0)
-        found += _compared("gradient", true, theirs, single, rounding, floor=floor)
+        for what in ("output", "gradient"):
+            true, theirs, single = (_at(run, what, step) for run in (truth, other, one))
+            assert true is not None and theirs is not None
+            if (
+                what == "output" and single is not None
+            ):  # which of two numbers is the larger may be a matter of rounding
+                true, theirs = _measured(true), _measured(theirs)
+            floor = max((size_of(tensor) for tensor in true.values()), default=0.0)
+            found += _compared(what, true, theirs, single, rounding, floor=floor)
     losses, their_losses, single_losses = (_numbers(run) for run in (truth, other, one))
     assert losses is not None and their_losses is not None
     worst = max([rounding, *_relative_errors(losses, single_losses)])
@@ -118,11 +138,12 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
     for step, expected in enumerate(replayed(start, other), 1):
         after = other.before[step] if step < len(other.before) else other.parameters
         for name in sorted(expected.keys() | after.keys()):
-            size = _size(expected.get(name)) + LEARNING_RATE
+            size = size_of(expected.get(name)) + LEARNING_RATE
             difference = distance(expected.get(name), after.get(name))
             found.append(Comparison("update", f"{name} at step {step}", difference, size, ROUNDINGS * rounding * size))
     own = one.buffers if one is not None else None
-    return found + _compared("buffer", truth.buffers, other.buffers, own, rounding)
+    found += _compared("buffer", truth.buffers, other.buffers, own, rounding)
+    return found + _copies(other, DOUBLE if one is None else TIMES * rounding)
 
 
 Tensors = Mapping[str, Tensor]
@@ -147,7 +168,7 @@ def _compared(
     typical = max(typical, statistics.median(_relative_errors(true, single, unit, above=noise) or [0.0]))
     for name in sorted(true.keys() | theirs.keys()):
         tensor, yardstick = true.get(name), 0.0
-        size = _size(tensor) + unit
+        size = size_of(tensor) + unit
         allowed = DOUBLE * (size + NOISE * floor)
         if single is not None:
             yardstick = max(distance(tensor, single.get(name)), typical * size, noise)
@@ -160,35 +181,39 @@ def _compared(
 
 def _relative_errors(true: Tensors, single: Tensors | None, unit: float = 0.0, above: float = 0.0) -> list[float]:
     """How far one process is from the truth, tensor by tensor, for those that are larger than ``above``."""
-    sizes = {name: _size(tensor) + unit for name, tensor in true.items() if single is not None}
+    sizes = {name: size_of(tensor) + unit for name, tensor in true.items() if single is not None}
     return [distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size > above]
 
 
-def _at(run: Run | None, step: int) -> Tensors | None:
-    """The gradients of one step, the step in their names."""
-    return None if run is None else {f"{name} at step {step + 1}": g for name, g in run.gradients[step].items()}
+def _at(run: Run | None, what: str, step: int) -> Tensors | None:
+    """The outputs or gradients of one step, the step in their names."""
+    if run is None:
+        return None
+    tensors = (run.outputs if what == "output" else run.gradients)[step]
+    return {f"{name} at step {step + 1}": tensor for name, tensor in tensors.items()}
+
+
+def _measured(tensors: Tensors) -> Tensors:
+    return {name: t for name, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+
+
+def _copies(run: Run, relative: float) -> list[Comparison]:
+    """What several ranks hold must be one tensor; ``relative`` is how far copies may differ, in units of its size."""
+    floors: dict[str, float] = {}
+    for copies in run.copies:
+        floors[copies.what] = max(floors.get(copies.what, 0.0), copies.size)
+    return [
+        Comparison(
+            "copy",
+            f"{copies.what} {copies.name}" + f", rank {copies.rank}" * bool(copies.spread),
+            copies.spread,
+            copies.size,
+            relative * (copies.size + NOISE * floors[copies.what]),
+        )
+        for copies in run.copies
+    ]
 
 
 def _numbers(run: Run | None) -> Tensors | None:
     steps = enumerate(run.losses, 1) if run is not None else ()
     return None if run is None else {f"step {n}": torch.tensor(loss, dtype=torch.float64) for n, loss in steps}
-
-
-def _size(tensor: Tensor | None) -> float:
-    """The largest finite value."""
-    if tensor is None or not tensor.numel():
-        return 0.0
-    sizes = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
-    return float(sizes.nan_to_num(0.0, 0.0, 0.0).max())
-
-
-def distance(true: Tensor | None, other: Tensor | None) -> float:
-    """The largest difference; infinite where one is missing, has another shape or is not finite where the other is."""
-    if true is None or other is None or true.shape != other.shape:
-        return math.inf
-    if not true.numel():
-        return 0.0
-    wide = torch.complex128 if true.is_complex() else torch.float64
-    true, other = true.to(wide), other.to(wide)
-    alike = (true == other) | (torch.isnan(true) & torch.isnan(other))
-    return float(torch.where(alike, 0.0, (true - other).abs()).nan_to_num(math.inf, math.inf).max())

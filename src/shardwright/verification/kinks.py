@@ -20,8 +20,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shardwright.verification.compare import Comparison, distance
+from shardwright.verification.compare import Comparison
 from shardwright.verification.decisions import Jump
+from shardwright.verification.gathering import distance
 from shardwright.verification.recorded import Run
 
 ATTEMPTS = 16

@@ -1,4 +1,4 @@
-"""A few steps of training, with everything a comparison needs kept: losses, gradients, parameters, buffers.
+"""A few steps of training, with everything a comparison needs kept: losses, outputs, gradients, parameters, buffers.
 
 AdamW divides by the gradient's size, so rounding noise on a gradient that is zero in theory (the bias of an attention's
 keys) moves a parameter by whole steps of the learning rate, and from then on two float32 runs are at different points. A
@@ -10,65 +10,97 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import flatten_tree
+from shardwright._torch_compat import flatten_tree, flatten_with_paths
 from shardwright.errors import RunError
+from shardwright.verification.gathering import Gathered, gathered
 
 LEARNING_RATE = 1e-3
 EPSILON = 1e-8
+
+
+class Copies(NamedTuple):
+    """How far the copies of a tensor that several ranks hold differ; ``rank`` is the one that differs most."""
+
+    what: str
+    name: str
+    spread: float
+    rank: int
+    size: float
 
 
 @dataclass
 class Run:
     """What a training run leaves behind, whole tensors by their names in the model.
 
-    ``before`` and ``gradients`` are the parameters before each step and their gradients in it, ``parameters`` and
-    ``buffers`` those after the last.
+    ``before``, ``outputs`` and ``gradients`` (those of floating-point inputs among them, as ``input …``) are the parameters
+    before each step, what the model returned and the gradients in it, ``parameters`` and ``buffers`` those after the last.
+    ``copies`` says how far the ranks agree among themselves about all of these.
     """
 
     losses: list[float] = field(default_factory=list)
     before: list[dict[str, Tensor]] = field(default_factory=list)
+    outputs: list[dict[str, Tensor]] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
+    copies: list[Copies] = field(default_factory=list)
 
 
-def train(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int, keep: bool) -> Run:
-    """Train with AdamW and keep what is to be compared (``keep`` is false on ranks other than 0, which only take part)."""
+def train(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    steps: int,
+    keep: bool,
+    together: bool = False,
+) -> Run:
+    """Train with AdamW and keep what is to be compared.
+
+    ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
+    the others, which only take part).
+    """
     run = Run()
+
+    def whole(what: str, tensors: Mapping[str, Tensor], when: str) -> dict[str, Tensor]:
+        found = gathered(tensors, together)
+        run.copies += _copies(what, found, when)
+        return found.tensors if keep else {}
+
     optimiser = _optimiser(p for p in model.parameters() if p.requires_grad)
-    for _ in range(steps):
-        before = _wholes(dict(model.named_parameters()))
+    for step in range(1, steps + 1):
+        when = f" at step {step}"
+        run.before.append(whole("parameter", dict(model.named_parameters()), f" before step {step}"))
         optimiser.zero_grad()
-        loss, gradients = _step(model, args, kwargs)
-        run.losses.append(loss)
-        run.before.append(before if keep else {})
-        run.gradients.append(gradients if keep else {})
+        loss, output, gradients = _step(model, args, kwargs)
+        losses = whole("loss", {"loss": loss.detach()}, when)
+        run.losses.append(float(losses["loss"]) if keep else float("nan"))
+        run.outputs.append(whole("output", output, when))
+        run.gradients.append(whole("gradient", gradients, when))
         optimiser.step()
-    parameters, buffers = _wholes(dict(model.named_parameters())), _wholes(dict(model.named_buffers()))
-    if keep:
-        run.parameters, run.buffers = parameters, buffers
+    run.parameters = whole("parameter", dict(model.named_parameters()), " at the end")
+    run.buffers = whole("buffer", dict(model.named_buffers()), " at the end")
     return run
 
 
 def retraced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> Run:
-    """Losses, gradients and buffers of ``model`` on this process where every step starts from the parameters of ``run``."""
+    """What ``model`` computes on this process where every step starts from the parameters of ``run``."""
     found = Run(before=run.before, parameters=run.parameters)
     for before in run.before:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(before[name])
                 parameter.grad = None
-        loss, gradients = _step(model, args, kwargs)
-        found.losses.append(loss)
-        found.gradients.append(gradients)
-    found.buffers = _wholes(dict(model.named_buffers()))
+        loss, outputs, gradients = _step(model, args, kwargs)
+        found.losses.append(float(loss.detach()))
+        found.outputs.append(gathered(outputs, False).tensors)
+        found.gradients.append(gathered(gradients, False).tensors)
+    found.buffers = gathered(dict(model.named_buffers()), False).tensors
     return found
 
 
@@ -83,15 +115,19 @@ def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
             parameters[name].grad = gradients.get(name)
         if optimiser is not None:
             optimiser.step()
-        after.append(_wholes(parameters))
+        after.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
     return after
 
 
-def _step(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[float, dict[str, Tensor]]:
-    loss = loss_of(model(*args, **kwargs))
+def _step(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The loss, every tensor that the model returned, and every gradient of one step."""
+    output = model(*args, **kwargs)
+    loss = loss_of(output)
+    outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
     loss.backward()
-    value = float((loss.full_tensor() if isinstance(loss, DTensor) else loss).detach())
-    return value, _wholes({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    return loss, outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def loss_of(output: Any) -> Tensor:
@@ -116,24 +152,16 @@ def _optimiser(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
 
 
-def _wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, whole on rank 0. All shards travel there at once: one by one they took a third of a verification."""
-    copies = {name: (t.to_local() if isinstance(t, DTensor) else t).detach().clone() for name, t in tensors.items()}
-    cut = {name: t for name, t in tensors.items() if isinstance(t, DTensor) and not _replicated(t)}
-    if not cut:
-        return copies
-    mine = {name: (tensor.__create_chunk_list__()[0].offsets, copies[name]) for name, tensor in cut.items()}
-    shares: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(mine, shares if dist.get_rank() == 0 else None)
-    if dist.get_rank() == 0:
-        for name, tensor in cut.items():
-            blank = float("nan") if tensor.is_floating_point() else -1  # shows where no rank has anything
-            copies[name] = torch.full(tensor.shape, blank, dtype=tensor.dtype)
-            for offsets, piece in (share[name] for share in shares):
-                spans = (slice(begin, begin + size) for begin, size in zip(offsets, piece.shape, strict=True))
-                copies[name][tuple(spans)] = piece
-    return copies
+def _copies(what: str, found: Gathered, when: str) -> list[Copies]:
+    return [
+        Copies(what, name + when, spread, rank, size_of(found.tensors.get(name)))
+        for name, (spread, rank) in found.spreads.items()
+    ]
 
 
-def _replicated(tensor: DTensor) -> bool:
-    return all(placement.is_replicate() for placement in tensor.placements)
+def size_of(tensor: Tensor | None) -> float:
+    """The largest finite value."""
+    if tensor is None or not tensor.numel():
+        return 0.0
+    sizes = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64).abs()
+    return float(sizes.nan_to_num(0.0, 0.0, 0.0).max())

@@ -1,34 +1,42 @@
 """Does a plan compute the same numbers as one device? The original eager module against the program, step by step.
 
 All ranks train the program; rank 0 also runs the unmodified module (not the exported one, not our graph) by itself from the
-same weights on the same batch. Compared are the loss of every step, every gradient of every step, every parameter after
-every step and the buffers at the end (:mod:`shardwright.verification.compare` says how far they may differ).
+same weights on the same batch. Compared are, on every rank that holds them, the loss and all outputs of every step, every
+gradient of every step, every parameter after every step and the buffers at the end
+(:mod:`shardwright.verification.compare` says how far they may differ). This is done for the plan and for strategies that are
+forced to cut (:mod:`shardwright.verification.forced`), in float64 first, where every mistake stands out of the rounding.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright._torch_compat import map_tree
-from shardwright.cluster import Cluster, parse_cluster
+from shardwright.cluster import Cluster, meshes, parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
+from shardwright.plans.plan import Signature
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
-from shardwright.verification.compare import TIMES, Comparison, Verification, compare, distance
+from shardwright.verification.compare import TIMES, Comparison, Verification, compare
 from shardwright.verification.decisions import Decisions, Jump, Question, jumps
+from shardwright.verification.forced import cut_by, forced_strategies
+from shardwright.verification.gathering import distance
+from shardwright.verification.ignored import with_ignored_labels
 from shardwright.verification.kinks import beside_kinks, from_its_own_side
 from shardwright.verification.precision import all_double
 from shardwright.verification.prepare import widened, without_dropout
@@ -96,6 +104,7 @@ def _traced(
             step = retraced(*twin, Run(before=[before]))
         asked.append(decisions.questions)
         found.losses += step.losses
+        found.outputs += step.outputs
         found.gradients += step.gradients
         found.buffers = step.buffers
     return found, asked
@@ -111,6 +120,7 @@ def check(
     mesh: DeviceMesh | None = None,
     graph: Graph | None = None,
     truth: Run | None = None,
+    name: str = "found",
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
 
@@ -120,14 +130,17 @@ def check(
     with all_double(dtype == torch.float64):
         parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True)
     with counting() as performed:
-        run = train(parallel, tuple(args), kwargs, steps, keep=first)
+        run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
     if not first:
         return None
+    strategy = plan.strategy if isinstance(plan, Plan) else plan
     return Verification(
         tuple(judged(model, tuple(args), kwargs, run, truth)),
         tuple(run.losses),
         str(dtype).removeprefix("torch."),
         per_step(performed, steps),
+        name,
+        cut_by(parallel.graph, strategy),
     )
 
 
@@ -159,6 +172,35 @@ def per_step(performed: Ledger, steps: int) -> dict[str, tuple[int, int]]:
 
 Build = Callable[[], tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]]
 
+DTYPES = {"float64": (True,), "float32": (False,), "both": (True, False)}
+"""In which precisions to compare; ``float32`` stands for the precision that the model is built in."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A plan and what was compared: the plan itself (``found``) and the strategies that are forced to cut.
+
+    ``changes`` says in words what was done to the model and its inputs so that they can be compared.
+    """
+
+    plan: Plan
+    runs: tuple[Verification, ...]
+    changes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        return bool(self.runs) and all(run.agrees for run in self.runs)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether anything was cut at all; on one process nothing can be."""
+        return self.plan.strategy.devices == 1 or any(run.cut is not None and run.cut.operators for run in self.runs)
+
+    def as_dict(self) -> dict[str, Any]:
+        about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.strategy.axes}
+        about |= {"processes": self.plan.strategy.devices, "changes": list(self.changes)}
+        return {**about, "strategies": [run.as_dict() for run in self.runs]}
+
 
 def verify(
     build: Build,
@@ -166,11 +208,12 @@ def verify(
     cluster: Union[Cluster, str] = "local:2",
     search: str = "auto",
     steps: int = 3,
-    dtype: str = "float32",
+    dtype: str = "both",
     seconds: float = 1800.0,
     plan: Plan | None = None,
+    forced: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> tuple[Plan, Verification]:
+) -> Verified:
     """Plan a model, train it on local processes and compare with one process.
 
     Parameters
@@ -182,30 +225,40 @@ def verify(
     search
         ``"auto"`` or the name of a baseline, as for :func:`shardwright.plan`.
     dtype
-        ``"float32"`` or ``"float64"``; in double precision everything must agree within 1e-9.
+        ``"float64"``, in which everything must agree within 1e-9, ``"float32"`` for the model's own precision, or
+        ``"both"``: all strategies in double precision, then the plan as it will run.
     plan
         A plan to verify in place of a new one.
+    forced
+        Whether strategies that are forced to cut (batch, features, sequence, reductions, halos) are verified too.
 
     Examples
     --------
-    >>> plan, answer = verify(functools.partial(build_my_model, 12), cluster="local:4")       # doctest: +SKIP
-    >>> answer.agrees                                                                         # doctest: +SKIP
-    True
+    >>> answer = verify(functools.partial(build_my_model, 12), cluster="local:4")             # doctest: +SKIP
+    >>> answer.agrees, str(answer.runs[0].cut)                                                # doctest: +SKIP
+    (True, '47 of 49 operators, 99 % of the work')
     """
     say = progress or (lambda text: None)
-    double = dtype == "float64"
+    say("capturing the model")
+    graphs = {double: _captured(build, double) for double in DTYPES[dtype]}
+    known = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    own = plan or _planned(graphs[min(graphs)], known, search, say)
+    if not any(Signature.of(graph) == own.signature for graph in graphs.values()):
+        own.check(graphs[min(graphs)])
+    plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own.strategy, g)}
     if plan is None:
-        model, args, kwargs = prepared(build, double)
-        say("capturing the model")
-        with all_double(double):
-            graph = capture(model, args, kwargs)
-        plan = _planned(graph, parse_cluster(cluster) if isinstance(cluster, str) else cluster, search, say)
-        del model
-    processes = plan.strategy.devices
+        plans |= {d: _planned(g, known, search, say) for d, g in graphs.items() if d not in plans}
+    processes = own.strategy.devices
     say(f"training {steps} steps on {processes} processes and on one")
-    answers = run_locally(_verify_rank, processes, build, plan, steps, double, seconds=seconds)
-    assert isinstance(answers[0], Verification)
-    return plan, answers[0]
+    answers = run_locally(verify_rank, processes, build, plans, steps, forced, seconds=seconds)
+    assert isinstance(answers[0], Verified)
+    return answers[0]
+
+
+def _captured(build: Build, double: bool) -> Graph:
+    model, args, kwargs = prepared(build, double)
+    with all_double(double):
+        return capture(model, args, kwargs)
 
 
 def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], None]) -> Plan:
@@ -213,6 +266,11 @@ def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], N
 
     options = Options(search=search, baselines=(), fewer_devices=False)
     return plan_graph(graph, cluster, options, progress=say)
+
+
+def _fits(strategy: Strategy, graph: Graph) -> bool:
+    """Whether a strategy speaks of exactly the operators and sources of a graph (its dtypes may be others)."""
+    return set(strategy.splits) == {op.name for op in graph.ops} and set(graph.sources) <= set(strategy.resting)
 
 
 def prepared(build: Build, double: bool) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
@@ -229,6 +287,41 @@ def prepared(build: Build, double: bool) -> tuple[torch.nn.Module, tuple[Any, ..
     return widened(model, args, kwargs) if double else (model, args, kwargs)
 
 
-def _verify_rank(build: Build, plan: Plan, steps: int, double: bool) -> Verification | None:
-    model, args, kwargs = prepared(build, double)
-    return check(model, tuple(args), kwargs, plan, steps=steps)
+def verify_rank(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool) -> Verified | None:
+    """What :func:`verify` runs on every rank of a process group; rank 0 gets the answer.
+
+    ``plans`` holds the plan to verify in double precision (true) and in the model's own (false), where there is one.
+    """
+    runs: list[Verification] = []
+    changes: dict[str, None] = {}
+    first = dist.get_rank() == 0
+    for double, plan in sorted(plans.items(), reverse=True):
+        model, args, kwargs = prepared(build, double)
+        with all_double(double):
+            graph = capture(model, args, kwargs)
+        args, kwargs, note = with_ignored_labels(graph, tuple(args), kwargs)
+        changes |= {note: None} if note else {}
+        wanted: list[tuple[str, Union[Plan, Strategy]]] = [("found", plan)]
+        if forced and plan.strategy.devices > 1 and double == max(plans):
+            wanted += forced_strategies(graph, meshes(parse_cluster(f"local:{plan.strategy.devices}"), max_axes=2)[-1])
+        truth = truth_of(model, tuple(args), kwargs, steps) if first and double else None
+        for name, strategy in wanted:
+            axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
+            mesh, inputs = _mesh(axes), (model, tuple(args), kwargs)
+            answer = check(*inputs, strategy, steps=steps, mesh=mesh, graph=graph, truth=truth, name=name)
+            runs += [answer] if answer is not None else []
+        if not _all_agree(runs):  # what is wrong in double precision need not be looked at again
+            break
+    return Verified(plan, tuple(runs), tuple(changes)) if first else None
+
+
+def _all_agree(runs: Sequence[Verification]) -> bool:
+    """Rank 0's opinion, known to all."""
+    box = [all(run.agrees for run in runs)]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+@functools.lru_cache
+def _mesh(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(n for _, n in axes), mesh_dim_names=tuple(name for name, _ in axes))
