@@ -275,3 +275,8 @@ def takes_device(target: str) -> bool:
 def first_chunk_offsets(tensor: Any) -> tuple[int, ...]:
     """Where the shard that this rank holds of a DTensor begins (``DTensor.__create_chunk_list__``)."""
     return tuple(tensor.__create_chunk_list__()[0].offsets)
+
+
+def wrapper_tensor(kind: type, shape: tuple[int, ...], like: torch.Tensor) -> Any:
+    """An instance of a tensor subclass without memory of its own (``Tensor._make_wrapper_subclass``)."""
+    return torch.Tensor._make_wrapper_subclass(kind, shape, dtype=like.dtype, device=like.device)

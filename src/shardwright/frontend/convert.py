@@ -21,6 +21,7 @@ from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
+from shardwright.graph.gradients import is_differentiable
 
 
 def convert(program: ExportedProgram, model: torch.nn.Module) -> Graph:
@@ -37,6 +38,8 @@ class _Conversion:
         self.names: dict[Node, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
+        self.tracked: set[str] = set()
+        """Tensors that carry a gradient where parameters are trained or an input requires one."""
 
     def graph(self) -> Graph:
         parameters, buffers, constants, inputs = self._sources()
@@ -78,7 +81,9 @@ class _Conversion:
                 if isinstance(spec.arg, ConstantArgument):
                     inputs.append(Input(None, _plain(spec.arg.value), path))
                     continue
-                inputs.append(Input(self._tensor(nodes[spec.arg.name]), None, path))
+                given = self._tensor(nodes[spec.arg.name])
+                inputs.append(Input(given, None, path))
+                self.tracked.update([given] if is_differentiable(self.tensors[given].dtype) else ())
                 continue
             target = str(spec.target)
             if spec.kind is InputKind.PARAMETER and tied[target] in held:  # export lists a tied weight once per path
@@ -90,6 +95,7 @@ class _Conversion:
                 flag = trainable[tied[target][0]].requires_grad
                 parameters.append(Parameter(name, tied[target], flag))
                 self.tensors[name] = _with_grad(self.tensors[name], flag)
+                self.tracked.update([name] if flag else ())
             elif spec.kind is InputKind.BUFFER:
                 buffers.append(Buffer(name, target, bool(spec.persistent)))
             elif spec.kind is InputKind.CONSTANT_TENSOR:
@@ -124,12 +130,14 @@ class _Conversion:
         target = _target(node)
         value = node.meta.get("val")
         inputs = [self.tensors[self.names[n].name] for n in node.all_input_nodes if isinstance(self.names.get(n), Ref)]
-        same = _unchanged(target, node, inputs)
+        same = _unchanged(target, node, inputs, self.tracked)
         if same is not None:
             self.names[node] = Ref(same.name)
             return
         differentiable = not node.meta.get(NO_GRAD, False)
-        flows = differentiable and target != "aten.detach.default" and any(t.grad for t in inputs)
+        carries = differentiable and target != "aten.detach.default"
+        flows = carries and any(t.grad for t in inputs)
+        tracked = carries and any(t.name in self.tracked for t in inputs)
         many = isinstance(value, tuple | list)
         outputs: list[str | None] = []
         for index, item in enumerate(value if many else (value,)):  # type: ignore[arg-type] # checked by many
@@ -144,6 +152,7 @@ class _Conversion:
             name = f"{node.name}.{index}" if many else node.name
             floats = item.dtype.is_floating_point or item.dtype.is_complex
             self.tensors[name] = Tensor(name, _shape(item, node), _dtype(item), flows and floats)
+            self.tracked.update([name] if tracked and floats else ())
             outputs.append(name)
         self.names[node] = [None if o is None else Ref(o) for o in outputs] if many else Ref(outputs[0] or "")
         self.ops.append(
@@ -199,23 +208,24 @@ class _Conversion:
         )
 
 
-def _unchanged(target: str, node: Node, inputs: list[Tensor]) -> Tensor | None:
+def _unchanged(target: str, node: Node, inputs: list[Tensor], tracked: set[str]) -> Tensor | None:
     """The argument that an operator returns as it is: the only one that is not empty (a fresh cache), or the first."""
     if target == "aten.cat.default":
         full = [tensor for tensor in inputs if tensor.elements]
         value = node.meta["val"]
         alone = len(full) == 1 and full[0].dtype == _dtype(value) and full[0].shape == _shape(value, node)
         return full[0] if alone else None
-    return inputs[0] if inputs and _passes_through(target, node, inputs[0]) else None
+    passes = inputs and _passes_through(target, node, inputs[0], inputs[0].name in tracked)
+    return inputs[0] if passes else None
 
 
-def _passes_through(target: str, node: Node, source: Tensor) -> bool:
+def _passes_through(target: str, node: Node, source: Tensor, tracked: bool) -> bool:
     """Whether the operator returns its first argument unchanged: an alias, a cast to the same dtype, an idle dropout."""
     kind = target.split(".")[1]
     if kind in ("alias", "lift_fresh", "lift_fresh_copy"):
         return True
     if kind == "detach":
-        return not source.grad
+        return not tracked
     if kind in ("dropout", "feature_dropout", "alpha_dropout"):
         _, rate, training = (*node.args, *node.kwargs.values())
         return bool(rate == 0 or not training)

@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from shardwright.graph import Constant, Graph, Op, Ref, Tensor, Value, refs
-
-_STOPS = ("aten.detach.default", "aten.detach_copy.default")
+from shardwright.graph.gradients import wanted_gradients
 
 
 def pruned(graph: Graph) -> Graph:
@@ -20,7 +19,7 @@ def pruned(graph: Graph) -> Graph:
     ops = _live(graph)
     used = {name for op in ops for name in op.inputs} | _results(graph)
     constants = tuple(c for c in graph.constants if c.tensor in used)
-    grads = _gradients(graph, ops)
+    grads = wanted_gradients(graph, ops, {name: tensor.grad for name, tensor in graph.tensors.items()})
     names = _canonical(ops, graph.sources)
     # By old names: a dead tensor may be called what a live one is called from now on.
     kept = {name for op in ops for name in (*op.inputs, *op.outputs) if name is not None}
@@ -58,15 +57,6 @@ def _live(graph: Graph) -> list[Op]:
             live.update(op.inputs)
     kept.reverse()
     return kept
-
-
-def _gradients(graph: Graph, ops: list[Op]) -> set[str]:
-    """Tensors that depend on something trained and that some differentiable result depends on."""
-    wanted = {ref.name for ref in refs(graph.outputs)}
-    for op in reversed(ops):
-        if op.grad and op.target not in _STOPS and any(o in wanted and graph.tensors[o].grad for o in op.outputs if o):
-            wanted.update(op.inputs)
-    return {name for name, tensor in graph.tensors.items() if tensor.grad and name in wanted}
 
 
 def _canonical(ops: list[Op], taken: tuple[str, ...]) -> dict[str, str]:

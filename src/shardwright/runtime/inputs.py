@@ -1,7 +1,7 @@
 """The arguments of a call, matched with those the graph was captured with, and each rank's part of them.
 
-Every rank is given the whole batch (or a ``DTensor`` that already lies as the plan wants it) and takes its own part, so a
-training script needs no change. What does not match is an error that names the argument.
+Every rank is given the whole batch and takes its own part, so a training script needs no change; or it is given its part
+alone, or a ``DTensor``. What does not match is an error that names the argument.
 """
 
 from __future__ import annotations
@@ -12,36 +12,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
-from shardwright.lowering.bind import Place
-from shardwright.operators.rules import Layout, nested_chunk
+from shardwright.lowering.program import Program
+from shardwright.runtime.border import Bound, Inputs, entrance, whole_layout
 
 _KEY = re.compile(r"\[(?:'((?:[^'\\]|\\.)*)'|(\d+))\]")
 
 
-def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
-    """``[start, stop)`` per dim of the part that one rank holds."""
-    cuts: dict[int, list[tuple[int, int]]] = {}
-    for placement, size, index in zip(layout, place.sizes, place.coordinate, strict=True):
-        if isinstance(placement, Shard):
-            cuts.setdefault(placement.dim, []).append((size, index))
-    return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
-
-
-def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
-    """A view of one rank's part of a whole tensor."""
-    for dim, (start, stop) in enumerate(regions(tensor.shape, layout, place)):
-        if stop - start != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, start, stop - start)
-    return tensor
-
-
-def matched(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a call by the graph's names.
+def matched(
+    graph: Graph,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Tensor]:
+    """The tensors of a call by the graph's names; ``shapes`` are those of plain tensors where they are not whole.
 
     Raises
     ------
@@ -66,11 +54,13 @@ def matched(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
             continue
         expected = graph.tensors[entry.tensor]
         dtype = str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, Tensor) else type(leaf).__name__
-        if not isinstance(leaf, Tensor) or tuple(leaf.shape) != expected.shape or dtype != expected.dtype:
+        local = shapes is not None and not isinstance(leaf, DTensor)
+        wanted = shapes[entry.tensor] if shapes is not None and local else expected.shape
+        if not isinstance(leaf, Tensor) or tuple(leaf.shape) != wanted or dtype != expected.dtype:
             shape = list(leaf.shape) if isinstance(leaf, Tensor) else ""
             raise RunError(
                 f"The argument {readable(entry.path)} is {dtype}{shape}; "
-                f"the plan was made for {expected.dtype}{list(expected.shape)}.",
+                f"the plan was made for {expected.dtype}{list(wanted)}{' on this rank' if local else ''}.",
                 "Shapes are fixed by the plan: pad or drop the last incomplete batch, or plan for this shape.",
             )
         found[entry.tensor] = leaf
@@ -85,25 +75,28 @@ def matched(graph: Graph, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> d
 class Arguments:
     """The arguments of calls that are alike: what was found out about the first saves work for those after it."""
 
-    def __init__(self, graph: Graph, resting: Mapping[str, Layout], place: Place, device: torch.device) -> None:
-        self._graph, self._resting, self._device = graph, resting, device
+    def __init__(self, program: Program, device: torch.device, bound: Bound, inputs: Inputs) -> None:
+        self._graph, self._resting, self._device = program.graph, program.strategy.resting, device
         self._spec: Any = None
         self._tensors: list[tuple[int, str, tuple[int, ...], torch.dtype]] = []
         self._plain: list[tuple[int, Any]] = []
-        self._cuts: dict[str, list[tuple[int, int, int]]] = {}
-        for entry in graph.inputs:
-            if entry.tensor is not None:
-                shape = graph.tensors[entry.tensor].shape
-                spans = enumerate(regions(shape, resting[entry.tensor], place))
-                cuts = [(dim, start, stop - start) for dim, (start, stop) in spans if stop - start != shape[dim]]
-                self._cuts[entry.tensor] = cuts
+        self._mesh_shape = program.place.sizes
+        names = [entry.tensor for entry in program.graph.inputs if entry.tensor is not None]
+        resting = program.strategy.resting
+        self._laid_out = {name: entrance(program, name, resting[name], bound) for name in names}
+        self._crossings = self._laid_out
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        if inputs == "local":
+            self._shapes = {name: program.local_shape(name, resting[name]) for name in names}
+        else:
+            self._crossings = {name: entrance(program, name, whole_layout(resting[name]), bound) for name in names}
 
     def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """As :func:`matched`, at once where the call looks like the first one."""
         leaves, spec = flatten_tree((args, kwargs))
         if spec == self._spec and self._alike(leaves):
             return {name: leaves[place] for place, name, _, _ in self._tensors}
-        found = matched(self._graph, args, kwargs)
+        found = matched(self._graph, args, kwargs, self._shapes)
         places = {path: place for place, (path, _) in enumerate(flatten_with_paths((args, dict(kwargs))))}
         self._tensors, plain = [], dict.fromkeys(range(len(leaves)))
         for entry in self._graph.inputs:
@@ -123,22 +116,21 @@ class Arguments:
             for place, _, shape, dtype in self._tensors
         ) and all(not isinstance(leaves[place], Tensor) and leaves[place] == value for place, value in self._plain)
 
-    def local(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """This rank's part of every input, on its device."""
-        return [self._part(name, leaf) for name, leaf in inputs.items()]
-
-    def _part(self, name: str, leaf: Tensor) -> Tensor:
+    def part(self, name: str, leaf: Tensor) -> Tensor:
+        """This rank's part of an input, on its device; its gradient goes back to where the input lies."""
         if isinstance(leaf, DTensor):
-            layout = self._resting[name]
-            if tuple(leaf.placements) != tuple(layout):
+            layout, mesh = tuple(self._resting[name]), tuple(leaf.device_mesh.shape)
+            if mesh != self._mesh_shape:
                 raise RunError(
-                    f"Input {name} arrives as a DTensor with {tuple(leaf.placements)}; the plan keeps it as {layout}.",
-                    "Give the whole tensor, or lay the DTensor out as the plan does.",
+                    f"Input {name} arrives as a DTensor on a mesh of shape {mesh}; the plan's is {self._mesh_shape}.",
+                    "Give the whole tensor, or a DTensor on the mesh of the parallelized module (module.mesh).",
                 )
-            return leaf.to_local()
-        for dim, start, length in self._cuts[name]:
-            leaf = leaf.narrow(dim, start, length)
-        return leaf.to(self._device)
+            if tuple(leaf.placements) != layout:
+                leaf = leaf.redistribute(placements=layout)
+            return self._laid_out[name](leaf.to_local(grad_placements=layout))
+        if leaf.requires_grad:  # gradients meet on the device that they are computed on
+            leaf = leaf.to(self._device)
+        return self._crossings[name](leaf).to(self._device)
 
 
 def example(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:

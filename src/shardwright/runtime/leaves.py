@@ -40,6 +40,11 @@ class Leaf:
                 self._leaf.register_post_accumulate_grad_hook(self._arrived)
         return self._leaf
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a gradient of a pass under ``no_sync`` waits here."""
+        return self._leaf.grad is not None
+
     def _arrived(self, leaf: Tensor) -> None:
         gradients = self._gradients
         if gradients.hold:

@@ -25,8 +25,7 @@ from shardwright.errors import RunError
 from shardwright.graph import Buffer, Parameter
 from shardwright.lowering.program import Program
 from shardwright.operators.rules import Layout
-from shardwright.runtime.inputs import cut, regions
-from shardwright.runtime.module import device_of, distributed
+from shardwright.runtime.shards import cut, device_of, distributed, regions
 
 Initialise = Callable[[torch.nn.Module], Any]
 Shards = dict[str, Union[torch.nn.Parameter, Tensor]]

@@ -25,6 +25,7 @@ from shardwright.lowering.validate import validate_program
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.runtime.agreement import agree, digest, sample
+from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
@@ -47,6 +48,8 @@ def parallelize(
     reduce_dtype: torch.dtype | None = None,
     recompute: Sequence[str] | None = None,
     keep: bool = False,
+    inputs: Inputs = "whole",
+    outputs: Outputs = "whole",
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
@@ -76,6 +79,12 @@ def parallelize(
         Paths of blocks (``"blocks.0"``) whose activations are computed again in the backward pass (default: the plan's).
     keep
         Leave ``model`` as it is, for another use of it, and copy what is needed.
+    inputs
+        What plain tensors given to the result are: ``"whole"``, the same on every rank, or ``"local"``, this rank's part
+        as the plan cuts it. DTensors are always taken.
+    outputs
+        What comes out where a result is cut: ``"whole"`` tensors, put together when first used (on every rank), this
+        rank's ``"local"`` part, or a ``"dtensor"``. A gradient always lies as its tensor does.
 
     Examples
     --------
@@ -99,7 +108,14 @@ def parallelize(
     program = lower(graph, strategy, priced, coordinate, mesh.device_type)
     shards = materialised(model, program, mesh, weights, initialise, keep)
     parallel = ParallelModule(
-        program, mesh, shards, compute_dtype=compute_dtype, reduce_dtype=reduce_dtype, recompute=recompute
+        program,
+        mesh,
+        shards,
+        compute_dtype=compute_dtype,
+        reduce_dtype=reduce_dtype,
+        recompute=recompute,
+        inputs=inputs,
+        outputs=outputs,
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights)

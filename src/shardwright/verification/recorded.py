@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import flatten_tree, flatten_with_paths
+from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
+from shardwright.runtime.inputs import readable
 from shardwright.verification.gathering import Gathered, gathered
 
 LEARNING_RATE = 1e-3
@@ -63,7 +64,7 @@ def train(
     """Train with AdamW and keep what is to be compared.
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
-    the others, which only take part).
+    the others, which only take part). The last step also asks for the gradients of the inputs.
     """
     run = Run()
 
@@ -77,7 +78,7 @@ def train(
         when = f" at step {step}"
         run.before.append(whole("parameter", dict(model.named_parameters()), f" before step {step}"))
         optimiser.zero_grad()
-        loss, output, gradients = _step(model, args, kwargs)
+        loss, output, gradients = _step(model, args, kwargs, inputs=step == steps)
         losses = whole("loss", {"loss": loss.detach()}, when)
         run.losses.append(float(losses["loss"]) if keep else float("nan"))
         run.outputs.append(whole("output", output, when))
@@ -88,15 +89,20 @@ def train(
     return run
 
 
-def retraced(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run) -> Run:
-    """What ``model`` computes on this process where every step starts from the parameters of ``run``."""
+def retraced(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, inputs: bool = True
+) -> Run:
+    """What ``model`` computes on this process where every step starts from the parameters of ``run``.
+
+    ``inputs`` says whether their gradients are wanted too.
+    """
     found = Run(before=run.before, parameters=run.parameters)
     for before in run.before:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(before[name])
                 parameter.grad = None
-        loss, outputs, gradients = _step(model, args, kwargs)
+        loss, outputs, gradients = _step(model, args, kwargs, inputs)
         found.losses.append(float(loss.detach()))
         found.outputs.append(gathered(outputs, False).tensors)
         found.gradients.append(gathered(gradients, False).tensors)
@@ -120,14 +126,25 @@ def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
 
 
 def _step(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: bool
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The loss, every tensor that the model returned, and every gradient of one step."""
+    trained: dict[str, Tensor] = dict(model.named_parameters())
+    if inputs:
+        args, kwargs = map_tree(_asking, (args, dict(kwargs)))
+        leaves = flatten_with_paths((args, kwargs))
+        trained |= {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
     output = model(*args, **kwargs)
     loss = loss_of(output)
     outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
     loss.backward()
-    return loss, outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss, outputs, {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+
+
+def _asking(leaf: Any) -> Any:
+    """A leaf of a call that asks for its gradient, if it can have one."""
+    differentiable = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.detach().clone().requires_grad_() if differentiable else leaf
 
 
 def loss_of(output: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 All ranks train the program; rank 0 also runs the unmodified module (not the exported one, not our graph) by itself from the
 same weights on the same batch. Compared are, on every rank that holds them, the loss and all outputs of every step, every
-gradient of every step, every parameter after every step and the buffers at the end
+gradient of every step (in the last one those of the inputs too), every parameter after every step and the buffers at the end
 (:mod:`shardwright.verification.compare` says how far they may differ). This is done for the plan and for strategies that are
 forced to cut (:mod:`shardwright.verification.forced`), in float64 first, where every mistake stands out of the rounding.
 """
@@ -99,9 +99,9 @@ def _traced(
     """The model on this process where every step starts from the parameters of ``run``, and what it decided per step."""
     twin = _twin(model, args, kwargs, wide)
     found, asked = Run(before=run.before, parameters=run.parameters), []
-    for before in run.before:
+    for number, before in enumerate(run.before, 1):
         with all_double(wide), Decisions() as decisions:
-            step = retraced(*twin, Run(before=[before]))
+            step = retraced(*twin, Run(before=[before]), inputs=number == len(run.before))
         asked.append(decisions.questions)
         found.losses += step.losses
         found.outputs += step.outputs
@@ -128,7 +128,7 @@ def check(
     """
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
-        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True)
+        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True, outputs="dtensor")
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
     if not first:

@@ -1,0 +1,48 @@
+"""One rank's part of a tensor: which region it is, how it is cut out, how it is shown as a part of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from shardwright.lowering.bind import Place
+from shardwright.operators.rules import Layout, nested_chunk
+
+
+def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
+    """``[start, stop)`` per dim of the part that one rank holds."""
+    cuts: dict[int, list[tuple[int, int]]] = {}
+    for placement, size, index in zip(layout, place.sizes, place.coordinate, strict=True):
+        if isinstance(placement, Shard):
+            cuts.setdefault(placement.dim, []).append((size, index))
+    return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
+
+
+def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
+    """A view of one rank's part of a whole tensor."""
+    for dim, (start, stop) in enumerate(regions(tensor.shape, layout, place)):
+        if stop - start != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, stop - start)
+    return tensor
+
+
+def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int]) -> DTensor:
+    """A local shard as a DTensor of the whole shape (contiguous strides)."""
+    stride, step = [], 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= max(extent, 1)
+    size = torch.Size(shape)
+    return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+
+
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """The device this rank computes on."""
+    if mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
