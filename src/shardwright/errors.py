@@ -16,6 +16,14 @@ class ShardwrightError(Exception):
         self.remedy = remedy
 
 
+class FileError(ShardwrightError):
+    """A file cannot be read or written."""
+
+
+class GraphError(ShardwrightError):
+    """A written graph is malformed."""
+
+
 class CaptureError(ShardwrightError):
     """The model could not be turned into a graph."""
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.errors import GraphError
 from shardwright.graph import (
     Atom,
     Buffer,
@@ -128,5 +129,5 @@ def test_the_fingerprint_ignores_where_code_lies_and_sees_what_it_does() -> None
 
 
 def test_another_format_is_refused() -> None:
-    with pytest.raises(ValueError, match="shardwright-graph-1"):
+    with pytest.raises(GraphError, match="shardwright-graph-1"):
         from_json('{"format": "something else"}')

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
+from typing import Annotated
 
 import typer
 
+from shardwright.cli._terminal import speak_plainly
 from shardwright.errors import ShardwrightError
 
 app = typer.Typer(
@@ -24,12 +27,44 @@ for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.na
     app.command(name=_module)(_command)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from shardwright import __version__
+
+        print(f"shardwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version")
+    ] = False,
+) -> None:
+    """Automatic model parallelism for PyTorch: plan, prove, run."""
+
+
 def main() -> None:
-    """Run the command line; an error of ours is one sentence, a remedy and exit status 2."""
+    """Run the command line; what a user can act on is one sentence, a remedy and exit status 2, never a traceback."""
+    speak_plainly()
     try:
-        app()
+        app(standalone_mode=True)
     except ShardwrightError as error:
-        print(f"shardwright: {error.message}", file=sys.stderr)
-        if error.remedy:
-            print(f"  {error.remedy}", file=sys.stderr)
-        sys.exit(2)
+        _stop(error.message, error.remedy)
+    except KeyboardInterrupt:
+        _stop("interrupted.", status=130)
+    except MemoryError:
+        _stop("there is not enough memory on this machine for that.", "Try a smaller model or problem.")
+    except BrokenPipeError:  # the reader of a pipe has seen enough; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        _stop(f"{error.strerror or error}{where}.", "Check the path, and that the disk is not full.")
+
+
+def _stop(message: str, remedy: str = "", status: int = 2) -> None:
+    print(f"shardwright: {message}", file=sys.stderr)
+    if remedy:
+        print(f"  {remedy}", file=sys.stderr)
+    sys.exit(status)

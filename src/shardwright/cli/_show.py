@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 from rich.console import Console
@@ -39,9 +40,13 @@ def print_json(data: Any) -> None:
 
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A status line on standard error for long work."""
-    if quiet or not messages.is_terminal:
-        yield lambda text: None
-        return
-    with messages.status("starting") as status:
-        yield lambda text: status.update(text)
+    """A status line on standard error for long work.
+
+    What others print meanwhile (a model that says hello) goes there too: standard output is for the answer.
+    """
+    with redirect_stdout(sys.stderr):
+        if quiet or not messages.is_terminal:
+            yield lambda text: None
+            return
+        with messages.status("starting") as status:
+            yield lambda text: status.update(text)

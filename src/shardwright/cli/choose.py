@@ -25,7 +25,7 @@ def choose(
     from shardwright.search.choose import evaluate, read_problem, solve
 
     loaded = read_problem(problem)
-    solution = solve(loaded, time_limit=time_limit, seed=seed, method=method)
+    solution = solve(loaded, time_limit=time_limit, seed=seed, method=method, overtime=0.0)
     indices = solution.answer.tolist()
     peak = evaluate(loaded, solution.answer).peak
     if as_json:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 
 
@@ -43,6 +44,7 @@ def plan(
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
+    trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Find the fastest split of MODEL on CLUSTER.
@@ -55,21 +57,32 @@ def plan(
     from shardwright.cluster import parse_cluster
     from shardwright.cluster.calibrate import ensure_local
     from shardwright.errors import ShardwrightError
-    from shardwright.planner import plan as find
+    from shardwright.files import check_writable
+    from shardwright.frontend import capture
+    from shardwright.planner import Options, plan_graph
     from shardwright.plans import Plan
-    from shardwright.search.strategies import check_name
     from shardwright.zoo.reference import resolve
 
-    check_name(search)
     earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
     if earlier is None and cluster is None:
         raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")
+    rebuild = earlier is None or trust or (batch, seq, dtype) != (None, None, None) or earlier.captured is None
     if earlier is not None:
-        model, optimiser = earlier.model, optimiser or earlier.optimiser
-        batch, seq, dtype = batch or earlier.batch, seq or earlier.sequence, dtype or earlier.dtype
+        optimiser = optimiser or earlier.optimiser
         pin, forbid = [*earlier.asked.pins, *(pin or ())], [*earlier.asked.forbidden, *(forbid or ())]
         if memory is None and earlier.asked.memory_limit is not None:
             memory = earlier.asked.memory_limit / 1e9
+    options = Options(
+        search=search,
+        optimiser=optimiser or "adamw",
+        max_axes=max_axes,
+        time_limit=time_limit,
+        memory_limit=None if memory is None else memory * 1e9,
+        pins=pin or (),
+        forbidden=forbid or (),
+        recompute=recompute,
+    )
+    check_writable(output)
     with progress(as_json) as say:
         if cluster is None:
             assert earlier is not None  # refused above
@@ -77,28 +90,18 @@ def plan(
         else:
             ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
             target = parse_cluster(cluster)
-        say("building the model")
-        resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
-        chosen: dict[str, Any] = {
-            "search": search,
-            "optimiser": optimiser or "adamw",
-            "max_axes": max_axes,
-            "time_limit": time_limit,
-            "memory_limit": None if memory is None else memory * 1e9,
-            "pins": pin or (),
-            "forbidden": forbid or (),
-            "recompute": recompute,
-        }
-        found = find(
-            resolved.model,
-            resolved.args,
-            resolved.kwargs,
-            cluster=target,
-            progress=say,
-            reference=model,
-            **chosen,
-        )
-        curve = _frontier(resolved, target, chosen, found, say) if frontier else []
+        if earlier is not None and not rebuild:
+            graph, reference = earlier.graph(), earlier.model
+        else:
+            say("building the model")
+            sizes: dict[str, Any] = {"batch": batch, "seq": seq, "dtype": dtype}
+            resolved = resolve(model, **sizes) if earlier is None else build_model(earlier, None, trust, **sizes)
+            say("capturing the model")
+            graph, reference = capture(resolved.model, resolved.args, resolved.kwargs), resolved.name
+        found = plan_graph(graph, target, options, progress=say, reference=reference)
+        curve = _frontier(graph, target, options, found, say) if frontier else []
+    if earlier is not None:
+        batch, seq, dtype = batch or earlier.batch, seq or earlier.sequence, dtype or earlier.dtype
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
@@ -123,14 +126,11 @@ def plan(
         console.print(f"written to {output}")
 
 
-def _frontier(resolved: Any, target: Any, chosen: dict[str, Any], found: Any, say: Any) -> list[Any]:
-    from shardwright.frontend import capture
-    from shardwright.planner import Options
+def _frontier(graph: Any, target: Any, options: Any, found: Any, say: Any) -> list[Any]:
     from shardwright.planner.frontier import frontier as curve
 
-    graph = capture(resolved.model, resolved.args, resolved.kwargs)
     whole = found if found.strategy.devices == target.size else None
-    return curve(graph, target, Options(**chosen), fastest=whole, progress=say)
+    return curve(graph, target, options, fastest=whole, progress=say)
 
 
 def _point(found: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._plans import load_with_graph
+from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 
 if TYPE_CHECKING:
@@ -18,18 +18,22 @@ if TYPE_CHECKING:
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan written by `shardwright plan … -o plan.json`")],
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here")] = None,
+    model: ModelOption = None,
+    trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Simulate one training step of PLAN: step time, exposed communication, how busy every stream is, memory.
 
     Example: shardwright simulate plan.json --trace trace.json
     """
+    from shardwright.files import check_writable
     from shardwright.simulator import simulate as run
     from shardwright.simulator.trace import write_trace
 
+    check_writable(trace)
     with progress(as_json) as say:
-        say("capturing the model")
-        loaded, graph = load_with_graph(plan)
+        say("reading the plan")
+        loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
         timeline = run(graph, loaded.strategy, loaded.mesh, graph.training, loaded.optimiser)
     if trace is not None:
@@ -65,7 +69,7 @@ def _print(plan: Plan, timeline: Timeline) -> None:
         [stream, seconds_text(busy), f"{100 * timeline.utilisation[stream]:.1f} %"]
         for stream, busy in timeline.busy.items()
     ]
-    title = f"{plan.model} over {mesh_text(plan.strategy.axes)}: {seconds_text(timeline.seconds)} a step"
+    title = f"{plan.model or 'The model'} over {mesh_text(plan.strategy.axes)}: {seconds_text(timeline.seconds)} a step"
     caption = (
         f"{seconds_text(timeline.exposed_seconds)} of communication exposed; no schedule of these events is shorter than "
         f"{seconds_text(timeline.lower_bound)}. Peak memory {bytes_text(timeline.peak_bytes)}. "

@@ -1,18 +1,24 @@
 """Graphs to and from JSON without loss, and the fingerprint that ties a plan to the graph it was made for.
 
 The fingerprint hashes what decides a plan's meaning: operators, arguments, shapes, dtypes, parameter names. Source lines
-are left out, so upgrading a library without changing its computation keeps old plans valid.
+are left out, so upgrading a library without changing its computation keeps old plans valid. Reading is strict: a graph
+that comes out is well formed, and anything else is one sentence.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import json
 import math
+from dataclasses import dataclass
 from typing import Any
 
-from shardwright.graph.core import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
+from shardwright.errors import GraphError
+from shardwright.files import parse_json
+from shardwright.graph.core import DTYPE_BYTES, Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
+from shardwright.records import read_record, shown
 
 FORMAT = "shardwright-graph-1"
 
@@ -30,14 +36,49 @@ def _encode(value: Value) -> Any:
 
 
 def _decode(data: Any) -> Value:
-    if isinstance(data, dict):
-        ((kind, value),) = data.items()
-        if kind == "ref":
-            return Ref(value)
-        return float(value) if kind == "float" else Atom(kind, value)
     if isinstance(data, list):
         return tuple(_decode(v) for v in data)
-    return data
+    if not isinstance(data, dict):
+        return data
+    if len(data) != 1 or not all(isinstance(value, str) for value in data.values()):
+        raise ValueError(f"{shown(data)} is no argument of an operator")
+    ((kind, value),) = data.items()
+    if kind == "ref":
+        return Ref(value)
+    return float(value) if kind == "float" else Atom(kind, value)
+
+
+@dataclass(frozen=True)
+class _Op:
+    """An operator as it is written."""
+
+    name: str
+    target: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[str | None, ...]
+    grad: bool
+    module: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A graph as it is written."""
+
+    format: str
+    training: bool
+    tensors: dict[str, tuple[str, tuple[int, ...], bool]]
+    inputs: tuple[tuple[str | None, Any, str], ...]
+    input_tree: str
+    parameters: tuple[tuple[str, tuple[str, ...], bool], ...]
+    buffers: tuple[tuple[str, str, bool], ...]
+    constants: tuple[tuple[str, str], ...]
+    ops: tuple[_Op, ...]
+    outputs: tuple[Any, ...]
+    output_tree: str
+    mutations: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
 
 
 def _op(op: Op, provenance: bool) -> dict[str, Any]:
@@ -78,37 +119,63 @@ def to_json(graph: Graph) -> str:
 
 
 def from_json(text: str) -> Graph:
-    """Read a graph written by :func:`to_json`."""
-    data = json.loads(text)
-    if data.get("format") != FORMAT:
-        raise ValueError(f"not a graph of format {FORMAT!r}: {data.get('format')!r}")
-    ops = tuple(
-        Op(
-            name=o["name"],
-            target=o["target"],
-            args=tuple(_decode(a) for a in o["args"]),
-            kwargs=tuple((k, _decode(v)) for k, v in o["kwargs"].items()),
-            outputs=tuple(o["outputs"]),
-            module=o["module"],
-            source=o["source"],
-            grad=o["grad"],
-        )
-        for o in data["ops"]
+    """Read a graph written by :func:`to_json`; what is no graph is a `GraphError`."""
+    data = parse_json(text, "the graph", GraphError)
+    found = data.get("format") if isinstance(data, dict) else data
+    if found != FORMAT:
+        raise GraphError(f"not a graph of format {FORMAT!r}: {shown(found)}.", "Capture the model again.")
+    document = read_record(_Document, data, where="the graph is damaged", error=GraphError)
+    try:
+        return _graph(document)
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"the graph is damaged: {error}.", "Capture the model again.") from None
+
+
+def _graph(data: _Document) -> Graph:
+    graph = Graph(
+        tensors={n: _tensor(n, dtype, shape, grad) for n, (dtype, shape, grad) in data.tensors.items()},
+        ops=tuple(
+            Op(
+                name=o.name,
+                target=o.target,
+                args=tuple(_decode(a) for a in o.args),
+                kwargs=tuple((k, _decode(v)) for k, v in o.kwargs.items()),
+                outputs=o.outputs,
+                module=o.module,
+                source=o.source,
+                grad=o.grad,
+            )
+            for o in data.ops
+        ),
+        inputs=tuple(Input(t, _decode(v), path) for t, v, path in data.inputs),
+        outputs=tuple(_decode(o) for o in data.outputs),
+        parameters=tuple(Parameter(t, paths, trainable) for t, paths, trainable in data.parameters),
+        buffers=tuple(Buffer(t, path, persistent) for t, path, persistent in data.buffers),
+        constants=tuple(Constant(t, _bytes(d)) for t, d in data.constants),
+        mutations=data.mutations,
+        input_tree=data.input_tree,
+        output_tree=data.output_tree,
+        training=data.training,
+        notes=data.notes,
     )
-    return Graph(
-        tensors={n: Tensor(n, tuple(shape), dtype, grad) for n, (dtype, shape, grad) in data["tensors"].items()},
-        ops=ops,
-        inputs=tuple(Input(t, _decode(v), path) for t, v, path in data["inputs"]),
-        outputs=tuple(_decode(o) for o in data["outputs"]),
-        parameters=tuple(Parameter(t, tuple(paths), trainable) for t, paths, trainable in data["parameters"]),
-        buffers=tuple(Buffer(t, path, persistent) for t, path, persistent in data["buffers"]),
-        constants=tuple(Constant(t, base64.b64decode(d)) for t, d in data["constants"]),
-        mutations=tuple((a, b) for a, b in data["mutations"]),
-        input_tree=data["input_tree"],
-        output_tree=data["output_tree"],
-        training=data["training"],
-        notes=tuple(data.get("notes", ())),
-    )
+    if len({op.name for op in graph.ops}) != len(graph.ops) or len(set(graph.sources)) != len(graph.sources):
+        raise ValueError("two operators or two sources have the same name")
+    if nameless := [p.tensor for p in graph.parameters if not p.paths]:
+        raise ValueError(f"parameter {nameless[0]!r} has no name in the module")
+    return graph
+
+
+def _tensor(name: str, dtype: str, shape: tuple[int, ...], grad: bool) -> Tensor:
+    if dtype not in DTYPE_BYTES or any(extent < 0 for extent in shape):
+        raise ValueError(f"tensor {name!r} is {shown(dtype)} of shape {shown(shape)}")
+    return Tensor(name, shape, dtype, grad)
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"a constant is {shown(text)}: {error}") from None
 
 
 def fingerprint(graph: Graph) -> str:

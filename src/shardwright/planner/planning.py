@@ -24,7 +24,7 @@ from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
 from shardwright.search.constraints import meant_meshes
 from shardwright.search.labels import label_loops
-from shardwright.search.limits import limit_of, no_blocks, shortage
+from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
 from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
 
 SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
@@ -70,6 +70,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in (self.search, *self.baselines):
             check_name(name)
+        check_limits(self.memory_limit, self.time_limit)
         if self.recompute not in ("auto", "none", "blocks"):
             raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", "Known: auto, none, blocks.")
 
@@ -191,6 +192,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
+        captured=graph,
     )
     if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):
         result = _perhaps_fewer(graph, cluster, options, result, say)

@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch.distributed.tensor import Shard
+
 from shardwright.cluster import Cluster, Mesh, mesh_of
 from shardwright.errors import PlanError
+from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
+from shardwright.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,13 @@ class Asked:
     forbidden: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A strategy for one model on one cluster, with its price and its proof.
 
     ``model`` is the reference the plan was made from (``gpt:layers=12``), empty when it came from Python objects.
-    ``replicated`` lists operators that run whole for want of a rule, with the seconds that costs.
+    ``replicated`` lists operators that run whole for want of a rule, with the seconds that costs. ``captured`` is the graph
+    it was made for, or the line of text that stands for it in the plan's file; ask :meth:`graph` for it.
     """
 
     model: str
@@ -132,6 +137,34 @@ class Plan:
     batch: int | None = None
     sequence: int | None = None
     dtype: str | None = None
+    captured: Graph | str | None = field(default=None, compare=False)  # the signature's fingerprint stands for it
+
+    def __repr__(self) -> str:
+        """One line: what a plan is about. Everything it decides is in its fields, and in its file."""
+        axes = " × ".join(f"{name} {size}" for name, size in self.strategy.axes)
+        p = self.prediction
+        return (
+            f"<Plan of {self.model or 'a model'} ({self.signature.operators} operators) on {self.cluster.name}, {axes}: "
+            f"{seconds_text(p.step_seconds)} a step, {bytes_text(p.memory_bytes)} a device>"
+        )
+
+    def graph(self, *, trusted: bool = False) -> Graph:
+        """The captured graph the plan was made for, from the plan itself; no model is built and none of its code runs.
+
+        A graph read from a file is refused where it calls more than PyTorch's own operators, unless it is ``trusted``.
+
+        >>> Plan.load("plan.json").graph().ops[0]                                 # doctest: +SKIP
+        """
+        from shardwright.plans.packed import unpack
+
+        if self.captured is None:
+            raise PlanError(
+                "The plan does not hold the graph of its model.",
+                "Plan again with this version, or give the model: --model MODEL.",
+            )
+        found = self.captured if isinstance(self.captured, Graph) else unpack(self.captured, trusted=trusted)
+        self.check(found)
+        return found
 
     @property
     def mesh(self) -> Mesh:
@@ -146,20 +179,34 @@ class Plan:
                 f"This plan was made for another model: {self.signature.difference(actual)}.",
                 "Plan again for this model and these inputs, or load the plan that belongs to them.",
             )
+        self._check_names(graph)
+
+    def _check_names(self, graph: Graph) -> None:
+        """The strategy speaks of this graph's operators and tensors, each of them, and of no others."""
+        strategy, tensors = self.strategy, graph.tensors
+        for what, mine, theirs in (
+            ("split for the operator", set(strategy.splits), {op.name for op in graph.ops}),
+            ("resting layout for", set(strategy.resting), set(graph.sources)),
+        ):
+            if mine != theirs:
+                name = min(mine ^ theirs)
+                has, knows = ("has", "does not have it") if name in mine else ("lacks", "has it")
+                raise PlanError(f"The plan {has} a {what} {name!r}; its model {knows}.", "Plan again.")
+        for name, layout in [*strategy.resting.items(), *strategy.kept.items()]:
+            if name not in tensors:
+                raise PlanError(f"The plan keeps a layout for {name!r}, which its model does not have.", "Plan again.")
+            if any(isinstance(p, Shard) and p.dim >= len(tensors[name].shape) for p in layout):
+                raise PlanError(f"The plan cuts {name!r} along a dim that it does not have.", "Plan again.")
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
+        """Write the plan as JSON, whole or not at all."""
         from shardwright.plans.serial import to_json
 
-        Path(path).write_text(to_json(self))
+        write(path, to_json(self))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read a plan written by :meth:`save`."""
         from shardwright.plans.serial import from_json
 
-        try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"Cannot read the plan {str(path)!r}: {error}.", "Check the path.") from None
-        return from_json(text, str(path))
+        return from_json(read_text(path, PlanError), repr(str(path)))

@@ -1,23 +1,32 @@
 """``plan.json``: readable, diffable, versioned, free of code. One line per operator and per parameter.
 
-Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts.
+Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts. The last line is the
+captured graph, compressed (:mod:`shardwright.plans.packed`), so that a plan can be looked at without running its model.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Cluster, cluster_to_toml, toml_text
 from shardwright.cluster.serial import cluster_from
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import PlanError
+from shardwright.files import parse_json
+from shardwright.graph import Graph
 from shardwright.operators.rules import Layout, Placement
 from shardwright.operators.strategy import Strategy
+from shardwright.plans.packed import pack
 from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Signature
+from shardwright.records import read_record, shown
 
 FORMAT = "shardwright-plan-1"
+REDUCTIONS = ("sum", "avg", "product", "max", "min")
 
 
 def placement_text(placement: Placement) -> str:
@@ -35,18 +44,18 @@ def placement_from(text: str) -> Placement:
     """The inverse of :func:`placement_text`."""
     if text == "R":
         return Replicate()
-    if text.startswith("S") and text[1:].isdigit():
+    if re.fullmatch(r"S\d{1,3}", text, re.ASCII):
         return Shard(int(text[1:]))
-    if text.startswith("P(") and text.endswith(")"):
+    if text.startswith("P(") and text.endswith(")") and text[2:-1] in REDUCTIONS:
         return Partial(text[2:-1])
-    raise PlanError(f"{text!r} is not a placement.", "Placements are R, S0, S1, … and P(sum).")
+    raise PlanError(f"{shown(text)} is not a placement.", "Placements are R, S0, S1, … and P(sum).")
 
 
 def layout_text(layout: Layout) -> list[str]:
     return [placement_text(p) for p in layout]
 
 
-def _layout(texts: list[str]) -> Layout:
+def _layout(texts: Sequence[str]) -> Layout:
     return tuple(placement_from(t) for t in texts)
 
 
@@ -80,6 +89,7 @@ def to_json(plan: Plan) -> str:
         "whole_gradients": sorted(s.whole_gradients),
         "recomputed": list(s.recomputed),
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
+        "graph": pack(plan.captured) if isinstance(plan.captured, Graph) else plan.captured,
     }
     return _readable(document)
 
@@ -101,23 +111,45 @@ def _readable(document: dict[str, Any]) -> str:
 
 def from_json(text: str, where: str = "the plan") -> Plan:
     """Read a plan; anything malformed is one sentence."""
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+    data = parse_json(text, where, PlanError)
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if found != FORMAT:
         raise PlanError(
-            f"{where} is not JSON: {error}.", "Write it again with `shardwright plan … -o plan.json`."
-        ) from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise PlanError(
-            f"{where} is not a plan of format {FORMAT!r} (found {found!r}).", "Plan again with this version."
+            f"{where} is not a plan of format {FORMAT!r} (found {shown(found)}).", "Plan again with this version."
         )
-    try:
-        return _plan(data)
-    except ShardwrightError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"{where} is damaged: {type(error).__name__} {error}.", "Plan again.") from None
+    return _plan(
+        read_record(_Document, data, where=f"{where} is damaged", error=PlanError, remedy="Plan again."), where
+    )
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The file, key by key: what is decided about the strategy stands at the top, where people look for it."""
+
+    format: str
+    model: str
+    batch: int | None
+    sequence: int | None
+    dtype: str | None
+    search: str
+    optimiser: str
+    calibration: str
+    mesh: tuple[tuple[str, int], ...]
+    prediction: Prediction
+    proof: Proof
+    notes: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+    replicated: tuple[tuple[str, str, float], ...]
+    signature: Signature
+    splits: dict[str, tuple[str | None, ...]]
+    resting: dict[str, tuple[str, ...]]
+    kept: dict[str, tuple[str, ...]]
+    regathered: frozenset[str]
+    recomputed: tuple[str, ...]
+    cluster: dict[str, Any]
+    asked: Asked = field(default_factory=Asked)
+    whole_gradients: frozenset[str] = frozenset()
+    graph: str | None = None
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -127,46 +159,40 @@ def _cluster(data: dict[str, Any]) -> Cluster:
     return cluster_from(data, "of the plan", self_contained)
 
 
-def _plan(data: dict[str, Any]) -> Plan:
-    strategy = Strategy(
-        axes=tuple((name, int(size)) for name, size in data["mesh"]),
-        splits={name: tuple(split) for name, split in data["splits"].items()},
-        resting={name: _layout(layout) for name, layout in data["resting"].items()},
-        kept={name: _layout(layout) for name, layout in data["kept"].items()},
-        regathered=frozenset(data["regathered"]),
-        recomputed=tuple(data["recomputed"]),
-        whole_gradients=frozenset(data.get("whole_gradients", ())),
-    )
-    signature, asked = data["signature"], data.get("asked", {})
+def _plan(data: _Document, where: str) -> Plan:
+    axes = len(data.mesh)
+    if not axes or any(size < 1 for _, size in data.mesh) or len(dict(data.mesh)) != axes:
+        raise PlanError(f"{where} is damaged: its mesh is {shown(data.mesh)}.", "Plan again.")
+    for what, entries in (("splits", data.splits), ("resting", data.resting), ("kept", data.kept)):
+        for name, entry in entries.items():
+            if len(entry) != axes:
+                raise PlanError(
+                    f"{where} is damaged: {what}.{name} is {shown(entry)}, and the mesh has {axes} axes.", "Plan again."
+                )
     return Plan(
-        model=data["model"],
-        signature=Signature(
-            signature["fingerprint"],
-            signature["operators"],
-            tuple((n, d, tuple(s)) for n, d, s in signature["parameters"]),
-            tuple((n, d, tuple(s)) for n, d, s in signature["inputs"]),
-            signature["training"],
+        model=data.model,
+        signature=data.signature,
+        cluster=_cluster(data.cluster),
+        strategy=Strategy(
+            axes=data.mesh,
+            splits=data.splits,
+            resting={name: _layout(layout) for name, layout in data.resting.items()},
+            kept={name: _layout(layout) for name, layout in data.kept.items()},
+            regathered=data.regathered,
+            recomputed=data.recomputed,
+            whole_gradients=data.whole_gradients,
         ),
-        cluster=_cluster(data["cluster"]),
-        strategy=strategy,
-        search=data["search"],
-        optimiser=data["optimiser"],
-        prediction=Prediction(**data["prediction"]),
-        proof=Proof(**data["proof"]),
-        calibration=data["calibration"],
-        candidates=tuple(
-            Candidate(
-                c["name"],
-                tuple((n, int(s)) for n, s in c["mesh"]),
-                Prediction(**c["prediction"]) if c["prediction"] else None,
-                c["note"],
-            )
-            for c in data["candidates"]
-        ),
-        replicated=tuple((a, b, c) for a, b, c in data["replicated"]),
-        notes=tuple(data["notes"]),
-        asked=Asked(asked.get("memory_limit"), tuple(asked.get("pins", ())), tuple(asked.get("forbidden", ()))),
-        batch=data["batch"],
-        sequence=data["sequence"],
-        dtype=data["dtype"],
+        search=data.search,
+        optimiser=data.optimiser,
+        prediction=data.prediction,
+        proof=data.proof,
+        calibration=data.calibration,
+        candidates=data.candidates,
+        replicated=data.replicated,
+        notes=data.notes,
+        asked=data.asked,
+        batch=data.batch,
+        sequence=data.sequence,
+        dtype=data.dtype,
+        captured=data.graph,
     )

@@ -40,9 +40,19 @@ def by_memory(problem: Problem) -> Problem:
     )
 
 
+def check_limits(memory_limit: float | None, time_limit: float) -> None:
+    """Refuse limits that are none: zero, negative, or not a number."""
+    if memory_limit is not None and not 0 < memory_limit < float("inf"):
+        raise ShardwrightError(
+            f"A memory limit of {memory_limit} bytes is none.", "Give a number above 0, or no limit."
+        )
+    if not 0 <= time_limit < float("inf"):
+        raise ShardwrightError(f"A time limit of {time_limit} s is none.", "Give a number of seconds.")
+
+
 def limit_of(device: Device, asked: float | None, ignore_device: bool = False) -> float:
     """Bytes per device that a plan may use: the smaller of the device's and what was asked for."""
-    return min(asked or float("inf"), float("inf") if ignore_device else float(device.usable_memory))
+    return min(float("inf") if asked is None else asked, float("inf") if ignore_device else float(device.usable_memory))
 
 
 def too_much(problem: Problem, name: str) -> Infeasible | None:

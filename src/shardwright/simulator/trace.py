@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.costs.walk import COMPUTE
+from shardwright.files import write
 from shardwright.simulator.timeline import Timeline
 
 HOST = "host"
@@ -50,7 +51,7 @@ def trace(timeline: Timeline) -> dict[str, Any]:
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
     """Write the trace to a file."""
-    Path(path).write_text(json.dumps(trace(timeline)))
+    write(path, json.dumps(trace(timeline)))
 
 
 def _span(name: str, category: str, row: int, start: float, seconds: float, details: dict[str, str]) -> dict[str, Any]:

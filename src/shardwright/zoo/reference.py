@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shardwright.zoo.hugging_face import build_hugging_face
 from shardwright.zoo.sizes import nearest, parse_sizes
 
 SEED = 0
+LARGEST_SIZE = 2**31 - 1
 FILE_FUNCTION = re.compile(r"(?P<path>.+\.py):(?P<function>\w+)")
 
 
@@ -57,13 +59,16 @@ def resolve(
     >>> resolve("train.py:build_model", device="cpu", dtype="bfloat16")
     """
     for name, size in (("batch", batch), ("seq", seq)):
-        if size is not None and size < 1:
-            raise ModelError(f"{name}={size} is not possible.", "Give a whole number of at least 1.")
-    with _building(torch.device(device), _as_dtype(dtype)):
+        if size is not None and not 1 <= size <= LARGEST_SIZE:
+            raise ModelError(f"{name}={size} is not possible.", f"Give a whole number from 1 to {LARGEST_SIZE}.")
+    # What a model prints while it is built is for people; standard output may be for a program.
+    with _building(torch.device(device), _as_dtype(dtype)), redirect_stdout(sys.stderr):
         if reference.startswith("hf:"):
             model, args, kwargs = build_hugging_face(reference[3:], reference, batch=batch, seq=seq)
         elif match := FILE_FUNCTION.fullmatch(reference):
-            model, args, kwargs = _from_file(Path(match["path"]), match["function"], {"batch": batch, "seq": seq})
+            path = Path(match["path"])
+            model, args, kwargs = _from_file(path, match["function"], {"batch": batch, "seq": seq})
+            reference = f"{path.absolute()}:{match['function']}"  # so that it means the same from every folder
         else:
             model, args, kwargs = _from_zoo(reference, batch, seq)
     return ResolvedModel(reference, model, args, kwargs)
@@ -140,13 +145,23 @@ def _from_file(path: Path, function: str, sizes: dict[str, int | None]) -> zoo.B
 
 
 def _load(path: Path, function: str) -> Callable[..., Any]:
+    path = path.absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path} cannot be loaded as Python.", "Give path/to/file.py:function.")
     module = importlib.util.module_from_spec(spec)
+    # As if the file were run: its siblings can be imported, and what it defines can be found again by its module's name
+    # (pickle and torch.export look there, and so do custom autograd functions).
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    known = sys.modules.get(path.stem)
+    if known is None or getattr(known, "__file__", None) == str(path):
+        sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
         raise ModelError(
             f"{path} cannot be imported: {type(error).__name__}: {error}.", "Run it by itself to see where."
         ) from error

@@ -55,6 +55,7 @@ class _Progress:
     bound: float = -np.inf
     whole: bool = False
     enough: float = 0.0  # relative gap at which the search may end
+    overtime: float = 0.0  # seconds beyond the limit while no choice is known
     compiled: float = field(default_factory=compiling.seconds)  # by others, before this search
 
     def offer(self, choice: np.ndarray) -> None:
@@ -93,7 +94,7 @@ class _Progress:
     def late(self) -> bool:
         if self.time_limit is None or self.spent <= self.time_limit:
             return False
-        return self.choice is not None or self.spent > 2 * self.time_limit + 30  # rather late than without any choice
+        return self.choice is not None or self.spent > self.time_limit + self.overtime
 
     @property
     def closed(self) -> bool:
@@ -120,13 +121,15 @@ class _Progress:
 
 
 def solve_limited(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = 0.0
 ) -> Solution[np.ndarray]:
     """The best choice found within the limit and the best bound proved, anytime; ends early at a relative ``gap``.
 
+    While no choice is known the search may go on for ``overtime`` seconds beyond the time limit.
+
     Example: ``solve_limited(problem, time_limit=60).gap``
     """
-    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap)
+    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap, overtime=overtime)
     check_peak(problem)
     core, back = reduce_problem(problem)
     check_peak(core)
@@ -146,10 +149,12 @@ def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: i
     work = [sum(edge.costs.size for edge in part.problem.edges) + int(part.problem.sizes.sum()) for part in parts]
     solutions = []
     for place, part in enumerate(parts):
-        limit = progress.time_limit
+        limit, extra = progress.time_limit, progress.overtime
         if limit is not None:
-            limit = max(limit - progress.spent, 0.0) * work[place] / sum(work[place:])
-        solutions.append(solve_limited(part.problem, time_limit=limit, seed=seed, gap=progress.enough))
+            left = max(limit - progress.spent, 0.0)
+            limit = left * work[place] / sum(work[place:])
+            extra += left - limit  # a part without any choice may take what was meant for the others
+        solutions.append(solve_limited(part.problem, time_limit=limit, seed=seed, gap=progress.enough, overtime=extra))
     whole = together(parts, solutions)
     return replace(whole, answer=back(whole.answer), seconds=progress.seconds)
 

@@ -8,7 +8,7 @@ is forbidden. Matrices may be shared by many edges (the same object), so that 96
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,6 +84,8 @@ class Problem:
                 raise ProblemError(
                     f"Node {usage.node} has {sizes[usage.node]} options but {len(usage.amounts)} usage amounts."
                 )
+        if self.usage_limit is not None and np.isnan(self.usage_limit):
+            raise ProblemError(f"The usage limit of {self.name} is not a number.", "Give a number, or no limit.")
 
     @property
     def sizes(self) -> np.ndarray:
@@ -135,6 +137,36 @@ def evaluate(problem: Problem, choice: np.ndarray) -> Evaluation:
     peak = float(usage.max(initial=0.0))
     within = problem.usage_limit is None or peak <= problem.usage_limit + tolerance(problem.usage_limit)
     return Evaluation(total, peak, bool(np.isfinite(total) and within))
+
+
+def without_oversized(problem: Problem) -> Problem:
+    """The problem with every option forbidden that alone exceeds the limit, and its amounts gone from all sums.
+
+    Options keep their numbers. What is left are amounts up to the limit, so that neither infinite amounts nor huge ones,
+    beside which small ones vanish in floating point, reach a solver.
+
+    >>> large = Problem([np.zeros(2)], usages=[Usage(0, 0, 1, np.array([1e300, 3.0]))], usage_limit=4.0)
+    >>> without_oversized(large).costs[0].tolist(), without_oversized(large).usages[0].amounts.tolist()
+    ([inf, 0.0], [0.0, 3.0])
+    """
+    limit = problem.usage_limit
+    if limit is None or limit == np.inf:
+        return problem if limit is None else replace(problem, usage_limit=None)
+    most = limit + tolerance(limit)
+    forbidden: dict[int, np.ndarray] = {}
+    for usage in problem.usages:
+        if usage.start < usage.stop and float(usage.amounts.max(initial=0.0)) > most:
+            forbidden[usage.node] = forbidden.get(usage.node, False) | (usage.amounts > most)
+    if not forbidden:
+        return problem
+    costs = list(problem.costs)
+    for node, mask in forbidden.items():
+        costs[node] = np.where(mask, np.inf, costs[node])
+    usages = [
+        u._replace(amounts=np.where(forbidden[u.node], 0.0, u.amounts)) if u.node in forbidden else u
+        for u in problem.usages
+    ]
+    return replace(problem, costs=costs, usages=usages)
 
 
 def tolerance(value: float) -> float:

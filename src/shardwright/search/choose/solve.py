@@ -12,37 +12,41 @@ from shardwright.errors import Infeasible, ProblemError, TooLarge
 from shardwright.search.choose.brute import solve_by_brute_force
 from shardwright.search.choose.eliminate import eliminate, solve_by_elimination
 from shardwright.search.choose.integer import solve_by_integer_program
-from shardwright.search.choose.problem import Problem, evaluate
-from shardwright.search.choose.reductions import reduce_problem
+from shardwright.search.choose.problem import Problem, evaluate, without_oversized
+from shardwright.search.choose.reductions import check_peak, reduce_problem
 from shardwright.search.solution import Solution
 
 Solver = Callable[..., Solution[np.ndarray]]
 
 
 EASY_WORK = 2_000_000_000  # additions of an elimination that is tried before anything else
+EASY_WORK_PER_SECOND = 400_000_000  # of the time limit, so that a short one is kept
+OVERTIME = 30.0
+"""Seconds beyond the time limit for as long as no choice at all is known (a planner would rather wait)."""
 
 
 def _automatic(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = OVERTIME
 ) -> Solution[np.ndarray]:
     """Elimination where it is easy and memory does not bind, else the bounded search."""
     started = time.perf_counter()
+    work = EASY_WORK if time_limit is None else int(min(EASY_WORK, EASY_WORK_PER_SECOND * time_limit))
     try:
-        choice, bound = eliminate(problem, max_work=EASY_WORK)
+        choice, bound = eliminate(problem, max_work=work)
         cost, _, feasible = evaluate(problem, choice)
         if feasible:
             return Solution(choice, cost, min(bound, cost), True, time.perf_counter() - started)
     except TooLarge:
         pass
-    return _limited(problem, time_limit=time_limit, seed=seed, gap=gap)
+    return _limited(problem, time_limit=time_limit, seed=seed, gap=gap, overtime=overtime)
 
 
 def _limited(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0
+    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = OVERTIME
 ) -> Solution[np.ndarray]:
     from shardwright.search.choose.limited import solve_limited  # numba is imported only when it is needed
 
-    return solve_limited(problem, time_limit=time_limit, seed=seed, gap=gap)
+    return solve_limited(problem, time_limit=time_limit, seed=seed, gap=gap, overtime=overtime)
 
 
 def _markov(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
@@ -62,15 +66,22 @@ METHODS: dict[str, Solver] = {
 
 
 STOPS_EARLY = ("auto", "limited")
-"""Methods that know a gap to stop at; the others end when they end."""
+"""Methods that know a gap to stop at, and overtime; the others end when they end."""
 
 
 def solve(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, method: str = "auto", gap: float = 0.0
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    seed: int = 0,
+    method: str = "auto",
+    gap: float = 0.0,
+    overtime: float = OVERTIME,
 ) -> Solution[np.ndarray]:
     """The cheapest choice found, with a proved lower bound; `Infeasible` when there is none.
 
-    ``gap`` is how far from the bound, relative to the cost, a choice may be for the search to end with it.
+    ``gap`` is how far from the bound, relative to the cost, a choice may be for the search to end with it. ``overtime``
+    is for how many seconds beyond ``time_limit`` to go on where no choice was found yet; then `TooLarge` says so.
 
     >>> solve(Problem(costs=[np.array([4.0, 2.0])])).answer.tolist()
     [1]
@@ -78,8 +89,11 @@ def solve(
     solver = METHODS.get(method)
     if solver is None:
         raise ProblemError(f"There is no search method {method!r}.", f"Choose one of {', '.join(METHODS)}.")
-    extra = {"gap": gap} if method in STOPS_EARLY else {}
-    return solver(problem, time_limit=time_limit, seed=seed, **extra)
+    if time_limit is not None and not time_limit >= 0:
+        raise ProblemError(f"A time limit of {time_limit} s is none.", "Give a number of seconds.")
+    extra = {"gap": gap, "overtime": overtime} if method in STOPS_EARLY else {}
+    check_peak(problem)  # names the time, which is lost once the options that break the limit are struck out
+    return solver(without_oversized(problem), time_limit=time_limit, seed=seed, **extra)
 
 
 def frontier(
@@ -95,7 +109,7 @@ def frontier(
     if not limits:
         return []
     widest_first = sorted(set(map(float, limits)), reverse=True)
-    core, back = reduce_problem(replace(problem, usage_limit=widest_first[0]))
+    core, back = reduce_problem(without_oversized(replace(problem, usage_limit=widest_first[0])))
     found: dict[float, Solution[np.ndarray] | None] = {}
     last: Solution[np.ndarray] | None = None
     for limit in widest_first:
