@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from shardwright.graph import Graph, Op
     from shardwright.operators.rules import OpRules
     from shardwright.plans import Plan
-    from shardwright.search.formulate import Formulation
 
 MOST = 8
 """Operators explained at once."""
@@ -85,12 +84,13 @@ def explain_plan(plan: Plan, graph: Graph, as_json: bool) -> None:
 
 def explain_operator(plan: Plan, graph: Graph, pattern: str, as_json: bool) -> None:
     """One operator (by name, module path or pattern): its split, its cost, the next-best options and their totals."""
+    from shardwright.planner.restate import restate
     from shardwright.search.alternatives import alternatives
 
     found = [op for op in graph.ops if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern)]
     if not found:
         raise ShardwrightError(f"No operator or module matches {pattern!r}.", "`shardwright explain PLAN` lists them.")
-    stated = _stated(plan, graph)
+    stated = restate(plan, graph)
     choice = stated.choice(plan.strategy)
     document: list[dict[str, Any]] = []
     for op in found[:MOST]:
@@ -140,35 +140,6 @@ def explain_operator(plan: Plan, graph: Graph, pattern: str, as_json: bool) -> N
     if len(found) > MOST:
         console.print(f"{len(found) - MOST} more operators match {pattern!r}.")
     console.print("To insist on another option: shardwright plan PLAN.json --pin 'OPERATOR=cut,cut,…' -o OTHER.json")
-
-
-def _stated(plan: Plan, graph: Graph) -> Formulation:
-    """The choice problem the plan answers: its mesh, its limits, what was asked for, what is recomputed."""
-    from shardwright.planner import describe_graph
-    from shardwright.search.constraints import constraints
-    from shardwright.search.formulate import formulate
-    from shardwright.search.limits import limit_of
-
-    mesh, asked, described = plan.mesh, plan.asked, describe_graph(graph)
-    return formulate(
-        graph,
-        mesh,
-        optimiser=plan.optimiser,
-        memory_limit=limit_of(mesh.device, asked.memory_limit),
-        within=constraints(graph, mesh.names, asked.pins, asked.forbidden),
-        rules=described.rules,
-        labels=described.labels,
-        recompute=plan.strategy.recomputed,
-        fold=_folds(plan, graph),
-    )
-
-
-def _folds(plan: Plan, graph: Graph) -> bool:
-    """Whether repeated blocks are split alike in this plan, so that they can be explained as one."""
-    from shardwright.graph.repeats import representatives
-
-    splits = plan.strategy.splits
-    return all(splits[name] == splits[first] for name, first in representatives(graph).items())
 
 
 def binding(plan: Plan) -> str:

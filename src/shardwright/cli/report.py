@@ -1,4 +1,4 @@
-"""``shardwright report``: a plan as one picture."""
+"""``shardwright report``: a plan as a page to explore, or as a picture for a paper."""
 
 from __future__ import annotations
 
@@ -13,22 +13,43 @@ from shardwright.cli._show import console, progress
 
 def report(
     plan: Annotated[Path, typer.Argument(help="A plan written by `shardwright plan … -o plan.json`")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the picture")] = Path("plan.svg"),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="plan.html for the page, plan.svg or plan.pdf for a picture")
+    ] = Path("plan.html"),
+    price: Annotated[
+        float | None, typer.Option(help="Price of one device for an hour: adds the cost per token")
+    ] = None,
+    why_seconds: Annotated[float, typer.Option(help="Seconds to search for alternatives of operators")] = 20.0,
+    verified: Annotated[Path | None, typer.Option(help="What `shardwright verify … --json` printed")] = None,
     model: ModelOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Draw PLAN: its candidates side by side, and what every operator cuts on each mesh axis.
+    """Show PLAN: timeline, memory, layouts, communication, alternatives and what-ifs in one offline page.
 
-    Example: shardwright report plan.json -o plan.svg
+    Example: shardwright report plan.json -o plan.html --price 2.50
+
+    A picture for a paper: shardwright report plan.json -o plan.pdf
     """
+    from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.planner import describe_graph
-    from shardwright.reports import picture
+    from shardwright.reports import picture, plan_page
+    from shardwright.reports.trust import read_verification
 
+    if output.suffix not in (".html", ".svg"):
+        raise ShardwrightError(
+            f"A report cannot be written as {output.name!r}.", "Name it plan.html (the page), plan.svg or plan.pdf."
+        )
     check_writable(output)
+    said = None if verified is None else read_verification(verified)
     with progress() as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
-    described = describe_graph(graph)
-    write(output, picture(loaded, graph, dict(described.rules), described.labels))
-    console.print(f"written to {output}")
+        say("simulating, and asking for alternatives")
+        if output.suffix == ".html":
+            text = plan_page(loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said)
+        else:
+            described = describe_graph(graph)
+            text = picture(loaded, graph, dict(described.rules), described.labels)
+    write(output, text)
+    console.print(f"written to {output} ({len(text.encode()) / 1e3:.0f} kB)")

@@ -20,22 +20,33 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome/Perfetto trace here")] = None,
     model: ModelOption = None,
     trust: TrustOption = False,
+    link_rate: Annotated[
+        list[str] | None,
+        typer.Option(help="AXIS=FACTOR: what if that axis' link were so many times as fast (repeatable)"),
+    ] = None,
+    device_speed: Annotated[float, typer.Option(help="What if devices computed so many times as fast")] = 1.0,
+    host_speed: Annotated[float, typer.Option(help="What if the host issued so many times as fast")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Simulate one training step of PLAN: step time, exposed communication, how busy every stream is, memory.
 
     Example: shardwright simulate plan.json --trace trace.json
+
+    What if the links inside nodes were half as fast: shardwright simulate plan.json --link-rate gpu=0.5
     """
     from shardwright.files import check_writable
+    from shardwright.simulator import WhatIf
     from shardwright.simulator import simulate as run
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
+    asked = WhatIf(_factors(link_rate or []), device_speed, host_speed)
     with progress(as_json) as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
-        timeline = run(graph, loaded.strategy, loaded.mesh, graph.training, loaded.optimiser)
+        asked.check(loaded.mesh)
+        timeline = run(graph, loaded.strategy, loaded.mesh, graph.training, loaded.optimiser, what_if=asked)
     if trace is not None:
         write_trace(timeline, trace)
     if as_json:
@@ -44,6 +55,19 @@ def simulate(
     _print(loaded, timeline)
     if trace is not None:
         console.print(f"trace written to {trace}: open it in ui.perfetto.dev")
+
+
+def _factors(texts: list[str]) -> dict[str, float]:
+    from shardwright.errors import ShardwrightError
+
+    factors = {}
+    for text in texts:
+        axis, _, number = text.partition("=")
+        try:
+            factors[axis] = float(number)
+        except ValueError:
+            raise ShardwrightError(f"--link-rate {text!r} is not AXIS=FACTOR.", "Write --link-rate gpu=0.5.") from None
+    return factors
 
 
 def _document(timeline: Timeline) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from shardwright.costs.walk import COMPUTE, Event, Walk, walk
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.simulator.engine import Processor, Schedule, lower_bound, run
+from shardwright.simulator.what_if import WhatIf, scaled
 
 
 @dataclass(frozen=True)
@@ -108,27 +109,32 @@ def simulate(
     training: bool = True,
     optimiser: str = "adamw",
     runtime: Runtime = RUNTIME,
+    what_if: WhatIf | None = None,
 ) -> Timeline:
     """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``; ``runtime`` is what its Python costs the host.
+
+    ``what_if`` asks for the same step at other speeds.
 
     Example
     -------
     >>> timeline = simulate(graph, strategy, mesh)
     >>> timeline.seconds, timeline.exposed_seconds, timeline.utilisation["compute"]
     """
-    return simulate_walk(walk(graph, strategy, mesh, training, optimiser), runtime)
+    return simulate_walk(walk(graph, strategy, mesh, training, optimiser), runtime, what_if)
 
 
-def simulate_walk(events: Walk, runtime: Runtime = RUNTIME) -> Timeline:
+def simulate_walk(events: Walk, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:
     """Simulate a walk. On one device the model runs as it is; on several, the runtime's Python runs beside it."""
     if events.nodes.mesh.devices > 1:
         count, device = len(events.nodes.graph.parameters), events.nodes.mesh.device
         events = replace(events, events=with_runtime(events.events, count, device, runtime))
-    schedule = run(events.events, _processor(events.nodes.mesh))
+    if what_if is not None and what_if.changes:
+        events = replace(events, events=scaled(events.events, events.nodes.mesh, what_if))
+    schedule = run(events.events, processor_of(events.nodes.mesh))
     return Timeline(events, schedule, schedule.seconds)
 
 
-def _processor(mesh: Mesh) -> Processor | None:
+def processor_of(mesh: Mesh) -> Processor | None:
     """A CPU sends and receives for itself; beside an accelerator, that is the host's and the network card's work."""
     shares: dict[Hashable, float] = {axis.name: axis.processor_share for axis in mesh.axes if axis.processor_share}
     seconds: dict[Hashable, float] = {axis.name: axis.processor_seconds for axis in mesh.axes}

@@ -1,0 +1,29 @@
+"""The choice problem that a finished plan answers, stated again: its mesh and limits, what was asked for and recomputed."""
+
+from __future__ import annotations
+
+from shardwright.graph import Graph
+from shardwright.graph.repeats import representatives
+from shardwright.planner.planning import describe_graph
+from shardwright.plans import Plan
+from shardwright.search.constraints import constraints
+from shardwright.search.formulate import Formulation, formulate
+from shardwright.search.limits import limit_of
+from shardwright.search.strategies import Described
+
+
+def restate(plan: Plan, graph: Graph, described: Described | None = None) -> Formulation:
+    """The problem of ``plan`` on ``graph``; repeated blocks decide together where the plan splits them alike."""
+    described = described or describe_graph(graph)
+    mesh, asked, splits = plan.mesh, plan.asked, plan.strategy.splits
+    return formulate(
+        graph,
+        mesh,
+        optimiser=plan.optimiser,
+        memory_limit=limit_of(mesh.device, asked.memory_limit),
+        within=constraints(graph, mesh.names, asked.pins, asked.forbidden),
+        rules=described.rules,
+        labels=described.labels,
+        recompute=plan.strategy.recomputed,
+        fold=all(splits[name] == splits[first] for name, first in representatives(graph).items()),
+    )

@@ -1,0 +1,107 @@
+// Unpack what the page carries and bring its sections to life. What can be read without this is in the document already.
+
+async function unpacked(id) {
+  const text = document.getElementById(id).textContent, bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+function themeButton() {
+  const button = document.querySelector(".theme"), root = document.documentElement;
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
+  const say = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", dark() ? "Switch to light colours" : "Switch to dark colours"); };
+  button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; say(); redraw(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { say(); redraw(); });
+  say();
+}
+
+const drawings = [];
+function redraw() { for (const drawing of drawings) (drawing.ask ?? drawing.draw).call(drawing); }
+
+function legend(box, acts) {
+  box.replaceChildren(...acts.map((act) => element("li", {}, swatch(`var(--act-${act})`), ACTS[act])));
+}
+
+function actsOf(groups) {
+  const found = new Set();
+  for (const group of groups) for (const row of group.rows) for (const i of row.ids) found.add(group.act(i));
+  return Object.keys(ACTS).filter((act) => found.has(act));
+}
+
+function timelineSection(data, runs, view) {
+  const box = document.getElementById("timeline");
+  const groups = (given) => [...given.map((run) => runGroup(run, given.length > 1 || data.measured ? `predicted, ${run.step.title}` : "")), ...(data.measured ? [measuredGroup(data.measured)] : [])];
+  const timeline = new Timeline(box, view, groups(runs));
+  legend(box.querySelector(".legend"), actsOf(timeline.groups));
+  box.querySelector(".zoom-in").addEventListener("click", () => view.zoom(2));
+  box.querySelector(".zoom-out").addEventListener("click", () => view.zoom(0.5));
+  box.querySelector(".zoom-all").addEventListener("click", () => view.reset());
+  box.querySelector(".chain").addEventListener("change", (event) => { timeline.chain = event.target.checked; timeline.ask(); });
+  timeline.again = (given) => { timeline.groups = groups(given); timeline.selected = null; view.reset(wholeOf(timeline.groups)); };
+  view.reset(wholeOf(timeline.groups));
+  drawings.push(timeline);
+  return timeline;
+}
+
+function wholeOf(groups) {
+  let most = 0;
+  for (const group of groups) for (const row of group.rows) if (row.ids.length) most = Math.max(most, group.end(row.ids[row.ids.length - 1]));
+  return most;
+}
+
+// What was measured, as the same kind of group.
+function measuredGroup(measured) {
+  const rows = measured.streams.map((label) => ({ label, ids: [] }));
+  measured.stream.forEach((s, i) => rows[s].ids.push(i));
+  const word = (column) => (i) => measured.words[measured[column][i]];
+  return {
+    title: measured.title, rows: rows.filter((row) => row.ids.length),
+    start: (i) => measured.start[i], end: (i) => measured.end[i], act: word("phase"), text: word("name"), onChain: () => true,
+    lines: (i) => [`${word("phase")(i)} of ${word("name")(i)}`, `measured ${secondsText(measured.end[i] - measured.start[i])}`],
+  };
+}
+
+function planPage(data) {
+  const steps = data.steps.map(decodeStep), view = new View(1), banner = document.querySelector(".banner");
+  const memory = new MemoryChart(document.getElementById("memory"), view, data.limit);
+  let timeline = null;
+  const whatIf = new WhatIf(document.getElementById("what-if"), data, steps, (runs, changed) => {
+    timeline.again(runs); memory.show(runs[0]);
+    banner.hidden = !changed;
+  });
+  timeline = timelineSection(data, whatIf.plan, view);
+  memory.show(whatIf.plan[0]);
+  drawings.push(memory);
+  banner.querySelector("button").addEventListener("click", () => whatIf.reset());
+  const tree = new SplitTree(document.getElementById("split"), data.split, data.axes, data.meanings), why = new Why(document.getElementById("why"), data);
+  tree.onWhy = (name) => why.go(name);
+  const box = document.getElementById("communication");
+  if (box.querySelector("canvas")) {
+    const traffic = new TrafficMatrix(box, data.flows, data.axes);
+    traffic.draw();
+    drawings.push(traffic);
+  }
+  return { data, steps, view, timeline, memory, whatIf, tree, why };
+}
+
+function diffPage(data) {
+  const view = new View(1), runs = data.plans.map((plan) => simulateStep(decodeStep(plan.step))), box = document.getElementById("timeline");
+  const timeline = new Timeline(box, view, runs.map((run, i) => runGroup(run, data.plans[i].name)));
+  legend(box.querySelector(".legend"), actsOf(timeline.groups));
+  for (const [name, act] of [["zoom-in", () => view.zoom(2)], ["zoom-out", () => view.zoom(0.5)], ["zoom-all", () => view.reset()]]) box.querySelector(`.${name}`).addEventListener("click", act);
+  box.querySelector(".chain").addEventListener("change", (event) => { timeline.chain = event.target.checked; timeline.ask(); });
+  view.reset(wholeOf(timeline.groups));
+  drawings.push(timeline);
+  return { data, runs, view, timeline };
+}
+
+async function start() {
+  themeButton();
+  const data = await unpacked("data");
+  window.shardwright = { ...(data.plans ? diffPage(data) : planPage(data)), simulateStep, memoryOverTime, decodeStep };
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redraw(); } });
+  document.documentElement.dataset.ready = "yes";
+}
+
+start();

@@ -1,0 +1,142 @@
+"""A plan at a glance: its step against every baseline and the bound, its memory against the limit, its rate and its price.
+
+All of it is plain HTML without a script, so that it reads anywhere: in the page before anything has run, and in a notebook.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.graph import Graph
+from shardwright.plans import Candidate, Plan
+from shardwright.reports.html import card, data, escape
+from shardwright.search.limits import limit_of
+from shardwright.units import bytes_text, seconds_text
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one step works through: ``count`` tokens or samples."""
+
+    unit: str
+    count: int
+
+
+def work_of(graph: Graph) -> Work | None:
+    """Tokens where an input is a table of integers (batch by sequence), else samples along dim 0 of the first input."""
+    shapes = [graph.tensors[i.tensor] for i in graph.inputs if i.tensor is not None]
+    for tensor in shapes:
+        if len(tensor.shape) == 2 and "int" in tensor.dtype:
+            return Work("tokens", tensor.elements)
+    return next((Work("samples", tensor.shape[0]) for tensor in shapes if tensor.shape), None)
+
+
+def candidate_name(plan: Plan, candidate: Candidate) -> str:
+    """``found`` for the answer of the search, a baseline's own name otherwise."""
+    return "found" if candidate.name == "auto" else candidate.name
+
+
+def rate_text(count: float) -> str:
+    """Large counts in words.
+
+    >>> rate_text(1_250_000.0)
+    '1.25 million'
+    """
+    for scale, unit in ((1e9, " billion"), (1e6, " million")):
+        if count >= scale:
+            return f"{count / scale:.3g}{unit}"
+    return f"{count:,.0f}"
+
+
+def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
+    """Cards, and the race between the plan and its baselines. ``price`` is that of one device for an hour."""
+    p, proof = plan.prediction, plan.proof
+    limit = limit_of(plan.mesh.device, plan.asked.memory_limit)
+    cards = [
+        card(
+            "one step (simulated)",
+            data("step_seconds", p.step_seconds, seconds_text(p.step_seconds)),
+            f"{data('exposed_seconds', p.exposed_seconds, seconds_text(p.exposed_seconds))} of it is communication that "
+            "nothing hides",
+        ),
+        card(
+            "memory of one device",
+            data("memory_bytes", p.memory_bytes, bytes_text(p.memory_bytes)),
+            f"{100 * p.memory_bytes / limit:.0f} % of the {bytes_text(limit)} allowed",
+        ),
+    ]
+    if work is not None:
+        per_second = work.count / p.step_seconds
+        below = f"{work.count:,} {work.unit} a step on {plan.strategy.devices} devices"
+        cards.append(card(f"{work.unit} a second", data("rate", per_second, rate_text(per_second)), below))
+        if price is not None:
+            cost = price * plan.strategy.devices * p.step_seconds / 3600 / work.count * 1e6
+            below = f"at {price:g} for a device and hour"
+            cards.append(card(f"cost of a million {work.unit}", data("cost", cost, f"{cost:.3g}"), below))
+    cards.append(
+        card("how good it provably is", _quality(plan), f"{escape(proof.scope)}; planned in {proof.seconds:.1f} s")
+    )
+    return f'<div class="cards">{"".join(cards)}</div>{race(plan)}'
+
+
+def _quality(plan: Plan) -> str:
+    proof = plan.proof
+    return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g} %"
+
+
+def race(plan: Plan) -> str:
+    """Bars of the step time of every candidate; the hatched end is exposed communication, the dashed line the bound."""
+    told = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
+    longest = max([plan.prediction.step_seconds, plan.proof.lower_bound, *told])
+    rows = []
+    for candidate in plan.candidates:
+        name, p = candidate_name(plan, candidate), candidate.prediction
+        ours = candidate.name == plan.search
+        who = f'<div class="who{" ours" if ours else ""}">{escape(name)}</div>'
+        if p is None:
+            rows.append(f'{who}<div class="lane"><span class="note">{escape(_shortened(candidate.note))}</span></div>')
+            continue
+        width = 100 * p.step_seconds / longest
+        exposed = 100 * min(1.0, p.exposed_seconds / p.step_seconds) if p.step_seconds else 0.0
+        look = "" if ours else " over" if not p.fits else " other"
+        ratio = p.step_seconds / plan.prediction.step_seconds
+        said = f"{seconds_text(p.step_seconds)}, {ratio:.2f} ×, {bytes_text(p.memory_bytes)}"
+        said += "" if p.fits else ", does not fit"
+        inside = f'<span class="open" style="left:{100 - exposed:.2f}%;width:{exposed:.2f}%"></span>'
+        rows.append(
+            f'{who}<div class="lane"><span class="filled{look}" style="width:{width:.2f}%">{inside}</span>'
+            f"{_bound(plan, longest) if ours else ''}"
+            f'<span class="note">{data("candidate " + name, p.step_seconds, said)}</span></div>'
+        )
+    return f'<div class="race">{"".join(rows)}</div><p class="hint">{_bound_said(plan)}</p>'
+
+
+def _bound(plan: Plan, longest: float) -> str:
+    return f'<span class="bound" style="width:{100 * plan.proof.lower_bound / longest:.2f}%"></span>'
+
+
+def _bound_said(plan: Plan) -> str:
+    proof = plan.proof
+    bound = data("lower_bound", proof.lower_bound, seconds_text(proof.lower_bound))
+    return (
+        "Length is the simulated step, the hatched end communication that nothing hides. Dashed line: no plan in the scope "
+        f"of the search has a smaller sum of seconds than {bound} (the best sum found is {seconds_text(proof.cost)}); "
+        "overlap can make a step shorter than its sum."
+    )
+
+
+def _shortened(text: str, most: int = 110) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def memory_gauge(breakdown: dict[str, int], limit: float) -> str:
+    """What is alive at the peak against what the device has."""
+    parts = "".join(
+        f'<span style="width:{100 * size / max(limit, sum(breakdown.values())):.3f}%;'
+        f'background:var(--kind-{kind.replace(" ", "-").replace("optimiser", "optimizer")})" title="{escape(kind)}"></span>'
+        for kind, size in sorted(breakdown.items(), key=lambda item: -item[1])
+    )
+    said = ", ".join(
+        f"{kind} {bytes_text(size)}" for kind, size in sorted(breakdown.items(), key=lambda item: -item[1])
+    )
+    return f'<div class="gauge" role="img" aria-label="Alive at the peak: {escape(said)}">{parts}</div>'

@@ -1,0 +1,235 @@
+"""The page: one offline HTML file that shows a plan, and answers what-if questions by simulating it again in the browser.
+
+What can be said without a script (the glance, communication, trust, the peak of memory) is written here as HTML; what moves
+is drawn by the scripts under ``assets/`` from the data the page carries, packed by :mod:`~shardwright.reports.packing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from shardwright.cluster import Mesh
+from shardwright.graph import Graph
+from shardwright.planner import describe_graph
+from shardwright.plans import Plan
+from shardwright.reports.cuts import MEANING
+from shardwright.reports.glance import glance, memory_gauge, work_of
+from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
+from shardwright.reports.packing import deflated, packed_step
+from shardwright.reports.splitting import split_rows
+from shardwright.reports.steps import RankStep, rank_steps
+from shardwright.reports.traffic import Flow, flows
+from shardwright.reports.trust import trust
+from shardwright.reports.why import why_rows
+from shardwright.search.limits import limit_of
+from shardwright.units import bytes_text, seconds_text
+
+SCRIPTS = (
+    "common.js",
+    "simulate.js",
+    "timeline.js",
+    "memory.js",
+    "split.js",
+    "traffic.js",
+    "why.js",
+    "whatif.js",
+    "page.js",
+)
+SECTIONS = {
+    "glance": "At a glance",
+    "split": "How it is split",
+    "timeline": "Timeline",
+    "memory": "Memory over time",
+    "communication": "Communication",
+    "why": "Why",
+    "what-if": "What if",
+    "trust": "Trust",
+}
+WHY_SECONDS = 20.0
+
+
+def plan_page(
+    plan: Plan,
+    graph: Graph,
+    *,
+    file: str = "plan.json",
+    price: float | None = None,
+    why_seconds: float = WHY_SECONDS,
+    verified: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> str:
+    """The page of a plan as one HTML document.
+
+    ``price`` is that of one device for an hour; ``why_seconds`` bounds the searches for alternatives; ``verified`` is what
+    ``shardwright verify --json`` said, ``measured`` what a profiled run took (:mod:`~shardwright.reports.measured`).
+
+    >>> Path("plan.html").write_text(plan_page(plan, graph))
+    """
+    described = describe_graph(graph)
+    steps, work, mesh = rank_steps(plan, graph), work_of(graph), plan.mesh
+    sent = flows(steps[0], mesh)
+    limit = limit_of(mesh.device, plan.asked.memory_limit)
+    carried = {
+        "file": file,
+        "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
+        "devices": mesh.devices,
+        "limit": limit,
+        "work": work and asdict(work),
+        "price": price,
+        "meanings": MEANING,
+        "steps": [packed_step(step) for step in steps],
+        "split": split_rows(plan, graph, described.rules, described.labels),
+        "flows": [asdict(flow) for flow in sent],
+        "why": why_rows(plan, graph, described, why_seconds),
+        "measured": measured and measured["timeline"],
+    }
+    content = {
+        "glance": glance(plan, work, price),
+        "split": _split(),
+        "timeline": _timeline(steps, measured),
+        "memory": _memory(steps, limit),
+        "communication": _communication(steps[0], sent, mesh),
+        "why": _WHY,
+        "what-if": _what_if(steps[0], work is not None, price is not None),
+        "trust": trust(plan, graph, described.rules, verified),
+    }
+    axes = " × ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
+    under = f"{plan.strategy.devices} devices as {axes} · {plan.search if plan.search != 'auto' else 'found by search'}"
+    banner = (
+        '<div class="banner" role="status" hidden><span>Timeline and memory show a what-if, not the plan.</span>'
+        '<button type="button">Back to the plan</button></div>'
+    )
+    body = banner + "".join(
+        f'<section id="{name}" aria-labelledby="h-{name}"><h2 id="h-{name}">{title}</h2>{content[name]}</section>'
+        for name, title in SECTIONS.items()
+    )
+    return document(f"{plan.model or 'model'} on {plan.cluster.name}", under, SECTIONS, body, carried)
+
+
+def document(title: str, under: str, sections: Mapping[str, str], body: str, carried: Mapping[str, Any]) -> str:
+    """The frame all pages share: styles and scripts inline, nothing fetched from anywhere."""
+    links = "".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in sections.items())
+    return filled(
+        "frame.html",
+        title=escape(title),
+        under=escape(under),
+        links=links,
+        body=body,
+        style=asset("page.css"),
+        data=deflated(carried),
+        script=script(SCRIPTS),
+    )
+
+
+def _split() -> str:
+    legend = "".join(legend_item(f"cut-{cut.replace(' ', '-')}", meaning) for cut, meaning in MEANING.items())
+    return filled("split.html", legend=legend)
+
+
+def _timeline(steps: Sequence[RankStep], measured: Mapping[str, Any] | None) -> str:
+    step = steps[0]
+    busy = [
+        [
+            escape(stream),
+            data(f"busy {stream}", busy, seconds_text(busy)),
+            f"{100 * busy / max(step.seconds, 1e-30):.1f} %",
+        ]
+        for stream, busy in step.timeline.busy.items()
+    ]
+    return (
+        f'<p class="hint">One step of {escape(step.title)}. Drag to move, Ctrl and the wheel (or two fingers) to zoom; '
+        "point at a bar for what it is, how long it takes and what it waits for.</p>"
+        + asset("timeline.html")
+        + table("How busy every stream is", ["stream", "busy", "share of the step"], busy)
+        + ("" if measured is None else measured["html"])
+    )
+
+
+def _memory(steps: Sequence[RankStep], limit: float) -> str:
+    use, events = steps[0].memory, steps[0].events
+    moment = events[use.at] if events else None
+    during = (
+        ""
+        if moment is None
+        else f", during {moment.phase} of {moment.name}" + (f" ({moment.module})" if moment.module else "")
+    )
+    largest = [[escape(what), escape(module), bytes_text(size)] for size, what, module in use.largest]
+    return (
+        f'<p class="hint">Peak {data("peak_bytes", use.peak, bytes_text(use.peak))} of {bytes_text(limit)}'
+        f"{escape(during)}; the allocator reserves {bytes_text(use.reserved)}. The curve shows the bytes alive, without the "
+        "allocator's rounding.</p>"
+        + memory_gauge(use.breakdown, limit)
+        + """<ul class="legend"></ul><div class="plot"><canvas tabindex="0" role="application" aria-label="Memory over time.
+Left and right arrow tell what is alive then, plus and minus zoom."></canvas></div><p class="said" aria-live="polite"></p>"""
+        + table("The largest things alive at the peak", ["what", "module", "bytes"], largest)
+    )
+
+
+def _communication(step: RankStep, sent: Sequence[Flow], mesh: Mesh) -> str:
+    if not sent:
+        return "<p>Nothing is sent between ranks.</p>"
+    links = {axis.name: axis for axis in mesh.axes}
+    seconds: dict[tuple[str, str], float] = {}
+    for event in step.events:
+        if event.collective:
+            key = (event.collective, event.stream)
+            seconds[key] = seconds.get(key, 0.0) + event.seconds
+    to = {"next": "the next rank", "all": "each other rank", "sides": "both neighbours"}
+    rows = []
+    for flow in sent:
+        times, size = step.communication[flow.collective, flow.axis]
+        rows.append(
+            [
+                f"{escape(flow.collective.replace('_', '-'))} over {escape(flow.axis)}",
+                str(times),
+                data(f"bytes {flow.collective} {flow.axis}", size, bytes_text(size)),
+                seconds_text(seconds.get((flow.collective, flow.axis), 0.0)),
+                f"{bytes_text(flow.bytes)} to {to[flow.to]}",
+                f"{bytes_text(links[flow.axis].bandwidth)}/s",
+            ]
+        )
+    legend = "".join(
+        legend_item(f"axis-{a % 4}", f"over {axis.name}") for a, axis in enumerate(mesh.axes) if axis.size > 1
+    )
+    return (
+        '<p class="hint">What every rank sends to every other in one step, as the collectives\' algorithms send it (rings, '
+        "exchanges); darker is more.</p>"
+        f'<ul class="legend">{legend}</ul><div class="plot"><canvas class="matrix" tabindex="0" role="application" '
+        'aria-label="Matrix of who sends to whom. Arrow keys walk through it."></canvas></div>'
+        '<p class="said" aria-live="polite"></p>'
+        + table(
+            "Collectives of one rank in one step",
+            ["collective", "times", "bytes", "seconds", "sends", "rate of the link"],
+            rows,
+        )
+    )
+
+
+_WHY = """<p class="hint">An operator's other options, and what the whole model would take at best with each of them.</p>
+<div class="tools"><label>Operator <select></select></label></div><div class="answer"></div>"""
+
+
+def _what_if(step: RankStep, work: bool, price: bool) -> str:
+    numbers = [
+        ("step_seconds", "one step"),
+        ("ratio", "against the plan"),
+        *([("rate", "rate")] if work else []),
+        *([("cost", "cost")] if price else []),
+        ("exposed_seconds", "communication nothing hides"),
+        ("sum_seconds", "sum of all events"),
+        ("lower_bound_seconds", "no schedule of these events is shorter than"),
+        *((f"busy {stream}", f"{stream} busy") for stream in step.streams),
+    ]
+    rows = [[escape(label), f'<output data-number="{escape(name)}"></output>'] for name, label in numbers]
+    return (
+        '<p class="hint">The same plan on other hardware: the step is simulated again, here, with every event\'s seconds '
+        "stretched by what they depend on.</p>"
+        '<div class="controls"></div><div class="tools"><button type="button" class="reset">Back to the plan</button></div>'
+        + table("The step at these speeds", ["what", "now"], rows)
+        + '<p class="hint">The command that gives the same numbers:</p><code class="command" tabindex="0"></code>'
+        '<div class="sensitivity">'
+        + table("What one thing twice as fast would give", ["what", "step", "gain"], [])
+        + "</div>"
+    )
