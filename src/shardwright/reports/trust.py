@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from shardwright import __version__
 from shardwright.cluster import toml_text
 from shardwright.errors import ShardwrightError
+from shardwright.files import read_json
 from shardwright.graph import Graph
 from shardwright.operators.rules import OpRules
 from shardwright.plans import Plan
@@ -38,13 +38,7 @@ def published(calibration: str) -> list[dict[str, Any]]:
 
 def read_verification(path: Path) -> dict[str, Any]:
     """What ``shardwright verify … --json`` printed, with the day it was written."""
-    try:
-        said = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ShardwrightError(
-            f"Cannot read the verification {str(path)!r}: {error}.",
-            "Write it with `shardwright verify … --json > FILE`.",
-        ) from None
+    said = read_json(path)
     if not isinstance(said, dict) or "agrees" not in said:
         raise ShardwrightError(
             f"{str(path)!r} is not what `shardwright verify --json` prints.",
