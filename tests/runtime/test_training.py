@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
@@ -171,6 +173,23 @@ def starts_from_safetensors(rank: int, path: str) -> None:
         assert torch.equal(whole(parallel.get_parameter(name).detach()), parameter)
 
 
+def refuses_other_weights(rank: int, path: str) -> list[str]:
+    """Every way in which stored names can fail to be the model's, as a sentence; asked for, they are taken."""
+    _, _, graph = example(torch.float32)
+    strategy, mesh, said = random_strategy(graph, mesh_with((2, 2)), 3), device_mesh((2, 2)), []
+    for file in sorted(Path(path).iterdir()):
+        with pytest.raises(RunError) as caught:
+            parallelize(Net(), strategy, mesh=mesh, graph=graph, weights=file)
+        said.append(f"{file.name}: {caught.value}")
+    torch.manual_seed(0)
+    unrelated = Path(path) / "unrelated.safetensors"
+    parallel = parallelize(Net(), strategy, mesh=mesh, graph=graph, weights=unrelated, strict=False)
+    torch.manual_seed(0)
+    for name, parameter in Net().named_parameters():
+        assert torch.equal(whole(parallel.get_parameter(name).detach()), parameter)
+    return said
+
+
 def refuses_unknown_initialisers(rank: int) -> str:
     class Bare(torch.nn.Module):
         def __init__(self) -> None:
@@ -274,6 +293,32 @@ def test_safetensors(pool, tmp_path):
     save = pytest.importorskip("safetensors.torch").save_file
     save(dict(example(torch.float32)[0].state_dict()), tmp_path / "model.safetensors")
     pool.run(starts_from_safetensors, str(tmp_path))
+
+
+def test_weights_of_another_model(pool, tmp_path):
+    save = pytest.importorskip("safetensors.torch").save_file
+    state = dict(example(torch.float32)[0].state_dict())
+    others = {
+        "prefixed": {f"module.{name}": tensor for name, tensor in state.items()},
+        "unrelated": {"other": torch.zeros(3)},
+        "missing": {name: tensor for name, tensor in state.items() if name != "norm.bias"},
+        "more": {**state, "extra.weight": torch.zeros(2)},
+        "shape": {**state, "norm.bias": torch.zeros(7)},
+    }
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name, tensors in others.items():
+        save(tensors, folder / f"{name}.safetensors")
+        dcp.save(tensors, checkpoint_id=str(folder / name), no_dist=True)
+    for rank in pool.run(refuses_other_weights, str(folder)):
+        said = dict(line.split(": ", 1) for line in rank)
+        assert len(said) == 10
+        for kind in ("", ".safetensors"):
+            assert "6 missing (" in said["prefixed" + kind] and "begin with 'module.'" in said["prefixed" + kind]
+            assert "6 missing (" in said["unrelated" + kind] and "1 unexpected (other)" in said["unrelated" + kind]
+            assert "1 missing (norm.bias)" in said["missing" + kind]
+            assert "1 unexpected (extra.weight)" in said["more" + kind]
+            assert "norm.bias is [7] there and [24] in the model" in said["shape" + kind]
 
 
 def test_compiles_whole(pool):

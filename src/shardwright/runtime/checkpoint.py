@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardwright.errors import RunError
+from shardwright.runtime.weights import check_names
 
 # Optimiser state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -100,15 +102,25 @@ def load_checkpoint(
     return json.loads(state["extra"])
 
 
-def load_weights(model: torch.nn.Module, path: str | Path) -> None:
-    """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict."""
+def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) -> None:
+    """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict.
+
+    Names that are missing or unexpected are an error that names them, unless ``strict`` is false.
+    """
     reader = dcp.FileSystemReader(str(path))
-    nested = any(name.startswith("model.") for name in reader.read_metadata().state_dict_metadata)
-    own = get_model_state_dict(model)
-    names = set(reader.read_metadata().state_dict_metadata)
-    state: dict[str, Any] = {"model": own} if nested and not set(own) <= names else own
-    dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
-    set_model_state_dict(model, own)
+    stored = {
+        name: tuple(entry.size)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    own: dict[str, Any] = get_model_state_dict(model)
+    nested = not set(own) <= set(stored) and any(name.startswith("model.") for name in stored)
+    if nested:  # beside the model a checkpoint of ours holds what belongs to a training run
+        stored = {name.removeprefix("model."): size for name, size in stored.items() if name.startswith("model.")}
+    check_names(path, stored, {(name,): tuple(tensor.shape) for name, tensor in own.items()}, strict)
+    known = {name: tensor for name, tensor in own.items() if name in stored}
+    dcp.load({"model": known} if nested else known, storage_reader=reader, no_dist=not dist.is_initialized())
+    set_model_state_dict(model, known, options=StateDictOptions(strict=False))
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Union
@@ -26,6 +25,7 @@ from shardwright.graph import Buffer, Parameter
 from shardwright.lowering.program import Program
 from shardwright.operators.rules import Layout
 from shardwright.runtime.shards import cut, device_of, distributed, regions
+from shardwright.runtime.weights import Weights, check_names
 
 Initialise = Callable[[torch.nn.Module], Any]
 Shards = dict[str, Union[torch.nn.Parameter, Tensor]]
@@ -53,36 +53,6 @@ def parameters_on_meta() -> Iterator[None]:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
-class Weights:
-    """Slices of named tensors in a folder (or file) of ``safetensors``."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            from safetensors import safe_open
-        except ImportError:
-            raise RunError("Reading safetensors needs the safetensors package.", "pip install safetensors") from None
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-        index = path / "model.safetensors.index.json"
-        self._open = {file.name: safe_open(str(file), framework="pt") for file in files}
-        if index.is_file():
-            self._file: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
-        else:
-            self._file = {name: file for file, handle in self._open.items() for name in handle.keys()}  # noqa: SIM118 - not a dict
-
-    def slice(self, names: Sequence[str], spans: Sequence[tuple[int, int]], shape: Sequence[int]) -> Tensor | None:
-        """The region of the first of these names that is there."""
-        for name in names:
-            if name in self._file:
-                lazy = self._open[self._file[name]].get_slice(name)
-                if tuple(lazy.get_shape()) != tuple(shape):
-                    raise RunError(
-                        f"{name} has shape {lazy.get_shape()} in the files and {list(shape)} in the model.",
-                        "Build the model with the sizes these weights were made for.",
-                    )
-                return lazy[tuple(slice(*span) for span in spans)] if spans else lazy[:]
-        return None
-
-
 def materialised(
     model: torch.nn.Module,
     program: Program,
@@ -90,13 +60,14 @@ def materialised(
     weights: str | Path | None = None,
     initialise: Initialise | None = None,
     keep: bool = False,
+    strict: bool = True,
 ) -> Shards:
     """This rank's shards by the graph's names: cut from real tensors, read from ``weights``, or initialised.
 
     Unless it is to be kept, the model gives up its real tensors one by one as their shards are made, so that there is at
     no time a second copy of it; what rests whole is not copied at all. Tensors on meta stay as they are.
     """
-    stored = Weights(Path(weights)) if weights is not None and not is_checkpoint(weights) else None
+    stored = _stored(model, program, Path(weights), strict) if weights and not is_checkpoint(weights) else None
     owners = _Owners(model, initialise)
     resting, place, device = program.strategy.resting, program.place, device_of(mesh)
     made: dict[tuple[str, ...], Union[torch.nn.Parameter, Tensor]] = {}
@@ -109,10 +80,10 @@ def materialised(
             layout = resting[entry.tensor]
             held = model.get_parameter(paths[0]) if isinstance(entry, Parameter) else model.get_buffer(paths[0])
             shape = held.shape
-            local = stored.slice(paths, regions(shape, layout, place), shape) if stored is not None else None
-            if local is None and weights is not None and is_checkpoint(weights):
+            local = stored.slice(paths, regions(shape, layout, place)) if stored is not None else None
+            filled_later = strict and weights is not None and is_checkpoint(weights)
+            if held.is_meta and filled_later and (isinstance(entry, Parameter) or entry.persistent):
                 local = torch.empty(program.local_shape(entry.tensor, layout), dtype=held.dtype)
-                local = local if held.is_meta else cut(held.detach(), layout, place)
             if local is None:
                 local = cut(owners.whole(paths, held), layout, place)
             made[paths] = _wrapped(entry, _owned(local, device, held.dtype, keep), layout, mesh, shape)
@@ -122,6 +93,18 @@ def materialised(
         shards[entry.tensor] = made[paths]
     owners.drop()
     return shards
+
+
+def _stored(model: torch.nn.Module, program: Program, path: Path, strict: bool) -> Weights:
+    """The files to read from, once their names are known to be the model's."""
+    stored = Weights(path)
+    persistent = set(model.state_dict())
+    wanted = {p.paths: tuple(model.get_parameter(p.paths[0]).shape) for p in program.graph.parameters}
+    wanted |= {(b.path,): tuple(model.get_buffer(b.path).shape) for b in program.graph.buffers if b.persistent}
+    known = {name for names in wanted for name in names}
+    shapes = {name: shape for name, shape in stored.shapes.items() if name in known or name not in persistent}
+    check_names(path, shapes, wanted, strict)
+    return stored
 
 
 def _owned(local: Tensor, device: torch.device, dtype: torch.dtype, keep: bool) -> Tensor:

@@ -43,6 +43,7 @@ def parallelize(
     device: torch.device | str | None = None,
     graph: Graph | None = None,
     weights: str | Path | None = None,
+    strict: bool = True,
     initialise: Initialise | None = None,
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
@@ -70,6 +71,8 @@ def parallelize(
         The captured model, where the caller has it already.
     weights
         Where to read the parameters: a ``safetensors`` file or folder, or a ``torch.distributed.checkpoint`` directory.
+    strict
+        Whether the stored names must be exactly the model's; if not, what is missing stays as it is (or is initialised).
     initialise
         For a model on meta without ``weights``: fills one module's own parameters (default: its ``reset_parameters``).
     compute_dtype, reduce_dtype
@@ -106,7 +109,7 @@ def parallelize(
     priced, coordinate = priced_mesh(plan), coordinate_on(mesh)
     validate_program(lower(graph, strategy, priced, coordinate, device="meta"))
     program = lower(graph, strategy, priced, coordinate, mesh.device_type)
-    shards = materialised(model, program, mesh, weights, initialise, keep)
+    shards = materialised(model, program, mesh, weights, initialise, keep, strict)
     parallel = ParallelModule(
         program,
         mesh,
@@ -118,7 +121,7 @@ def parallelize(
         outputs=outputs,
     )
     if weights is not None and is_checkpoint(weights):
-        load_weights(parallel, weights)
+        load_weights(parallel, weights, strict)
     return parallel
 
 
