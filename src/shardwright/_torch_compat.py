@@ -280,3 +280,26 @@ def first_chunk_offsets(tensor: Any) -> tuple[int, ...]:
 def wrapper_tensor(kind: type, shape: tuple[int, ...], like: torch.Tensor) -> Any:
     """An instance of a tensor subclass without memory of its own (``Tensor._make_wrapper_subclass``)."""
     return torch.Tensor._make_wrapper_subclass(kind, shape, dtype=like.dtype, device=like.device)
+
+
+def gradient_hooks(parameter: torch.Tensor) -> list[Any]:
+    """What ``register_hook`` put on a leaf (``Tensor._backward_hooks``)."""
+    return list((parameter._backward_hooks or {}).values())
+
+
+def accumulation_hooks(parameter: torch.Tensor) -> list[Any]:
+    """What ``register_post_accumulate_grad_hook`` put on a leaf (``Tensor._post_accumulate_grad_hooks``)."""
+    return list((parameter._post_accumulate_grad_hooks or {}).values())
+
+
+def share_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
+    """Let a leaf that takes another's place have its hooks; handles that remove them stay good."""
+    new._backward_hooks = old._backward_hooks
+    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
+
+
+def module_hooks(module: torch.nn.Module) -> tuple[bool, bool]:
+    """Whether a module has hooks that run in its forward pass, and hooks that run in backward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks), bool(
+        module._backward_hooks or module._backward_pre_hooks
+    )

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import after_backward, like_dtensor, local_of
+from shardwright._torch_compat import accumulation_hooks, after_backward, gradient_hooks, like_dtensor, local_of
 from shardwright.cluster import Mesh
 from shardwright.costs.replica_sums import BUCKET_BYTES, FIRST_BUCKET_BYTES, IN_FLIGHT_BYTES, ReplicaSum, replica_sum
+from shardwright.errors import RunError
 from shardwright.lowering.collectives import BoundStep, Line, ledger, run_step
 from shardwright.runtime.bundles import Scattering
 from shardwright.runtime.summing import Aside, Summing
@@ -47,15 +48,37 @@ class Slot:
     whole: bool = False
     """Whether a gradient that has to be scattered stays whole until the backward pass is through (ZeRO-1)."""
 
+    @property
+    def hooked(self) -> bool:
+        """Whether the user put hooks on the parameter: they see a gradient once, when it is complete."""
+        return bool(gradient_hooks(self.parameter) or accumulation_hooks(self.parameter))
+
     def deposit(self, gradient: Tensor) -> None:
-        """Add a finished local gradient to ``parameter.grad``."""
+        """Add a finished local gradient to ``parameter.grad``, past the parameter's hooks."""
         parameter = self.parameter
+        for hook in gradient_hooks(parameter):
+            gradient = gradient.to(parameter.dtype)
+            gradient = self._returned(hook(self.wrapped(gradient)), gradient)
         if parameter.grad is not None:
             local_of(parameter.grad).add_(gradient)
-            return
-        if gradient.dtype != parameter.dtype:
-            gradient = gradient.to(parameter.dtype)
-        parameter.grad = self.wrapped(gradient)
+        else:
+            parameter.grad = self.wrapped(gradient.to(parameter.dtype))
+        for hook in accumulation_hooks(parameter):
+            hook(parameter)
+
+    def _returned(self, answer: Tensor | None, gradient: Tensor) -> Tensor:
+        """What a hook makes of a local gradient."""
+        if answer is None:
+            return gradient
+        parameter = self.parameter
+        if isinstance(answer, DTensor) != isinstance(parameter, DTensor) or answer.shape != parameter.shape:
+            raise RunError(
+                f"A hook of a parameter {list(parameter.shape)} returned a {type(answer).__name__} {list(answer.shape)}.",
+                "Return the gradient it was given, changed: a DTensor of the same shape.",
+            )
+        if isinstance(answer, DTensor) and isinstance(parameter, DTensor):
+            answer = answer.redistribute(placements=parameter.placements)
+        return local_of(answer)
 
     def wrapped(self, gradient: Tensor) -> Tensor:
         """A local gradient laid out as the parameter is."""
@@ -99,7 +122,9 @@ class _Prepared:
     def deposit(self) -> None:
         self.filled.clear()
         for slot, view, gradient in zip(self.slots, self.views, self.gradients, strict=True):
-            if slot.parameter.grad is None:
+            if slot.hooked:  # who knows where the hooks take it: the bucket's memory is used again
+                slot.deposit(view.clone())
+            elif slot.parameter.grad is None:
                 slot.parameter.grad = gradient
             else:
                 slot.deposit(view)
@@ -242,7 +267,7 @@ class Gradients:
 
     def _sum(self, slot: Slot, gradient: Tensor, alone: bool) -> None:
         """Send a gradient to the bucket of its replicas; shares of one parameter meet first."""
-        if not slot.axes:
+        if not slot.axes and (alone or not slot.hooked):
             slot.deposit(gradient)
             return
         if not alone:
@@ -349,7 +374,10 @@ class Gradients:
                 bucket.filled.clear()
             shared, self._shared = self._shared, {}
             for slot, gradient in shared.values():
-                self._join_loose(slot, gradient)
+                if slot.axes:
+                    self._join_loose(slot, gradient)
+                else:
+                    slot.deposit(gradient)
         self._begun.clear()
         if self._prepared is None and self._order:
             self._prepare()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardwright._torch_compat import share_hooks
 from shardwright.errors import RunError
 from shardwright.graph import Buffer, Parameter
 from shardwright.lowering.program import Program
@@ -87,6 +88,8 @@ def materialised(
             if local is None:
                 local = cut(owners.whole(paths, held), layout, place)
             made[paths] = _wrapped(entry, _owned(local, device, held.dtype, keep), layout, mesh, shape)
+            if isinstance(entry, Parameter):
+                share_hooks(held, made[paths])
             if not keep and not held.is_meta:
                 _replace(model, paths, made[paths])
             del local, held

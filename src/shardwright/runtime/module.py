@@ -30,6 +30,7 @@ from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.execution import Execution, Rank
 from shardwright.runtime.gradients import Gradients, Slot
+from shardwright.runtime.parts import Part
 from shardwright.runtime.reading import ReadingQueue
 from shardwright.runtime.shards import cut, device_of
 
@@ -105,9 +106,9 @@ class ParallelModule(torch.nn.Module):
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
         *parents, leaf = path.split(".")
         owner: torch.nn.Module = self
-        for name in parents:
+        for depth, name in enumerate(parents, 1):
             if name not in owner._modules:
-                owner.add_module(name, torch.nn.Module())
+                owner.add_module(name, Part(".".join(parents[:depth])))
             owner = owner.get_submodule(name)
         return owner, leaf
 

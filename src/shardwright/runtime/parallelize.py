@@ -30,6 +30,7 @@ from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
 from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.torchrun import plan_of_job
 
 
@@ -98,6 +99,7 @@ def parallelize(
     plan = plan_of_job() if plan is None else plan
     strategy = plan.strategy if isinstance(plan, Plan) else plan
     _refuse_shards(model)
+    look_at_hooks(model)
     if graph is None:
         graph = _captured(model, plan, args, kwargs)
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
