@@ -1,0 +1,22 @@
+"""Stages, devices, memory in flight and what each stage does, chosen together and proved: one problem, several
+readers.
+"""
+
+from shardwright.search.joint.compose import compose, no_schedule_below
+from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
+from shardwright.search.joint.piper import read_piper, solve_piper
+from shardwright.search.joint.problem import Objective, PipelineProblem, StageTable, filled_and_drained, pack
+
+__all__ = [
+    "Objective",
+    "PipelineProblem",
+    "StageTable",
+    "compose",
+    "filled_and_drained",
+    "no_schedule_below",
+    "pack",
+    "read_galvatron",
+    "read_piper",
+    "solve_galvatron",
+    "solve_piper",
+]

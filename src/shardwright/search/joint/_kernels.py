@@ -1,0 +1,108 @@
+"""Compiled recurrences over cuts, devices and micro-batches in flight, from the last stage to the first.
+
+``least_in_flight``: for a limit on every stage's seconds, the least sum of shares with which the rest from a cut can
+be done on k devices. Holding less is never worse, so one number per (cut, devices) decides whether the limit can be
+kept.
+
+``least_seconds``: for a limit, the least value per (cut, devices, shares after) of v(stage) = max(repeats · t +
+closing, t + v(stages after)). With ``repeats`` 1 and no closing seconds that is the sum of the stages; with
+``repeats`` = m it is what no schedule of m micro-batches can undercut: the stage's own work, or filling and draining
+it and then the same of the stages after it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from shardwright.search.joint.problem import Candidates
+
+NEVER = np.int64(2**40)
+
+
+@njit(cache=True)
+def least_in_flight(
+    cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Per (cut, devices used): the least sum of shares, and the candidate that begins there (-1: none)."""
+    least = np.full((cuts, devices + 1), NEVER)
+    chosen = np.full((cuts, devices + 1), np.int64(-1))
+    least[cuts - 1, 0] = 0
+    for c in range(len(rows.start)):
+        first, beyond = rows.first_step[c], rows.first_step[c + 1]
+        if times[first] > limit:
+            continue
+        start, end, own, share, align = rows.start[c], rows.end[c], rows.devices[c], rows.share[c], rows.align[c]
+        near = rows.far_in[c] == 0.0 and rows.far_out[c] == 0.0
+        most = _room(rows.holds, times, first, beyond, 0.0, limit, share)
+        for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
+            shares = least[end, after]
+            if shares >= NEVER or after % align:
+                continue
+            room = most
+            if not near and (far[after] or far[after + own]):
+                more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
+                room = _room(rows.holds, times, first, beyond, more, limit, share)
+            if shares <= room and shares + share < least[start, after + own]:
+                least[start, after + own] = shares + share
+                chosen[start, after + own] = c
+    return least, chosen
+
+
+@njit(cache=True)
+def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: float, limit: float, share: int) -> int:
+    """The largest sum of shares after a stage with which it keeps the limit; negative if none."""
+    room = -1
+    for step in range(first, beyond):
+        if times[step] + more > limit:
+            break
+        room = (holds[step] - 1) * share
+    return room
+
+
+@njit(cache=True)
+def least_seconds(
+    cuts: int,
+    devices: int,
+    most_shares: int,
+    rows: Candidates,
+    times: np.ndarray,
+    limit: float,
+    repeats: float,
+    far: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Per (cut, devices used, shares used): the least value, and the step that begins there (-1: none)."""
+    value = np.full((cuts, devices + 1, most_shares + 1), np.inf)
+    chosen = np.full((cuts, devices + 1, most_shares + 1), np.int64(-1))
+    value[cuts - 1, 0, 0] = 0.0
+    for c in range(len(rows.start)):
+        first, beyond = rows.first_step[c], rows.first_step[c + 1]
+        if times[first] > limit:
+            continue
+        start, end, own, share, align = rows.start[c], rows.end[c], rows.devices[c], rows.share[c], rows.align[c]
+        for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
+            if after % align:
+                continue
+            more = 0.0
+            if far[after]:
+                more += rows.far_out[c]
+            if far[after + own]:
+                more += rows.far_in[c]
+            step = first
+            for shares in range(most_shares - share + 1):
+                later = value[end, after, shares]
+                if later == np.inf:
+                    continue
+                held = 1 + (shares + share - 1) // share
+                while step < beyond and rows.holds[step] < held:
+                    step += 1
+                if step == beyond:
+                    break
+                t = times[step] + more
+                if t > limit:
+                    break
+                v = max(repeats * t + rows.closing[step], t + later)
+                if v < value[start, after + own, shares + share]:
+                    value[start, after + own, shares + share] = v
+                    chosen[start, after + own, shares + share] = step
+    return value, chosen

@@ -1,0 +1,141 @@
+"""The composition against trying everything, on random candidates."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.joint.compose import compose, no_schedule_below
+from shardwright.search.joint.problem import (
+    THROUGHPUT,
+    Objective,
+    PipelineProblem,
+    StageTable,
+    filled_and_drained,
+    pack,
+    step_seconds,
+)
+
+SECONDS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 5.0])
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[PipelineProblem, list[StageTable]]:
+    cuts, devices = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+    tables = []
+    for _ in range(draw(st.integers(1, 4))):
+        pairs = [p for p in itertools.combinations(range(cuts), 2) if draw(st.booleans())] or [(0, cuts - 1)]
+        share = draw(st.integers(1, 2))
+        rows = [sorted(draw(SECONDS) for _ in range(4)) for _ in pairs]
+        for row in rows:
+            for held in range(draw(st.integers(1, 4)), 4):
+                row[held] = np.inf
+        seconds = np.array(rows)
+        bound = seconds - draw(st.sampled_from([0.0, 0.25]))
+        tables.append(
+            StageTable(
+                np.array([a for a, _ in pairs]),
+                np.array([b for _, b in pairs]),
+                draw(st.integers(1, devices)),
+                seconds,
+                bound,
+                label=len(tables),
+                share=share,
+                align=draw(st.sampled_from([1, 1, 2])),
+                low=draw(st.sampled_from([0, 0, 1])),
+                high=draw(st.sampled_from([devices, max(1, devices - 1)])),
+                closing=np.full(len(pairs), draw(st.sampled_from([0.0, 2.0]))),
+                far_in=np.full(len(pairs), draw(st.sampled_from([0.0, 0.75]))),
+                far_out=np.full(len(pairs), draw(st.sampled_from([0.0, 0.5]))),
+            )
+        )
+    far = np.array([draw(st.booleans()) for _ in range(devices + 1)])
+    objective = draw(st.sampled_from([THROUGHPUT, filled_and_drained(4), Objective(2.0, 0.5)]))
+    return PipelineProblem("random", cuts, devices, pack(tables), objective, far), tables
+
+
+def every_pipeline(problem: PipelineProblem, tables: list[StageTable], key: str):  # type: ignore[no-untyped-def]
+    """(seconds per stage, closing per stage) of every pipeline, from the last stage backwards, by the letter of the
+    rules.
+    """
+
+    def extend(cut: int, devices: int, shares: int, times: list[float], closings: list[float]):  # type: ignore[no-untyped-def]
+        if cut == 0:
+            yield list(reversed(times)), list(reversed(closings))
+            return
+        for table in tables:
+            for row in range(len(table.start)):
+                used = devices + table.devices
+                if table.end[row] != cut or used > problem.devices or devices % table.align:
+                    continue
+                if devices < table.low or used > table.high:
+                    continue
+                held = 1 + -(-shares // table.share)
+                if held > table.seconds.shape[1]:
+                    continue
+                assert table.far_in is not None and table.far_out is not None and table.closing is not None
+                seconds = min(getattr(table, key)[row, held - 1 :])
+                if not np.isfinite(seconds):
+                    continue
+                seconds += table.far_out[row] * problem.far[devices] + table.far_in[row] * problem.far[used]
+                yield from extend(
+                    int(table.start[row]),
+                    used,
+                    shares + table.share,
+                    [*times, seconds],
+                    [*closings, table.closing[row]],
+                )
+
+    yield from extend(problem.cuts - 1, 0, 0, [], [])
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_the_composition_is_the_best_of_all(drawn: tuple[PipelineProblem, list[StageTable]]) -> None:
+    problem, tables = drawn
+    objective = problem.objective
+    plain = {
+        key: [
+            objective.slowest * max(times) + objective.total * sum(times)
+            for times, _ in every_pipeline(problem, tables, key)
+        ]
+        for key in ("seconds", "bound")
+    }
+    if not plain["seconds"]:
+        with pytest.raises(Infeasible, match="fits on"):
+            compose(problem)
+        return
+    found = compose(problem)
+    assert found.cost == pytest.approx(min(plain["seconds"]), rel=1e-12)
+    assert found.cost == pytest.approx(step_seconds(found.answer, objective))
+    assert found.lower_bound == pytest.approx(min(plain["bound"]), rel=1e-12)
+    assert found.answer[0].start == 0 and found.answer[-1].end == problem.cuts - 1
+    assert all(a.end == b.start for a, b in itertools.pairwise(found.answer))
+    assert sum(stage.devices for stage in found.answer) <= problem.devices
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.integers(1, 5))
+def test_no_schedule_bound_is_the_least_critical_stage(
+    drawn: tuple[PipelineProblem, list[StageTable]], microbatches: int
+) -> None:
+    problem, tables = drawn
+    values = [
+        max(
+            sum(times[:i]) + microbatches * t + closing
+            for i, (t, closing) in enumerate(zip(times, closings, strict=True))
+        )
+        for times, closings in every_pipeline(problem, tables, "bound")
+    ]
+    assert no_schedule_below(problem, microbatches) == pytest.approx(min(values, default=np.inf))
+
+
+def test_a_stage_that_leads_backwards_is_refused() -> None:
+    one = np.ones((1, 1))
+    with pytest.raises(ProblemError, match="back to cut 0"):
+        PipelineProblem("odd", 2, 1, pack([StageTable(np.array([1]), np.array([0]), 1, one, one)]), THROUGHPUT)
