@@ -35,7 +35,7 @@ NOISE = 1e-3
 """In float64, a gradient that is zero in theory is measured by this share of the model's largest gradient."""
 ROUNDINGS = 4.0
 """How many roundings an update may differ from its replay."""
-KINDS = ("loss", "output", "gradient", "parameter", "update", "buffer", "copy")
+KINDS = ("loss", "output", "gradient", "parameter", "update", "buffer", "copy", "stream")
 
 
 @dataclass(frozen=True)

@@ -116,17 +116,17 @@ class _Forcing:
         return any(self._fresh(op, split) for op in self.graph.ops for split in self.options[op.name])
 
     def strategy(self, wanted: Callable[[int, str], bool], sharded: bool) -> Strategy:
-        def rank(op: Op, split: Split) -> tuple[float, ...]:
+        def rank(op: Op, split: Split, at: Mapping[str, Layout]) -> tuple[float, ...]:
             kinds = [self._kind(op, name) for name in split]
             fits = sum(wanted(axis, kind) for axis, kind in enumerate(kinds) if kind)
-            return fits, self._fresh(op, split), kinds.count("batch")
+            return fits, self._follows(op, split, at), self._fresh(op, split), kinds.count("batch")
 
         return self._walk(rank, _sharded if sharded else None, random.Random(0), keep=False)
 
     def mixed(self, seed: int) -> Strategy:
         dice = random.Random(seed)
 
-        def rank(op: Op, split: Split) -> tuple[float, ...]:
+        def rank(op: Op, split: Split, at: Mapping[str, Layout]) -> tuple[float, ...]:
             fresh = self._fresh(op, split)
             self.tried.update((self._alike(op), name) for name in split if name is not None and fresh)
             return fresh, sum(self._kind(op, name) is not None for name in split), dice.random()
@@ -144,6 +144,16 @@ class _Forcing:
         shapes = [self.graph.tensors[name].shape for name in op.inputs]
         return f"{op.target} {shapes} {[value for value in op.args if isinstance(value, int | float | bool)]}"
 
+    def _follows(self, op: Op, split: Split, at: Mapping[str, Layout]) -> int:
+        """How many mesh axes find an activation cut along the dim that they need cut; a halo is only sent between such."""
+        needs = input_layouts(self.rules[op.name], split, len(op.inputs))
+        pairs = [(at[name], need) for name, need in zip(op.inputs, needs, strict=True) if name in at]
+        return sum(
+            isinstance(here, Shard) and getattr(there, "dim", None) == here.dim
+            for layout, need in pairs
+            for here, there in zip(layout, need, strict=True)
+        )
+
     def _fresh(self, op: Op, split: Split) -> int:
         """How many loops of a split nobody has cut yet."""
         mine = {(self._alike(op), name) for name in split if name is not None and self._kind(op, name)}
@@ -151,7 +161,7 @@ class _Forcing:
 
     def _walk(
         self,
-        rank: Callable[[Op, Split], tuple[float, ...]],
+        rank: Callable[[Op, Split, Mapping[str, Layout]], tuple[float, ...]],
         rests: Callable[[str, Sequence[Layout]], Layout] | None,
         dice: random.Random,
         keep: bool,
@@ -166,7 +176,7 @@ class _Forcing:
         kept: dict[str, Layout] = {}
         for op in graph.ops:
             rules = self.rules[op.name]
-            ranked = sorted(self.options[op.name], key=lambda split: rank(op, split), reverse=True)
+            ranked = sorted(self.options[op.name], key=lambda split: rank(op, split, at), reverse=True)
             split = next(split for split in ranked if self._reachable(op, rules, split, at))
             splits[op.name] = split
             self.used.update((self._alike(op), name) for name in split if name is not None)

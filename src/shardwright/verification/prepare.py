@@ -1,17 +1,69 @@
-"""A model made ready to be compared: dropout off, double precision everywhere if asked for.
+"""A model made ready to be compared: built from a fixed seed, its random numbers settled, in double precision if asked for.
 
-Random numbers are drawn per shard, so dropout cannot agree with one device's pattern; its own tests cover it. Training
-mode stays on.
+Training mode stays on. Everything that is changed is said in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from shardwright._torch_compat import map_tree
+from shardwright.errors import RunError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.verification.draws import quiet, settled
+from shardwright.verification.ignored import with_ignored_labels
+from shardwright.verification.precision import all_double
+
+Build = Callable[[], tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compared: a model, a batch, its graph, and what was changed so that it can be compared, in words."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    graph: Graph
+    changes: tuple[str, ...] = ()
+
+
+def built(build: Build) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
+    """What ``build`` gives, alike in every process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, args, kwargs = build()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RunError(
+            f"{type(model).__name__} has no parameter to train, so there is no gradient to compare.",
+            "Give a model with parameters that require gradients.",
+        )
+    return model, tuple(args), kwargs
+
+
+def subject(build: Build, double: bool, planned: bool = False) -> Subject:
+    """The model to compare, in double precision or its own.
+
+    ``planned``: a plan for the very operators of the model is given, so that its graph must stay; dropout is switched off
+    then. Otherwise the model's random numbers become fixed ones.
+    """
+    model, args, kwargs = built(build)
+    if not planned:
+        model, changes = settled(model, args, kwargs)
+    if double:
+        model, args, kwargs = widened(model, args, kwargs)
+    with all_double(double):
+        graph = capture(model, args, kwargs)
+    if planned:
+        graph, changes = quiet(graph)
+        model = without_dropout(model)
+    args, kwargs, labels = with_ignored_labels(graph, args, kwargs)
+    return Subject(model, args, kwargs, graph, (*changes, *([labels] if labels else [])))
 
 
 def without_dropout(model: torch.nn.Module) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright._torch_compat import map_tree
-from shardwright.cluster import Cluster, meshes, parse_cluster
+from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -36,11 +36,11 @@ from shardwright.verification.compare import TIMES, Comparison, Verification, co
 from shardwright.verification.decisions import Decisions, Jump, Question, jumps
 from shardwright.verification.forced import cut_by, forced_strategies
 from shardwright.verification.gathering import distance
-from shardwright.verification.ignored import with_ignored_labels
 from shardwright.verification.kinks import beside_kinks, from_its_own_side
 from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import widened, without_dropout
+from shardwright.verification.prepare import Build, built, subject, widened
 from shardwright.verification.recorded import Run, retraced, train
+from shardwright.verification.streams import drawing, looked_at, variants
 from shardwright.verification.yardstick import drawn_again
 
 Tensors = Mapping[str, Tensor]
@@ -170,8 +170,6 @@ def per_step(performed: Ledger, steps: int) -> dict[str, tuple[int, int]]:
     return amounts
 
 
-Build = Callable[[], tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]]
-
 DTYPES = {"float64": (True,), "float32": (False,), "both": (True, False)}
 """In which precisions to compare; ``float32`` stands for the precision that the model is built in."""
 
@@ -240,25 +238,34 @@ def verify(
     """
     say = progress or (lambda text: None)
     say("capturing the model")
-    graphs = {double: _captured(build, double) for double in DTYPES[dtype]}
+    subjects = {double: subject(build, double, plan is not None) for double in DTYPES[dtype]}
+    graphs = {double: found.graph for double, found in subjects.items()}
+    del subjects
     known = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    own = plan or _planned(graphs[min(graphs)], known, search, say)
-    if not any(Signature.of(graph) == own.signature for graph in graphs.values()):
-        own.check(graphs[min(graphs)])
-    plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own.strategy, g)}
-    if plan is None:
+    if plan is not None:
+        plans = _given(plan, build, graphs)
+    else:
+        own = _planned(graphs[min(graphs)], known, search, say)
+        plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own.strategy, g)}
         plans |= {d: _planned(g, known, search, say) for d, g in graphs.items() if d not in plans}
-    processes = own.strategy.devices
+    processes = next(iter(plans.values())).strategy.devices
     say(f"training {steps} steps on {processes} processes and on one")
-    answers = run_locally(verify_rank, processes, build, plans, steps, forced, seconds=seconds)
+    asked = (steps, forced, plan is not None)
+    answers = run_locally(verify_rank, processes, build, plans, *asked, seconds=seconds)
     assert isinstance(answers[0], Verified)
     return answers[0]
 
 
-def _captured(build: Build, double: bool) -> Graph:
-    model, args, kwargs = prepared(build, double)
-    with all_double(double):
-        return capture(model, args, kwargs)
+def _given(plan: Plan, build: Build, graphs: Mapping[bool, Graph]) -> dict[bool, Plan]:
+    """A given plan for every precision in which it speaks of the same operators; it must be this model's in one of them."""
+    real = []
+    for double in sorted(graphs):
+        model, args, kwargs = built(build)
+        with all_double(double):
+            real.append(capture(*(widened(model, args, kwargs) if double else (model, args, kwargs))))
+    if not any(Signature.of(graph) == plan.signature for graph in real):
+        plan.check(real[0])
+    return {d: replace(plan, signature=Signature.of(g)) for d, g in graphs.items() if _fits(plan.strategy, g)}
 
 
 def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], None]) -> Plan:
@@ -273,49 +280,58 @@ def _fits(strategy: Strategy, graph: Graph) -> bool:
     return set(strategy.splits) == {op.name for op in graph.ops} and set(graph.sources) <= set(strategy.resting)
 
 
-def prepared(build: Build, double: bool) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
-    """The model to compare, built from a fixed seed, without dropout."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model, args, kwargs = build()
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise RunError(
-            f"{type(model).__name__} has no parameter to train, so there is no gradient to compare.",
-            "Give a model with parameters that require gradients.",
-        )
-    without_dropout(model)
-    return widened(model, args, kwargs) if double else (model, args, kwargs)
-
-
-def verify_rank(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool) -> Verified | None:
+def verify_rank(
+    build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool, planned: bool = False
+) -> Verified | None:
     """What :func:`verify` runs on every rank of a process group; rank 0 gets the answer.
 
-    ``plans`` holds the plan to verify in double precision (true) and in the model's own (false), where there is one.
+    ``plans`` holds the plan to verify in double precision (true) and in the model's own (false), where there is one;
+    ``planned`` says that the user gave it.
     """
     runs: list[Verification] = []
     changes: dict[str, None] = {}
     first = dist.get_rank() == 0
     for double, plan in sorted(plans.items(), reverse=True):
-        model, args, kwargs = prepared(build, double)
-        with all_double(double):
-            graph = capture(model, args, kwargs)
-        args, kwargs, note = with_ignored_labels(graph, tuple(args), kwargs)
-        changes |= {note: None} if note else {}
+        it = subject(build, double, planned)
+        changes |= dict.fromkeys(it.changes)
         wanted: list[tuple[str, Union[Plan, Strategy]]] = [("found", plan)]
         if forced and plan.strategy.devices > 1 and double == max(plans):
-            wanted += forced_strategies(graph, meshes(parse_cluster(f"local:{plan.strategy.devices}"), max_axes=2)[-1])
-        truth = truth_of(model, tuple(args), kwargs, steps) if first and double else None
+            wanted += forced_strategies(it.graph, forced_mesh(plan.strategy.devices))
+        truth = truth_of(it.model, it.args, it.kwargs, steps) if first and double else None
         for name, strategy in wanted:
             axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
-            mesh, inputs = _mesh(axes), (model, tuple(args), kwargs)
-            answer = check(*inputs, strategy, steps=steps, mesh=mesh, graph=graph, truth=truth, name=name)
+            mesh, inputs = mesh_of_axes(axes), (it.model, it.args, it.kwargs)
+            answer = check(*inputs, strategy, steps=steps, mesh=mesh, graph=it.graph, truth=truth, name=name)
             runs += [answer] if answer is not None else []
-        if not _all_agree(runs):  # what is wrong in double precision need not be looked at again
+        if not all_agree(runs):  # what is wrong in double precision need not be looked at again
             break
+    if forced and plan.strategy.devices > 1:
+        runs += streams(build, plan.strategy.devices)
     return Verified(plan, tuple(runs), tuple(changes)) if first else None
 
 
-def _all_agree(runs: Sequence[Verification]) -> bool:
+def forced_mesh(devices: int) -> Mesh:
+    """The mesh of forced strategies: two axes where the number of processes has two factors."""
+    return meshes(parse_cluster(f"local:{devices}"), max_axes=2)[-1]
+
+
+def streams(build: Build, devices: int) -> list[Verification]:
+    """The random numbers that the model draws when it is cut along the batch, looked at; nothing if it draws none."""
+    model, args, kwargs = built(build)
+    graph = capture(model, args, kwargs)
+    if not drawing(graph):
+        return []
+    strategy = next(iter(forced_strategies(graph, forced_mesh(devices))))[1]
+    mesh, runs = mesh_of_axes(strategy.axes), []
+    for name, variant in variants(graph, strategy):
+        found = looked_at(model, args, kwargs, graph, variant, mesh)
+        if found:
+            dtype = str(_dtype(model)).removeprefix("torch.")
+            runs.append(Verification(tuple(found), (), dtype, {}, f"random numbers, {name}", cut_by(graph, variant)))
+    return runs
+
+
+def all_agree(runs: Sequence[Verification]) -> bool:
     """Rank 0's opinion, known to all."""
     box = [all(run.agrees for run in runs)]
     dist.broadcast_object_list(box)
@@ -323,5 +339,6 @@ def _all_agree(runs: Sequence[Verification]) -> bool:
 
 
 @functools.lru_cache
-def _mesh(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
+def mesh_of_axes(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    """A mesh over all processes, made once: every new one costs process groups."""
     return init_device_mesh("cpu", tuple(n for _, n in axes), mesh_dim_names=tuple(name for name, _ in axes))

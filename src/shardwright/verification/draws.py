@@ -1,0 +1,224 @@
+"""The same random numbers for one process and for many: drawn once, then handed out in the order in which the model asks.
+
+A plan draws the numbers of a cut tensor piece by piece, so a model with dropout, a VAE or a GAN computes other numbers than
+one process does, and rightly so. To compare them the model is run once with every draw written down (:func:`settled`), and
+from then on each call for random numbers, while it is traced as well as while it is run, gets the number written down for
+it: ``dropout`` multiplies by its mask, ``randn`` gives its tensor. What cannot be given this way (dropout inside a fused
+attention or between the layers of an ``nn.LSTM``, layers skipped at random) is switched off, and said. That a plan's own
+draws are what they should be is another question, answered by :mod:`shardwright.verification.streams`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import RunError
+from shardwright.graph import Graph
+from shardwright.lowering.program import describe
+from shardwright.lowering.randomness import draws as draws_numbers
+from shardwright.operators import analyse
+
+_CREATED = ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal")
+_FILLED = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_")
+_DROPPED = {"dropout": False, "dropout1d": True, "dropout2d": True, "dropout3d": True}
+"""Functions of ``torch.nn.functional`` that drop elements, and whether they drop whole features."""
+
+
+class Draws:
+    """The numbers that one forward call draws, in order. ``notes`` counts, in words, what else was changed."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self.notes: dict[str, int] = {}
+        self._recording, self._next = False, 0
+
+    @contextmanager
+    def handed_out(self, recording: bool = False) -> Iterator[None]:
+        """Inside, the calls of one forward pass get their numbers from here (or, while ``recording``, leave them here)."""
+        self._recording, self._next = recording, 0
+        functional, self_ = nn.functional, self
+        with ExitStack() as stack:
+
+            def patch(owner: Any, name: str, make: Callable[..., Any]) -> None:
+                original = getattr(owner, name)
+                changed = functools.wraps(original)(functools.partial(make, self_, original))
+                if isinstance(owner, type):
+                    changed = _as_method(changed)
+                stack.enter_context(mock.patch.object(owner, name, changed))
+
+            for name in _CREATED:
+                patch(torch, name, Draws._created)
+            for name in _FILLED:
+                patch(Tensor, name, Draws._filled)
+            patch(torch, "bernoulli", Draws._bernoulli)
+            patch(Tensor, "bernoulli", Draws._bernoulli)
+            for owner, names in ((functional, _DROPPED), (torch, ("dropout",))):
+                for name in names:
+                    patch(owner, name, functools.partial(Draws._dropped, features=_DROPPED[name]))
+            patch(functional, "scaled_dot_product_attention", Draws._attention)
+            yield
+
+    def _drawn(self, draw: Callable[[], Tensor]) -> Tensor:
+        if self._recording:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1 + len(self.values))
+                self.values.append(draw().detach().clone())
+        self._next += 1
+        return self.values[self._next - 1]
+
+    def _created(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if _is_number(args, kwargs):  # a decision, not data: capture lets it pass or refuses it
+            return original(*args, **kwargs)
+        value = self._drawn(lambda: original(*args, **{**kwargs, "requires_grad": False, "device": "cpu"}))
+        return value.to(_dtype(args, kwargs)).clone() if value.is_floating_point() else value.clone()
+
+    def _filled(self, original: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor.copy_(
+            self._drawn(lambda: original(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **kwargs))
+        )
+
+    def _bernoulli(self, original: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        chance = args[0] if args and isinstance(args[0], float) else kwargs.get("p", x)
+        return (self._uniform(x.shape).to(x.dtype) < chance).to(x.dtype)
+
+    def _dropped(
+        self,
+        original: Callable[..., Tensor],
+        x: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+        *,
+        features: bool,
+        train: bool = True,
+    ) -> Tensor:
+        if not (training and train) or p == 0.0:
+            return x
+        shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if features else x.shape
+        mask = (self._uniform(shape) >= p).to(x.dtype) * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
+        self.note("one fixed mask for every dropout")
+        return x.mul_(mask) if inplace else x * mask
+
+    def _attention(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        given = [*args]
+        if len(given) > 4 and given[4]:
+            given[4] = 0.0
+            self.note("no dropout inside of fused attention")
+        elif kwargs.get("dropout_p"):
+            kwargs["dropout_p"] = 0.0
+            self.note("no dropout inside of fused attention")
+        return original(*given, **kwargs)
+
+    def _uniform(self, shape: Any) -> Tensor:
+        return self._drawn(functools.partial(_RAND, tuple(shape), dtype=torch.float64))
+
+    def note(self, text: str) -> None:
+        self.notes[text] = self.notes.get(text, 0) + 1
+
+
+_RAND = torch.rand
+
+
+def _as_method(function: Callable[..., Any]) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return method
+
+
+def _is_number(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    size = args[0] if args and isinstance(args[0], tuple | list) else kwargs.get("size", args)
+    return len(size) == 0
+
+
+def _dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype:
+    """The floating dtype that a call asks for, in words or by its first tensor."""
+    if isinstance(kwargs.get("dtype"), torch.dtype):
+        return kwargs["dtype"]
+    like = next((value for value in args if isinstance(value, Tensor)), None)
+    return like.dtype if like is not None else torch.get_default_dtype()
+
+
+def quiet(graph: Graph) -> tuple[Graph, list[str]]:
+    """The graph with every dropout at a rate of zero: the same operators, so that a plan for it still fits; and a note."""
+    ops = []
+    for op in graph.ops:
+        kind, name = analyse(op, graph.tensors).kind, op.target.split(".")[1]
+        if not draws_numbers(op, kind):
+            ops.append(op)
+            continue
+        if name not in (
+            "dropout",
+            "native_dropout",
+            "scaled_dot_product_attention",
+            "lstm",
+            "gru",
+            "rnn_tanh",
+            "rnn_relu",
+        ):
+            raise RunError(
+                f"The model draws random numbers ({describe(op)}), which a given plan draws in pieces.",
+                "Verify the model without --plan: its draws are then fixed for all processes alike.",
+            )
+        rates = [place for place, value in enumerate(op.args) if isinstance(value, float)]
+        args = tuple(0.0 if place in rates[:1] else value for place, value in enumerate(op.args))
+        kwargs = tuple((key, 0.0 if key == "dropout_p" else value) for key, value in op.kwargs)
+        ops.append(replace(op, args=args, kwargs=kwargs))
+    changed = sum(new != old for new, old in zip(ops, graph.ops, strict=True))
+    notes = [f"no dropout, as the plan is given and draws its own ({changed} operators)"] if changed else []
+    return replace(graph, ops=tuple(ops)), notes
+
+
+def settled(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
+    """The model with its random numbers fixed, as one forward call draws them, and what was changed, in words.
+
+    The model is changed in place: its class becomes one whose ``forward`` hands the numbers out. Its parameters, their
+    names and its signature stay.
+    """
+    draws = Draws()
+    for module in model.modules():
+        _skip_nothing(module, draws)
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    with torch.no_grad(), draws.handed_out(recording=True):
+        model(*args, **kwargs)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():  # this call was not one of the training's
+            buffer.copy_(buffers[name])
+    changed = [f"{text} ({count})" for text, count in draws.notes.items()]
+    if not draws.values and not draws.notes:
+        return model, []
+    others = len(draws.values) - draws.notes.get("one fixed mask for every dropout", 0)
+    changed += [f"random numbers drawn once, the same for all ({others} tensors)"] if others else []
+    model.__class__ = _handing_out(type(model))  # type: ignore[arg-type]  # classes can be hashed
+    model.__dict__["_shardwright_draws"] = draws
+    return model, changed
+
+
+def _skip_nothing(module: nn.Module, draws: Draws) -> None:
+    """Switch off what decides at random which layers run, and dropout inside of fused recurrent layers."""
+    for holder in (module, getattr(module, "config", None)):
+        for name, value in list(getattr(holder, "__dict__", {}).items()):
+            if ("layerdrop" in name or "layer_drop" in name) and isinstance(value, float) and value:
+                setattr(holder, name, 0.0)
+                draws.note("no layers skipped at random")
+    if isinstance(module, nn.RNNBase) and module.dropout:
+        module.dropout = 0.0
+        draws.note("no dropout between fused recurrent layers")
+
+
+@functools.lru_cache
+def _handing_out(kind: type) -> type:
+    @functools.wraps(kind.forward)  # type: ignore[attr-defined]  # every module has one
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.__dict__["_shardwright_draws"].handed_out():
+            return kind.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
