@@ -28,7 +28,7 @@ from shardwright.lowering import bind, collectives, randomness
 from shardwright.operators.kernels import convolutions, losses, normalisations
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.registry import KERNELS
-from shardwright.runtime import bundles, gradients, module, summing
+from shardwright.runtime import bundles, execution, gradients, summing
 
 
 class Words(nn.Module):
@@ -85,15 +85,15 @@ class Forgetting(nn.Module):
 
 
 def words() -> Any:
-    return Words(), (torch.randint(11, (6, 5)), torch.randint(11, (6, 5))), {}
+    return Words(), (torch.randint(11, (8, 5)), torch.randint(11, (8, 5))), {}
 
 
 def pictures() -> Any:
-    return Pictures(), (torch.randn(6, 3, 9, 8),), {}
+    return Pictures(), (torch.randn(8, 3, 9, 8),), {}
 
 
 def perceptron() -> Any:
-    return Perceptron(), (torch.randn(7, 5),), {}
+    return Perceptron(), (torch.randn(8, 5),), {}
 
 
 def forgetting() -> Any:
@@ -376,7 +376,7 @@ def _(stack: ExitStack) -> None:
         if not last_rank():
             original(self, tensor, value)
 
-    around(stack, module.ParallelModule, "_store", never)
+    around(stack, execution.Execution, "_store", never)
 
 
 @mutation("halved logits", words)
@@ -384,7 +384,7 @@ def _(stack: ExitStack) -> None:
     def halved(original: Any, self: Any, value: Tensor, result: Any) -> Any:
         return original(self, value * 0.5 if value.numel() > 1 else value, result)
 
-    around(stack, module.ParallelModule, "_handed_out", halved)
+    around(stack, execution.Execution, "_handed_out", halved)
 
 
 @mutation("a rank's last update doubled", perceptron)

@@ -94,23 +94,18 @@ def from_first(make):
 
 
 class Model:
-    """One model in one precision: built on every rank, captured and trained alone on rank 0."""
+    """One model in one precision: built and captured on every rank, trained alone on rank 0."""
 
     def __init__(self, reference: str, dtype: str, steps: int) -> None:
-        from shardwright.frontend import capture
-        from shardwright.verification.precision import all_double
-        from shardwright.verification.verify import prepared, truth_of
+        from shardwright.verification.prepare import subject
+        from shardwright.verification.verify import truth_of
 
         double = dtype == "float64"
-        self.model, self.args, self.kwargs = prepared(functools.partial(build, reference), double)
-
-        def captured():
-            with all_double(double):
-                return capture(self.model, self.args, self.kwargs)
-
-        self.graph = from_first(captured)
+        it = subject(functools.partial(build, reference), double)
+        self.model, self.args, self.kwargs = it.model, it.args, it.kwargs
+        self.graph = from_first(lambda: it.graph)
         own = double and dist.get_rank() == 0
-        self.truth = truth_of(self.model, tuple(self.args), self.kwargs, steps) if own else None
+        self.truth = truth_of(self.model, self.args, self.kwargs, steps) if own else None
 
 
 def strategies(graph: Any, cluster: str, searches: list[str]) -> Iterator[tuple[str, Any]]:

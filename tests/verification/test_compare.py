@@ -38,7 +38,10 @@ def setting(dtype: torch.dtype = torch.float32):
 
 def reordered(model, x, steps: int = STEPS):
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    return train(copy.deepcopy(model), (x[order],), {}, steps, keep=True)
+    run = train(copy.deepcopy(model), (x[order],), {}, steps, keep=True)
+    for gradients in run.gradients:
+        gradients |= {name: g[order.argsort()] for name, g in gradients.items() if name.startswith("input")}
+    return run
 
 
 def wrong(model, x, run) -> set[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from shardwright.verification.forced import forced_strategies
+from shardwright.verification.forced import forced_strategies, frugal
 from shardwright.verification.prepare import subject
 from shardwright.verification.verify import all_agree, check, forced_mesh, mesh_of_axes, streams, truth_of
 
@@ -41,7 +41,8 @@ def noticed(rank: int, model: str, faults: list[str]) -> dict[str, str]:
     def wrong() -> str:
         for name, strategy in strategies.items():
             mesh = mesh_of_axes(strategy.axes)
-            answer = check(*inputs, strategy, steps=STEPS, mesh=mesh, graph=it.graph, truth=truth, name=name)
+            asked = {"graph": it.graph, "truth": truth, "priced": frugal(forced_mesh(dist.get_world_size()))}
+            answer = check(*inputs, strategy, steps=STEPS, mesh=mesh, name=name, **asked)
             if not all_agree([answer] if answer is not None else []):
                 return name
         looked = streams(MODELS[model], dist.get_world_size())

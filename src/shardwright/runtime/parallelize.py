@@ -52,6 +52,7 @@ def parallelize(
     keep: bool = False,
     inputs: Inputs = "whole",
     outputs: Outputs = "whole",
+    priced: Mesh | None = None,
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
@@ -89,6 +90,8 @@ def parallelize(
     outputs
         What comes out where a result is cut: ``"whole"`` tensors, put together when first used (on every rank), this
         rank's ``"local"`` part, or a ``"dtensor"``. A gradient always lies as its tensor does.
+    priced
+        The prices by which changes of layout are routed (default: the plan's, or this machine's for a bare strategy).
 
     Examples
     --------
@@ -108,7 +111,7 @@ def parallelize(
     recompute = strategy.recomputed if recompute is None else recompute
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
-    priced, coordinate = priced_mesh(plan), coordinate_on(mesh)
+    priced, coordinate = priced or priced_mesh(plan), coordinate_on(mesh)
     validate_program(lower(graph, strategy, priced, coordinate, device="meta"))
     program = lower(graph, strategy, priced, coordinate, mesh.device_type)
     shards = materialised(model, program, mesh, weights, initialise, keep, strict)

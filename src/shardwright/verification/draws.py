@@ -70,7 +70,8 @@ class Draws:
         if self._recording:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(1 + len(self.values))
-                self.values.append(draw().detach().clone())
+                value = draw().detach().clone()
+                self.values.append(value.double() if value.is_floating_point() else value)  # for either precision
         self._next += 1
         return self.values[self._next - 1]
 
@@ -81,9 +82,8 @@ class Draws:
         return value.to(_dtype(args, kwargs)).clone() if value.is_floating_point() else value.clone()
 
     def _filled(self, original: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return tensor.copy_(
-            self._drawn(lambda: original(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **kwargs))
-        )
+        drawn = self._drawn(lambda: original(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **kwargs))
+        return tensor.copy_(drawn.to(tensor.dtype))
 
     def _bernoulli(self, original: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         chance = args[0] if args and isinstance(args[0], float) else kwargs.get("p", x)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Replicate, Shard
 
-from shardwright.cluster import Mesh
+from shardwright.cluster import Axis, Mesh
 from shardwright.costs.redistribute import conversion
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
@@ -73,6 +73,12 @@ def kind_of(loop: LoopRule, label: str) -> str:
     if loop.exchanges or not any(isinstance(out, Shard) for out in loop.outputs):
         return "reductions"
     return label if label in ("batch", "sequence") else "features"
+
+
+def frugal(mesh: Mesh) -> Mesh:
+    """The same mesh at prices where only bytes count: small tensors then take the routes that large ones take."""
+    axes = tuple(Axis(axis.name, axis.size, 1e-9, 1.0) for axis in mesh.axes)
+    return replace(mesh, axes=axes)
 
 
 def forced_strategies(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, Strategy]]:

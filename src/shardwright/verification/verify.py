@@ -34,7 +34,7 @@ from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.verification.compare import TIMES, Comparison, Verification, compare
 from shardwright.verification.decisions import Decisions, Jump, Question, jumps
-from shardwright.verification.forced import cut_by, forced_strategies
+from shardwright.verification.forced import cut_by, forced_strategies, frugal
 from shardwright.verification.gathering import distance
 from shardwright.verification.kinks import beside_kinks, from_its_own_side
 from shardwright.verification.precision import all_double
@@ -121,14 +121,17 @@ def check(
     graph: Graph | None = None,
     truth: Run | None = None,
     name: str = "found",
+    priced: Mesh | None = None,
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
 
-    ``truth`` (:func:`truth_of`) saves rank 0 the run on one process where several plans of a float64 model are compared.
+    ``truth`` (:func:`truth_of`) saves rank 0 the run on one process where several plans of a float64 model are compared;
+    ``priced`` are the prices that route changes of layout, where not the plan's.
     """
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
-        parallel = parallelize(model, plan, args, kwargs, mesh=mesh, graph=graph, keep=True, outputs="dtensor")
+        asked: dict[str, Any] = {"mesh": mesh, "graph": graph, "priced": priced}
+        parallel = parallelize(model, plan, args, kwargs, keep=True, outputs="dtensor", **asked)
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
     if not first:
@@ -301,7 +304,9 @@ def verify_rank(
         for name, strategy in wanted:
             axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
             mesh, inputs = mesh_of_axes(axes), (it.model, it.args, it.kwargs)
-            answer = check(*inputs, strategy, steps=steps, mesh=mesh, graph=it.graph, truth=truth, name=name)
+            priced = frugal(forced_mesh(plan.strategy.devices)) if name != "found" else None
+            asked: dict[str, Any] = {"mesh": mesh, "graph": it.graph, "truth": truth, "priced": priced}
+            answer = check(*inputs, strategy, steps=steps, name=name, **asked)
             runs += [answer] if answer is not None else []
         if not all_agree(runs):  # what is wrong in double precision need not be looked at again
             break

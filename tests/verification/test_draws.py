@@ -1,0 +1,118 @@
+"""Models that draw numbers draw the same ones wherever they run, and what is changed about them is said."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from shardwright.errors import RunError
+from shardwright.frontend import capture
+from shardwright.verification.draws import quiet, settled
+from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import subject
+from shardwright.verification.verify import forced_mesh, mesh_of_axes, streams, truth_of
+
+
+class Autoencoder(nn.Module):
+    """A variational one: its code is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, log = self.inner(x).chunk(2, -1)
+        return F.mse_loss(self.outer(mean + torch.randn_like(mean) * log.exp()), x)
+
+
+class Forger(nn.Module):
+    """A generator and what judges it; some of the forged features are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forge, self.judge = nn.Linear(3, 6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        forged = self.forge(torch.randn(x.shape[0], 3))
+        forged = F.dropout1d(forged.unsqueeze(-1), 0.3).squeeze(-1)
+        noisy = forged + torch.empty_like(forged).uniform_(-1, 1) * torch.bernoulli(torch.full_like(forged, 0.5))
+        return F.softplus(-self.judge(x)).mean() + F.softplus(self.judge(noisy)).mean()
+
+
+MODELS = {
+    "vae": (Autoencoder, (4, 6), ["random numbers drawn once"]),
+    "gan": (Forger, (4, 6), ["one fixed mask", "random numbers drawn once"]),
+    "encoder": (
+        functools.partial(nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.3, batch_first=True),
+        (4, 5, 8),
+        ["no dropout inside of fused attention", "one fixed mask"],
+    ),
+    "lstm": (functools.partial(nn.LSTM, 4, 4, 2, dropout=0.3, batch_first=True), (4, 5, 4), ["no dropout between"]),
+}
+
+
+def build(name: str):
+    make, shape, _ = MODELS[name]
+    return make(), (torch.randn(*shape),), {}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_run_draws_the_same_numbers(name):
+    model, args, _ = build(name)
+    before = [name for name, _ in model.named_parameters()]
+    model, changes = settled(model, args, {})
+    assert [name for name, _ in model.named_parameters()] == before
+    assert [any(text.startswith(start) for text in changes) for start in MODELS[name][2]] == [True] * len(
+        MODELS[name][2]
+    )
+    first, second, copied = (_first(m(*args)) for m in (model, model, copy.deepcopy(model)))
+    assert torch.equal(first, second) and torch.equal(first, copied)
+    with all_double():
+        wide = _first(copy.deepcopy(model).double()(args[0].double()))
+    assert torch.allclose(wide, first.double(), atol=1e-5) and not torch.equal(wide, first.double())
+    assert not any("drop" in op.target or "rand" in op.target for op in capture(model, args).ops)
+
+
+def test_what_draws_nothing_stays_as_it_is():
+    model = nn.Linear(3, 3)
+    assert settled(model, (torch.ones(2, 3),), {}) == (model, []) and type(model) is nn.Linear
+
+
+def test_a_given_plan_keeps_its_operators():
+    real = capture(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2)), (torch.ones(2, 4),))
+    graph, notes = quiet(real)
+    assert [op.name for op in graph.ops] == [op.name for op in real.ops] and "no dropout" in notes[0]
+    assert [op.args[1] for op in graph.ops if "dropout" in op.target] == [0.0]
+    model, args, _ = build("vae")
+    with pytest.raises(RunError, match="draws random numbers"):
+        quiet(capture(model, args))
+
+
+def agree(rank: int, name: str) -> tuple[bool, list[str]]:
+    """The forced strategies of one model against one process, and its streams."""
+    from shardwright.verification.forced import forced_strategies
+    from shardwright.verification.verify import check
+
+    it = subject(functools.partial(build, name), double=True)
+    truth = truth_of(it.model, it.args, it.kwargs, 2)
+    runs = []
+    for title, strategy in list(forced_strategies(it.graph, forced_mesh(4)))[:3]:
+        mesh, asked = mesh_of_axes(strategy.axes), {"graph": it.graph, "truth": truth, "name": title}
+        runs.append(check(it.model, it.args, it.kwargs, strategy, steps=2, mesh=mesh, **asked))
+    runs += streams(functools.partial(build, name), 4)
+    return all(run.agrees for run in runs if run is not None), [run.name for run in runs if run is not None]
+
+
+@pytest.mark.parametrize("name", ["gan", "encoder"])
+def test_models_that_draw_agree_with_one_process(pool, name):
+    agrees, names = pool.run(agree, name)[0]
+    assert agrees and "batch" in names and "random numbers, whole" in names
+
+
+def _first(result):
+    return result if isinstance(result, Tensor) else result[0]
