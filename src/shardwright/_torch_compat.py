@@ -303,3 +303,12 @@ def module_hooks(module: torch.nn.Module) -> tuple[bool, bool]:
     return bool(module._forward_hooks or module._forward_pre_hooks), bool(
         module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def checkpoint_metadata_parts() -> tuple[Any, ...]:
+    """The private pieces of a distributed checkpoint's metadata: an entry's place, a memory format, a layout by name."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+    from torch.serialization import _get_layout
+
+    return _StorageInfo, _MEM_FORMAT_ENCODING, _get_layout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import Partial, Shard
 
+from shardwright import caches
 from shardwright.operators import analyse, probing
 from shardwright.operators.deriving import forget
 from shardwright.verification.auditing import audit_sample
@@ -35,7 +36,7 @@ def test_probed_rules_are_read_from_disk(monkeypatch):
     first = probing.probe(sample.op, sample.tensors)
     monkeypatch.setattr(probing, "_probe", lambda *a: (_ for _ in ()).throw(AssertionError("probed twice")))
     assert probing.probe(sample.op, sample.tensors) == first
-    assert len(list(probing.cache_folder().glob("*.json"))) == 1
+    assert len(list(caches.cache_folder(probing.KIND).glob("*.json"))) == 1
 
 
 def test_probed_operators_are_listed():
@@ -50,7 +51,7 @@ def test_probed_operators_are_listed():
 def test_a_broken_cache_file_is_probed_again():
     sample = concrete("shardwright_tests.squares.default", (torch.randn(20, 32),))
     first = probing.probe(sample.op, sample.tensors)
-    (file,) = probing.cache_folder().glob("*.json")
+    (file,) = caches.cache_folder(probing.KIND).glob("*.json")
     file.write_text("{")
     assert probing.probe(sample.op, sample.tensors) == first
 

@@ -13,7 +13,7 @@ from shardwright.cluster import calibration, communication, toml_text
 from shardwright.cluster.calibration import Progress
 from shardwright.cluster.fitting import calibrated
 from shardwright.cluster.hardware import Cluster, Device, Link, Node
-from shardwright.cluster.local import cache_file, remember
+from shardwright.cluster.local import remember, remembered
 from shardwright.cluster.serial import cluster_to_toml, device_to, link_to
 from shardwright.errors import ClusterError
 
@@ -82,7 +82,7 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
         if processes < 1:
             raise ClusterError(f"{target!r} has no processes.", "Write 'local:1' or more.")
         device, link, raw = communication.calibrate_local(processes, seconds, report)
-        kept = f"; kept in {remember(processes, device, link)}"
+        kept = f"; kept in {place}" if (place := remember(processes, device, link)) else "; kept nowhere"
     else:
         raise ClusterError(f"cannot calibrate {target!r}.", "Calibrate 'auto', 'cuda', 'local:N' or 'hosts'.")
     table: dict[str, Any] = {"device": device_to(device)}
@@ -102,7 +102,7 @@ def ensure_local(target: str, seconds: float = 40.0, report: Progress = lambda s
     False
     """
     match = re.fullmatch(r"local(?::(\d+))?", target.strip())
-    if match is None or cache_file(int(match.group(1) or 1)).exists():
+    if match is None or len(match.group(1) or "1") > 4 or remembered(int(match.group(1) or 1)) is not None:
         return False
     run(target.strip(), seconds, report)
     return True

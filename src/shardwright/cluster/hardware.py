@@ -14,12 +14,14 @@ from shardwright.cluster.profile import Profile
 from shardwright.errors import ClusterError
 
 Ratios = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+MOST_DEVICES = 1_000_000
+"""In one cluster; more is a slip of the pen."""
 NEVER_CALIBRATED = "datasheet, never calibrated"
 
 
 def _require_positive(owner: str, **figures: float) -> None:
     for key, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ClusterError(f"{owner}: {key} must be a positive number, not {value!r}.", f"Correct the key {key!r}.")
 
 
@@ -115,7 +117,7 @@ class Node:
     host: Device | None = None
 
     def __post_init__(self) -> None:
-        if self.devices < 1:
+        if not 1 <= self.devices <= MOST_DEVICES:
             raise ClusterError(f"a node with {self.devices} devices cannot exist.", "Correct the key 'devices'.")
 
 
@@ -138,6 +140,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.nodes:
             raise ClusterError(f"cluster {self.name!r} has no nodes.", "Add a [[group]] with nodes and devices.")
+        if self.size > MOST_DEVICES:
+            raise ClusterError(f"cluster {self.name!r} has {self.size} devices.", f"Plan for at most {MOST_DEVICES}.")
 
     @property
     def size(self) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardwright.caches import keep, read_cached, replace_damaged
 from shardwright.cluster import toml_text
-from shardwright.cluster.hardware import Cluster, Device, Link, Node
-from shardwright.cluster.serial import device_from, device_to, link_from, link_to, read_toml
+from shardwright.cluster.hardware import MOST_DEVICES, Cluster, Device, Link, Node
+from shardwright.cluster.serial import device_from, device_to, link_from, link_to, parse_toml
 from shardwright.errors import ClusterError
 
 FLOPS_PER_CORE = 40e9
@@ -30,10 +31,28 @@ def _memory_bytes() -> int:
         return 8 * 1024**3
 
 
-def cache_file(processes: int) -> Path:
-    """Where the calibration of ``local:N`` is kept; the number of cores is part of the name."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "shardwright"
-    return folder / f"local-{processes}-of-{cores()}-cores.toml"
+_MEASURED: dict[int, tuple[Device, Link]] = {}
+"""What this process measured itself, for where nothing can be kept on disk."""
+
+
+def _name(processes: int) -> str:
+    """The name of a calibration of ``local:N`` in the cache; the number of cores is part of it."""
+    return f"local-{processes}-of-{cores()}-cores.toml"
+
+
+def remembered(processes: int) -> tuple[Device, Link] | None:
+    """The calibration of ``local:N`` on this machine, if there is one to be believed; a damaged one is taken away."""
+    content = read_cached("", _name(processes))
+    if content is None:
+        return _MEASURED.get(processes)
+    try:
+        name = _name(processes)
+        data = parse_toml(content.decode("utf-8", "replace"), name)
+        device = device_from(data["device"], f"{name}: device")
+        return device, link_from(data["link"], f"{name}: link")
+    except (ClusterError, KeyError) as error:
+        replace_damaged("", _name(processes), getattr(error, "message", f"{error} is missing"))
+        return _MEASURED.get(processes)
 
 
 def quick_figures(processes: int) -> tuple[Device, Link]:
@@ -55,24 +74,13 @@ def quick_figures(processes: int) -> tuple[Device, Link]:
 
 def local_cluster(processes: int) -> Cluster:
     """One node with this machine's CPU as ``processes`` devices, calibrated if it ever was."""
-    if processes < 1:
-        raise ClusterError(f"'local:{processes}' has no processes.", "Write 'local:1' or more.")
-    device, link = quick_figures(processes)
-    path = cache_file(processes)
-    if path.exists():
-        data = read_toml(path)
-        device = device_from(data["device"], f"{path.name}: device")
-        link = link_from(data["link"], f"{path.name}: link")
+    if not 1 <= processes <= MOST_DEVICES:
+        raise ClusterError(f"'local:{processes}' has no sensible number of processes.", "Write 'local:2', for example.")
+    device, link = remembered(processes) or quick_figures(processes)
     return Cluster(f"local:{processes}", (Node(device, processes, link),), link)
 
 
-def remember(processes: int, device: Device, link: Link) -> Path:
-    """Keep a calibration of ``local:N`` for all later runs on this machine."""
-    path = cache_file(processes)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = toml_text.dumps({"device": device_to(device), "link": link_to(link)})
-    # Another process may read or write the same file: replace it in one move.
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(text)
-    scratch.replace(path)
-    return path
+def remember(processes: int, device: Device, link: Link) -> Path | None:
+    """Keep a calibration of ``local:N`` for all later runs on this machine; where it was kept, if anywhere."""
+    _MEASURED[processes] = device, link
+    return keep("", _name(processes), toml_text.dumps({"device": device_to(device), "link": link_to(link)}))

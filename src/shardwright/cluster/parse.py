@@ -6,6 +6,7 @@ was never calibrated says so wherever its prices are shown.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,11 +14,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardwright.cluster.hardware import NEVER_CALIBRATED, Cluster, Link, Node
+from shardwright.cluster.hardware import MOST_DEVICES, NEVER_CALIBRATED, Cluster, Link, Node
 from shardwright.cluster.local import local_cluster
 from shardwright.cluster.profile import Profile
 from shardwright.cluster.serial import cluster_from, device_from, link_from, profile_from, read_toml
 from shardwright.errors import ClusterError
+from shardwright.records import shown
 
 _PRESETS = resources.files("shardwright.cluster") / "presets"
 
@@ -88,6 +90,11 @@ def _resolve(base: Path, name: str) -> Node:
     return preset(name)[0]
 
 
+def _count(digits: str) -> int:
+    """A number of devices; one with so many digits that nobody means it is just too large."""
+    return int(digits) if len(digits) < 10 else MOST_DEVICES + 1
+
+
 def parse_cluster(text: str) -> Cluster:
     """The cluster a user named.
 
@@ -106,17 +113,18 @@ def parse_cluster(text: str) -> Cluster:
             return Cluster(node.device.name, (node,), node.link)
         return cluster_from(data, path.stem, lambda name: _resolve(path.parent, name))
     if match := re.fullmatch(r"local(?::(\d+))?", text):
-        return local_cluster(int(match.group(1) or 1))
+        return local_cluster(_count(match.group(1) or "1"))
     match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([A-Za-z].*)", text)
     if match is None:
         raise ClusterError(
-            f"{text!r} does not name a cluster.", "Write it like '8xH200', '4x8xA100-80GB', 'local:2' or 'file.toml'."
+            f"{shown(text)} does not name a cluster.",
+            "Write it like '8xH200', '4x8xA100-80GB', 'local:2' or 'file.toml'.",
         )
     first, second, name = match.groups()
     node, network = preset(name)
-    counts = [int(n) for n in (first, second) if n is not None]
-    if any(n < 1 for n in counts):
-        raise ClusterError(f"{text!r} asks for zero devices.", "Write at least one.")
+    counts = [_count(n) for n in (first, second) if n is not None]
+    if any(n < 1 for n in counts) or math.prod(counts) > MOST_DEVICES:
+        raise ClusterError(f"{shown(text)} asks for no sensible number of devices.", f"Write 1 to {MOST_DEVICES}.")
     if len(counts) == 2:
         nodes, devices = counts
     else:

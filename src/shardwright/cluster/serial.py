@@ -6,14 +6,17 @@ A cluster file holds ``[[group]]`` tables (``nodes``, ``devices``, ``device``, `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from shardwright.cluster import toml_text
-from shardwright.cluster.hardware import Cluster, Device, Link, Node
+from shardwright.cluster.hardware import MOST_DEVICES, Cluster, Device, Link, Node
 from shardwright.cluster.profile import Curve, Profile
 from shardwright.errors import ClusterError
+from shardwright.files import read_text
+from shardwright.records import shown
 
 _MISSING = object()
 
@@ -24,16 +27,51 @@ def _get(table: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wher
         raise ClusterError(f"{where} has no key {key!r}.", f"Add {key!r}.")
     if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
         names = kind.__name__ if isinstance(kind, type) else " or ".join(k.__name__ for k in kind)
-        raise ClusterError(f"{where}: key {key!r} is {value!r}, not of type {names}.", f"Correct {key!r}.")
+        raise ClusterError(f"{where}: key {key!r} is {shown(value)}, not of type {names}.", f"Correct {key!r}.")
     return value
 
 
+def _number(table: Mapping[str, Any], key: str, where: str, default: Any = _MISSING) -> float:
+    """A finite number under a key."""
+    return _finite(_get(table, key, NUMBER, where, default), f"{where}: key {key!r}")
+
+
+def _finite(value: Any, what: str) -> float:
+    try:
+        if isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number beyond every float
+        pass
+    raise ClusterError(f"{what} is {shown(value)}, not a number.", "Correct it.")
+
+
+def _row(values: Any, what: str, length: int | None = None, positive: bool = True) -> tuple[Any, ...]:
+    """A list of finite (positive) numbers, of a given length where that matters."""
+    if not isinstance(values, list) or (length is not None and len(values) != length):
+        raise ClusterError(f"{what} is {shown(values)}, not a list of {length or ''} numbers.", "Correct it.")
+    row = tuple(_finite(value, what) for value in values)
+    if positive and not all(value > 0 for value in row):
+        raise ClusterError(f"{what} is {shown(values)}, and not all of it is positive.", "Correct it.")
+    return row
+
+
 def _only(table: Mapping[str, Any], allowed: set[str], where: str) -> None:
+    if not isinstance(table, Mapping):
+        raise ClusterError(f"{where} is {shown(table)}, not a table.", f"Known keys: {', '.join(sorted(allowed))}.")
     if unknown := sorted(set(table) - allowed):
-        raise ClusterError(f"{where} has the unknown key {unknown[0]!r}.", f"Known keys: {', '.join(sorted(allowed))}.")
+        raise ClusterError(
+            f"{where} has the unknown key {shown(unknown[0])}.", f"Known keys: {', '.join(sorted(allowed))}."
+        )
 
 
 NUMBER = (int, float)
+
+
+def _some(values: Any, what: str) -> bool:
+    """True for a list that holds something; anything else is refused."""
+    if not isinstance(values, list) or not values:
+        raise ClusterError(f"{what} is {shown(values)}, not a list with something in it.", "Correct it.")
+    return True
 
 
 def profile_from(table: Mapping[str, Any], where: str) -> Profile:
@@ -52,16 +90,24 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
     curves = []
     for name, data in _get(table, "curves", dict, where, {}).items():
         place = f"{where}.curves.{name}"
+        if not isinstance(data, Mapping):
+            raise ClusterError(f"{place} is {shown(data)}, not a table.", "Calibrate the device again.")
         features = tuple(_get(data, "features", list, place))
         rows = _get(data, "points", list, place)
-        ratios = _get(data, "ratios", list, place)
-        if len(rows) != len(ratios) or not rows or any(len(row) != len(features) for row in rows):
+        ratios = _row(_get(data, "ratios", list, place), f"{place}: key 'ratios'")
+        if len(rows) != len(ratios) or not rows or not features or not all(isinstance(f, str) for f in features):
             raise ClusterError(f"{place}: 'points' and 'ratios' do not match.", "Calibrate the device again.")
-        points = tuple(tuple(float(v) for v in row) for row in rows)
-        curves.append((name, Curve(features, points, tuple(float(r) for r in ratios))))
-    dispatch = tuple((k, float(f), float(b)) for k, (f, b) in _get(table, "dispatch", dict, where, {}).items())
-    optimizer = tuple((k, *(float(v) for v in row)) for k, row in _get(table, "optimizer", dict, where, {}).items())
-    floor = float(_get(table, "kernel_floor", NUMBER, where, 0.0))
+        points = tuple(_row(row, f"{place}: a row of 'points'", len(features)) for row in rows)
+        curves.append((name, Curve(features, points, ratios)))
+    dispatch = tuple(
+        (name, *_row(pair, f"{where}: key 'dispatch.{name}'", 2, positive=False))
+        for name, pair in _get(table, "dispatch", dict, where, {}).items()
+    )
+    optimizer = tuple(
+        (name, *_row(row, f"{where}: key 'optimizer.{name}'", 3, positive=False))
+        for name, row in _get(table, "optimizer", dict, where, {}).items()
+    )
+    floor = _number(table, "kernel_floor", where, 0.0)
     return Profile(_get(table, "label", str, where), tuple(curves), dispatch, optimizer, floor)
 
 
@@ -90,18 +136,16 @@ def device_from(table: Mapping[str, Any], where: str) -> Device:
     keys = {"name", "kind", "memory", "bandwidth", "launch_overhead", "peak_flops", "reserved", "source", "profile"}
     _only(table, keys, where)
     rates = _get(table, "peak_flops", dict, where)
-    for dtype, rate in rates.items():
-        if not isinstance(rate, NUMBER):
-            raise ClusterError(f"{where}: key 'peak_flops.{dtype}' is {rate!r}, not a number.", "Correct it.")
+    peaks = tuple((dtype, _finite(rate, f"{where}: key 'peak_flops.{dtype}'")) for dtype, rate in rates.items())
     profile = _get(table, "profile", dict, where, None)
     return Device(
         name=_get(table, "name", str, where),
         kind=_get(table, "kind", str, where, "cuda"),
-        memory=int(_get(table, "memory", NUMBER, where)),
-        bandwidth=float(_get(table, "bandwidth", NUMBER, where)),
-        launch_overhead=float(_get(table, "launch_overhead", NUMBER, where, 5e-6)),
-        peak_flops=tuple((dtype, float(rate)) for dtype, rate in rates.items()),
-        reserved=int(_get(table, "reserved", NUMBER, where, 0)),
+        memory=int(_number(table, "memory", where)),
+        bandwidth=_number(table, "bandwidth", where),
+        launch_overhead=_number(table, "launch_overhead", where, 5e-6),
+        peak_flops=peaks,
+        reserved=int(_number(table, "reserved", where, 0)),
         source=_get(table, "source", str, where, ""),
         profile=None if profile is None else profile_from(profile, f"{where}.profile"),
     )
@@ -128,25 +172,25 @@ def link_from(table: Mapping[str, Any], where: str) -> Link:
     """Read a ``[link]`` or ``[network]`` table."""
     keys = {"name", "latency", "bandwidth", "shared", "source", "collectives"}
     _only(table, keys | {"processor_share", "processor_seconds", "ratios"}, where)
-    fits = _get(table, "collectives", dict, where, {})
-    for kind, pair in fits.items():
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(v, NUMBER) and v > 0 for v in pair)):
-            raise ClusterError(f"{where}: key 'collectives.{kind}' is {pair!r}.", "Write [latency, bandwidth].")
-    ratios = _get(table, "ratios", dict, where, {})
-    for kind, points in ratios.items():
-        pairs = isinstance(points, list) and all(isinstance(p, list) and len(p) == 2 for p in points)
-        if not pairs or not points or not all(isinstance(v, NUMBER) and v > 0 for p in points for v in p):
-            raise ClusterError(f"{where}: key 'ratios.{kind}' is {points!r}.", "Write [[bytes, ratio], ...].")
+    fits = tuple(
+        (kind, *_row(pair, f"{where}: key 'collectives.{kind}'", 2))
+        for kind, pair in _get(table, "collectives", dict, where, {}).items()
+    )
+    ratios = tuple(
+        (kind, tuple(_row(point, f"{where}: key 'ratios.{kind}'", 2) for point in points))
+        for kind, points in _get(table, "ratios", dict, where, {}).items()
+        if _some(points, f"{where}: key 'ratios.{kind}'")
+    )
     return Link(
         name=_get(table, "name", str, where),
-        latency=float(_get(table, "latency", NUMBER, where)),
-        bandwidth=float(_get(table, "bandwidth", NUMBER, where)),
+        latency=_number(table, "latency", where),
+        bandwidth=_number(table, "bandwidth", where),
         shared=_get(table, "shared", bool, where, False),
-        fits=tuple((kind, float(pair[0]), float(pair[1])) for kind, pair in fits.items()),
+        fits=fits,
         source=_get(table, "source", str, where, ""),
-        processor_share=float(_get(table, "processor_share", NUMBER, where, 0.0)),
-        processor_seconds=float(_get(table, "processor_seconds", NUMBER, where, 0.0)),
-        ratios=tuple((kind, tuple((float(b), float(r)) for b, r in points)) for kind, points in ratios.items()),
+        processor_share=_number(table, "processor_share", where, 0.0),
+        processor_seconds=_number(table, "processor_seconds", where, 0.0),
+        ratios=ratios,
     )
 
 
@@ -172,12 +216,17 @@ def link_to(link: Link) -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dictionary; what is wrong with it is a ``ClusterError``."""
+    return parse_toml(read_text(path, ClusterError), str(path))
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """A TOML text as a dictionary; ``where`` names it in errors."""
     try:
-        return toml_text.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ClusterError(f"cannot read {str(path)!r}: {error.strerror}.", "Check the path.") from None
-    except (toml_text.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{str(path)!r} is not TOML: {error}.", "Correct that line.") from None
+        return toml_text.loads(text)
+    except ValueError as error:  # also numbers of more digits than Python converts
+        raise ClusterError(f"{where!r} is not TOML: {error}.", "Correct that line.") from None
+    except RecursionError:
+        raise ClusterError(f"{where!r} is nested too deeply to be read.", "Is this the file that was meant?") from None
 
 
 def cluster_from(data: Mapping[str, Any], name: str, resolve: Callable[[str], Node]) -> Cluster:
@@ -188,7 +237,7 @@ def cluster_from(data: Mapping[str, Any], name: str, resolve: Callable[[str], No
     for index, group in enumerate(groups):
         where = f"group[{index}]"
         if not isinstance(group, Mapping):
-            raise ClusterError(f"{where} is {group!r}, not a table.", "Write [[group]].")
+            raise ClusterError(f"{where} is {shown(group)}, not a table.", "Write [[group]].")
         _only(group, {"nodes", "devices", "device", "link", "host"}, where)
         given = _get(group, "device", (str, dict), where)
         base = resolve(given) if isinstance(given, str) else None
@@ -204,7 +253,7 @@ def cluster_from(data: Mapping[str, Any], name: str, resolve: Callable[[str], No
                 resolve(host_given).device if isinstance(host_given, str) else device_from(host_given, f"{where}.host")
             )
         count = _get(group, "nodes", int, where, 1)
-        if count < 1:
+        if not 1 <= count <= MOST_DEVICES:
             raise ClusterError(f"{where}: key 'nodes' is {count}.", "Write how many nodes like this there are.")
         nodes.extend([Node(device, _get(group, "devices", int, where), link, host)] * count)
     network = _get(data, "network", dict, f"cluster file {name!r}", None)

@@ -11,18 +11,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardwright.caches import cache_folder, keep, read_cached, replace_damaged
+from shardwright.errors import DescriptionError
+from shardwright.files import parse_json
 from shardwright.graph import Op, Ref, Tensor, Value
 from shardwright.operators.checking import check, execute, one_thread
 from shardwright.operators.rules import LoopRule, Need, OpRules, Placement
+from shardwright.records import read_record, shown
 
 STAND_INS = ((6, 10, 4, 12, 9, 5, 8, 7, 11), (8, 6, 9, 4, 10, 7, 5, 12, 11))
 """Small extents for the distinct large ones, in order of appearance; two choices."""
@@ -30,14 +32,15 @@ MOST_RULES = 96
 """Candidates tried per operator; beyond it the remaining ones are left out."""
 MOST_ELEMENTS = 1 << 18
 """Inputs that cannot be shrunk are probed at their real size up to this many elements."""
-VERSION = 2
+VERSION = 3
+KIND = "probed"
 
 
 def probe(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     """The rules that hold for an operator when it is run; none, with a reason, where it cannot be."""
     key = _key(op, tensors)
-    if (known := _load(key)) is not None:
-        return known
+    if (kept := _believed(key, op, tensors)) is not None:
+        return kept
     with one_thread():
         rules = _probe(op, tensors)
     _store(key, op.target, rules)
@@ -46,12 +49,9 @@ def probe(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
 
 def known() -> list[tuple[str, OpRules]]:
     """Every operator that was probed on this machine, with its rules, one entry per signature."""
-    found = []
-    for file in sorted(cache_folder().glob("*.json")):
-        rules = _load(file.stem)
-        if rules is not None:
-            found.append((str(json.loads(file.read_text()).get("target", "?")), rules))
-    return found
+    folder = cache_folder(KIND)
+    names = sorted(file.stem for file in folder.glob("*.json")) if folder is not None else []
+    return [entry for name in names if (entry := _load(name)) is not None]
 
 
 @dataclass(frozen=True)
@@ -228,15 +228,6 @@ def _key(op: Op, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(json.dumps([*parts, outputs]).encode()).hexdigest()[:24]
 
 
-def cache_folder() -> Path:
-    """Where probed rules are kept."""
-    root = os.environ.get("SHARDWRIGHT_CACHE")
-    if root:
-        return Path(root) / "probed"
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "shardwright" / "probed"
-
-
 def _text(placement: Any) -> str:
     if isinstance(placement, Shard):
         return f"S{placement.dim}"
@@ -244,31 +235,73 @@ def _text(placement: Any) -> str:
 
 
 def _placement(text: str) -> Any:
-    if text.startswith("S"):
-        return Shard(int(text[1:]))
-    return Partial("sum") if text == "P" else Replicate()
+    if text in ("P", "R"):
+        return Partial("sum") if text == "P" else Replicate()
+    if len(text) == 2 and text[0] == "S" and text[1] in "0123456789":
+        return Shard(int(text[1]))
+    raise ValueError(f"{shown(text)} is no placement")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A probed operator as it is kept: every loop with its extent, what it needs and what it gives."""
+
+    target: str
+    origin: str
+    reason: str
+    loops: tuple[tuple[str, int, tuple[str, ...], tuple[str, ...]], ...]
 
 
 def _store(key: str, target: str, rules: OpRules) -> None:
     loops = [[r.name, r.extent, [_text(n) for n in r.inputs], [_text(p) for p in r.outputs]] for r in rules.loops]
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{key}.{os.getpid()}.tmp"
-        record = {"target": target, "origin": rules.origin, "reason": rules.reason, "loops": loops}
-        partial.write_text(json.dumps(record))
-        partial.replace(folder / f"{key}.json")
-    except OSError:
-        return  # a cache that cannot be written costs time, nothing else
+    record = {"target": target, "origin": rules.origin, "reason": rules.reason, "loops": loops}
+    keep(KIND, f"{key}.json", json.dumps(record))
 
 
-def _load(key: str) -> OpRules | None:
-    try:
-        data = json.loads((cache_folder() / f"{key}.json").read_text())
-        loops = tuple(
-            LoopRule(name, extent, tuple(map(_placement, needs)), tuple(map(_placement, results)))
-            for name, extent, needs, results in data["loops"]
-        )
-        return OpRules(loops, data["origin"], "other", reason=data["reason"])
-    except (OSError, ValueError, KeyError):
+def _load(key: str) -> tuple[str, OpRules] | None:
+    """A kept operator and its rules; a damaged file is named and taken away."""
+    name = f"{key}.json"
+    content = read_cached(KIND, name)
+    if content is None:
         return None
+    try:
+        data = parse_json(content.decode("utf-8", "replace"), name, DescriptionError)
+        record = read_record(_Record, data, where=name, error=DescriptionError)
+        loops = tuple(
+            LoopRule(loop, extent, tuple(map(_placement, needs)), tuple(map(_placement, results)))
+            for loop, extent, needs, results in record.loops
+        )
+    except (DescriptionError, ValueError) as error:
+        replace_damaged(KIND, name, getattr(error, "message", str(error)))
+        return None
+    return record.target, OpRules(loops, record.origin, "other", reason=record.reason)
+
+
+def _believed(key: str, op: Op, tensors: Mapping[str, Tensor]) -> OpRules | None:
+    """What is kept about this operator, if it fits it and still holds.
+
+    PyTorch's own operators change with its version, which is part of the key. Anybody else's may have been edited since,
+    under the same name: their rules are run once more.
+    """
+    found = _load(key)
+    if found is None:
+        return None
+    target, rules = found
+    ranks = [len(tensors[name].shape) for name in op.inputs], [len(tensors[n].shape) if n else 0 for n in op.outputs]
+    fits = all(
+        len(places) == len(dims)
+        and all(not isinstance(p, Shard) or p.dim < d for p, d in zip(places, dims, strict=True))
+        for loop in rules.loops
+        for places, dims in zip((loop.inputs, loop.outputs), ranks, strict=True)
+    )
+    if target != op.target or not fits or rules.origin not in ("probed", "replicated"):
+        replace_damaged(KIND, f"{key}.json", f"it is not about {op.target}")
+        return None
+    if not op.target.startswith(("aten.", "prims.")) and rules.loops:
+        with one_thread():
+            trials = [
+                t for n, sizes in enumerate(STAND_INS[:1]) if (t := _trial(op, tensors, sizes, seed=n)) is not None
+            ]
+            if not trials or not all(_holds(loop, trials) for loop in rules.loops):
+                return None
+    return rules

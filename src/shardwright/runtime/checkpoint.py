@@ -3,7 +3,9 @@
 A checkpoint is a ``torch.distributed.checkpoint`` directory. Parameters and optimiser state are DTensors under the
 model's own names, so each rank writes its shards and another plan, with another number of ranks, reads the regions it
 needs. A checkpoint is written into ``step-N.partial`` and renamed to ``step-N`` when every rank has written its part; the
-rename is atomic, hence a directory called ``step-N`` is complete however the job ended.
+rename is atomic, hence a directory called ``step-N`` is complete however the job ended. Where one of that name is replaced,
+the old one waits under ``step-N.replaced`` and counts until the new one has its name. Reading runs nothing that a
+checkpoint holds (:mod:`shardwright.runtime.checkpoint_reading`).
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardwright.errors import RunError
+<<<<<<< HEAD
 from shardwright.runtime.weights import check_names
+=======
+from shardwright.files import parse_json
+from shardwright.runtime.checkpoint_reading import load, read_metadata
+>>>>>>> db1fd56 (Caches in one place, believed only of this user; compiled kernels work without any; checkpoints are read without unpickling what they name)
 
 # Optimiser state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
-_COMPLETE = re.compile(r"step-(\d+)")
+_COMPLETE = re.compile(r"step-(\d{1,18})(\.replaced)?")
+_LEFT_BEHIND = ("step-*.partial", "step-*.removed")
 
 
 def save_checkpoint(
@@ -55,8 +63,9 @@ def save_checkpoint(
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     first = not dist.is_initialized() or dist.get_rank() == 0
     if first:
-        shutil.rmtree(partial, ignore_errors=True)  # what a killed job left behind
         folder.mkdir(parents=True, exist_ok=True)
+        for old in (path for pattern in _LEFT_BEHIND for path in folder.glob(pattern)):  # by a killed job
+            shutil.rmtree(old, ignore_errors=True)
     _meet()
     state = _state(model, optimizer)
     state["random"] = torch.get_rng_state()
@@ -64,11 +73,15 @@ def save_checkpoint(
     dcp.save(state, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
     _meet()
     if first:
+        replaced = final.with_suffix(".replaced")
         if final.exists():
-            shutil.rmtree(final)
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.replace(final, replaced)
         os.replace(partial, final)
+        _sync(folder)
+        _remove(replaced)
         for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
     _meet()
     return final
 
@@ -88,20 +101,18 @@ def load_checkpoint(
         return None
     state = _state(model, optimizer)
     state["random"], state["extra"] = torch.get_rng_state(), ""
-    try:
-        dcp.load(state, checkpoint_id=str(found[-1]), no_dist=not dist.is_initialized())
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise RunError(
-            f"The checkpoint {found[-1]} does not fit this model: {str(error).splitlines()[0]}.",
-            "Resume the model (and the kind of optimiser) that wrote it; its plan and number of ranks may differ.",
-        ) from error
+    load(state, found[-1])
+    extra = parse_json(str(state["extra"]), f"what {found[-1]} says about itself", RunError)
+    if not isinstance(extra, dict):
+        raise RunError(f"The checkpoint {found[-1]} does not say at which step it was written.", "Use another one.")
     set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_BY_NAME)
     torch.set_rng_state(state["random"])
-    return json.loads(state["extra"])
+    return extra
 
 
+<<<<<<< HEAD
 def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) -> None:
     """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict.
 
@@ -121,16 +132,25 @@ def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) 
     known = {name: tensor for name, tensor in own.items() if name in stored}
     dcp.load({"model": known} if nested else known, storage_reader=reader, no_dist=not dist.is_initialized())
     set_model_state_dict(model, known, options=StateDictOptions(strict=False))
+=======
+def load_weights(model: torch.nn.Module, path: str | Path) -> None:
+    """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict."""
+    names = set(read_metadata(path).state_dict_metadata)
+    nested = any(name.startswith("model.") for name in names)
+    own = get_model_state_dict(model)
+    state: dict[str, Any] = {"model": own} if nested and not set(own) <= names else own
+    load(state, path)
+    set_model_state_dict(model, own)
+>>>>>>> db1fd56 (Caches in one place, believed only of this user; compiled kernels work without any; checkpoints are read without unpickling what they name)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first; half-written ones do not count."""
-    found = [
-        (int(match.group(1)), path)
-        for path in Path(folder).glob("step-*")
-        if (match := _COMPLETE.fullmatch(path.name)) and (path / ".metadata").is_file()
-    ]
-    return [path for _, path in sorted(found)]
+    found: dict[int, Path] = {}
+    for path in sorted(Path(folder).glob("step-*")):  # ``step-3`` comes before ``step-3.replaced`` and counts first
+        if (match := _COMPLETE.fullmatch(path.name)) and (path / ".metadata").is_file():
+            found.setdefault(int(match.group(1)), path)
+    return [found[step] for step in sorted(found)]
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
@@ -138,6 +158,24 @@ def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> d
     if optimizer is not None:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
     return state
+
+
+def _remove(old: Path) -> None:
+    """Remove a checkpoint so that no half of it ever looks whole."""
+    if old.exists():
+        doomed = old.with_suffix(".removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        os.replace(old, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Let a rename outlive a crash of the machine."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _meet() -> None:

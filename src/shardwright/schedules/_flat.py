@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shardwright.jit import kernel
 from shardwright.schedules.pipeline import Floats, Pipeline
 from shardwright.schedules.schedule import KINDS, Action, Schedule
 
@@ -80,7 +80,7 @@ def named(numbers: Ints, begins: Ints, stages: int, microbatches: int) -> Schedu
     return Schedule(tuple(tuple(actions[a:b]) for a, b in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)))
 
 
-@njit(cache=True)
+@kernel()
 def ready(flat: Flat, kind: int, stage: int, microbatch: int, done: Floats) -> float:  # pragma: no cover - compiled
     """When everything an action waits for has arrived, or infinity where some of it is not known yet.
 
@@ -100,7 +100,7 @@ def ready(flat: Flat, kind: int, stage: int, microbatch: int, done: Floats) -> f
     return latest
 
 
-@njit(cache=True)
+@kernel()
 def run_orders(flat: Flat, numbers: Ints, begins: Ints, done: Floats, starts: Floats) -> int:  # pragma: no cover
     """Run every device's actions in order, each as early as possible; the number of actions that could run.
 

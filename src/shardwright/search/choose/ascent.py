@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 
+from shardwright.jit import kernel
 from shardwright.search.choose.flat import Flat
 from shardwright.search.choose.passes import (
     backward_pass,
@@ -30,7 +30,7 @@ RESTART_STEPS = (1.0, 0.1, 0.3, 0.03)
 LARGEST_FALL = 20.0
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _ascend(flat, target, iterations, step, stalled, best, prices, direction, kept, priced, messages, beliefs, weights):
     """Passes and price steps in place; ``kept`` (prices, messages) follows the best bound. Returns (best, step, stalled)."""
     best_prices, best_messages = kept

@@ -10,13 +10,14 @@ it overfills made dearer.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 INSIDE = 1_000_000  # added to a node's count of edges into the block when it joins
 ATTEMPTS = 4
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def usage_of_choice(flat, choice, usage):
     """Usage at every critical time."""
     usage_start, usage_first, usage_last = flat.usage_start, flat.usage_first, flat.usage_last
@@ -32,7 +33,7 @@ def usage_of_choice(flat, choice, usage):
         usage[t] += usage[t - 1]
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def cost_of_choice(flat, choice):
     """Node plus edge costs."""
     option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
@@ -46,7 +47,7 @@ def cost_of_choice(flat, choice):
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _touch(flat, v, touches):
     edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
     near_edge = flat.near_edge
@@ -55,7 +56,7 @@ def _touch(flat, v, touches):
         touches[edge_low[near_edge[index]] + edge_high[near_edge[index]] - v] += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _grow(flat, root, most, touches, block, parent_edge):
     """A random tree-inducing block around ``root``; ``touches`` counts every node's edges into it."""
     edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
@@ -78,7 +79,7 @@ def _grow(flat, root, most, touches, block, parent_edge):
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _forget(flat, count, touches, block):
     edge_low, edge_high, near_start = flat.edge_low, flat.edge_high, flat.near_start
     near_edge = flat.near_edge
@@ -89,7 +90,7 @@ def _forget(flat, count, touches, block):
             touches[edge_low[near_edge[index]] + edge_high[near_edge[index]] - v] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, table, follow_start, follow, fresh):
     """Fill ``fresh`` with the options of the block's nodes that minimise priced cost given the rest of ``choice``."""
     option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
@@ -135,7 +136,7 @@ def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, 
         ]
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _effort(flat, count, block, parent_edge):
     """About how many numbers one look at the block reads."""
     option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
@@ -152,7 +153,7 @@ def _effort(flat, count, block, parent_edge):
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _block_cost(flat, count, block, touches, picks):
     """Cost of the block's nodes and of all edges that touch it."""
     option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
@@ -172,7 +173,7 @@ def _block_cost(flat, count, block, touches, picks):
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _usage_change(flat, count, block, choice, fresh, change):
     """Add the block's change of usage to ``change`` as differences; returns the range of times it spans."""
     usage_start, usage_first, usage_last = flat.usage_start, flat.usage_first, flat.usage_last
@@ -191,7 +192,7 @@ def _usage_change(flat, count, block, choice, fresh, change):
     return first, last
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts):
     """Prices of the block's options with ``rate`` more at every time of the proposal's excess."""
     option_start, usage_start, usage_first = flat.option_start, flat.usage_start, flat.usage_first
@@ -216,7 +217,7 @@ def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate
                     local[base + k] += rate / inside * points * amount[amount_start[entry] + k]
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, most, strict, seed):
     """Make block moves on ``choice`` and ``usage``, in place; returns (cost of choice, best cost, moves taken).
 

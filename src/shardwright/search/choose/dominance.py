@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def forbid_larger_usage(profile, excess):
     """Set ``excess[i, j]`` to infinity where option ``j`` uses more than ``i`` at some time (``profile[time, option]``)."""
     for i in range(len(excess)):
@@ -18,7 +19,7 @@ def forbid_larger_usage(profile, excess):
                         break
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def add_worst_difference(matrix, excess):
     """Add to ``excess[i, j]`` the most that ``j`` costs beyond ``i`` beside any option of one neighbour."""
     for i in range(len(excess)):
@@ -36,7 +37,7 @@ def add_worst_difference(matrix, excess):
                 excess[i, j] += worst
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def undominated(excess):
     """Options left when each one that another remaining option never exceeds is dropped, in order."""
     keep = np.ones(len(excess), dtype=np.bool_)

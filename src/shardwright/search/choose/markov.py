@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from numba import njit
 
 from shardwright.errors import TooLarge
+from shardwright.jit import kernel
 from shardwright.search.choose.blocks import cost_of_choice, usage_of_choice
 from shardwright.search.choose.flat import flatten
 from shardwright.search.choose.problem import Problem, evaluate
@@ -26,7 +26,7 @@ STEPS_AT_ONCE = 50_000
 BETA = 200.0
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _wander(flat, choice, usage, total, best_choice, best_cost, steps, rate, seed):
     """Metropolis steps in place; ``rate`` is the penalty per unit of usage beyond the limit."""
     option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
@@ -64,7 +64,7 @@ def _wander(flat, choice, usage, total, best_choice, best_cost, steps, rate, see
     return total, best_cost
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _shift(flat, v, old, new, usage):
     usage_start, usage_first, usage_last = flat.usage_start, flat.usage_first, flat.usage_last
     amount_start, amount = flat.amount_start, flat.amount

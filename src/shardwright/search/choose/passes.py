@@ -12,10 +12,11 @@ function takes a `Flat` and unpacks what it reads first: reaching into the tuple
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def price_options(flat, prices, priced):
     """Node costs plus usage at the given prices per critical time."""
     option_start, cost, usage_start = flat.option_start, flat.cost, flat.usage_start
@@ -35,7 +36,7 @@ def price_options(flat, prices, priced):
                     priced[base + k] += rate * amount[start + k]
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def _collect(matrix, start, rows, columns, messages, given, result):
     """messages[result + column] = min over rows of matrix[row, column] - messages[given + row]."""
     smallest = messages[result : result + columns]
@@ -47,7 +48,7 @@ def _collect(matrix, start, rows, columns, messages, given, result):
             smallest[column] = min(smallest[column], costs[column] - less)
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def forward_pass(flat, priced, messages, beliefs):
     """One pass upwards; fills ``beliefs`` (node costs before they are handed on) and returns the bound."""
     option_start, edge_low, matrix_start = flat.option_start, flat.edge_low, flat.matrix_start
@@ -82,7 +83,7 @@ def forward_pass(flat, priced, messages, beliefs):
     return bound
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def backward_pass(flat, priced, messages, beliefs):
     """One pass downwards, the mirror image of `forward_pass`."""
     option_start, edge_high, matrix_start = flat.option_start, flat.edge_high, flat.matrix_start
@@ -117,7 +118,7 @@ def backward_pass(flat, priced, messages, beliefs):
     return bound
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def rounding_error(flat, priced, messages, beliefs):
     """How far floating-point sums may have moved a bound computed from these numbers, generously."""
     option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
@@ -139,7 +140,7 @@ def rounding_error(flat, priced, messages, beliefs):
     return 2.3e-16 * total
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def weights_after_backward(flat, messages, beliefs, weights):
     """Weights over options whose usage is the bound's supergradient, just after a backward pass."""
     option_start, edge_high, matrix_start = flat.option_start, flat.edge_high, flat.matrix_start
@@ -171,7 +172,7 @@ def weights_after_backward(flat, messages, beliefs, weights):
                     weights[other + best] += given * weight
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def usage_of_weights(flat, weights, usage):
     """Usage at every critical time when options are taken with the given weights."""
     option_start, usage_start, usage_first = flat.option_start, flat.usage_start, flat.usage_first
@@ -190,7 +191,7 @@ def usage_of_weights(flat, weights, usage):
         usage[t] += usage[t - 1]
 
 
-@njit(cache=True, nogil=True)
+@kernel(nogil=True)
 def round_messages(flat, priced, messages, choice):
     """A choice from the messages just after a backward pass: node by node, best given the lower ones."""
     option_start, edge_low, matrix_start = flat.option_start, flat.edge_low, flat.matrix_start

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
 def rows(count: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -13,7 +14,7 @@ def rows(count: int, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, 
     return start, values[np.argsort(keys, kind="stable")].astype(np.int64)
 
 
-@njit(cache=True)
+@kernel()
 def components_kernel(count: int, start: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Strongly connected components (Tarjan 1972, without recursion), numbered in a topological order."""
     index = np.full(count, -1, dtype=np.int64)
@@ -60,7 +61,7 @@ def components_kernel(count: int, start: np.ndarray, target: np.ndarray) -> np.n
     return found - 1 - component
 
 
-@njit(cache=True)
+@kernel()
 def ready_order_kernel(count: int, start: np.ndarray, target: np.ndarray, priority: np.ndarray) -> np.ndarray:
     """A topological order that always takes the ready node of the largest priority (a binary heap)."""
     waiting = np.zeros(count, dtype=np.int64)
@@ -88,7 +89,7 @@ def ready_order_kernel(count: int, start: np.ndarray, target: np.ndarray, priori
     return order[:taken]
 
 
-@njit(cache=True)
+@kernel()
 def depth_order_kernel(count: int, start: np.ndarray, target: np.ndarray) -> np.ndarray:
     """A topological order that follows each branch as far as it goes (a stack of ready nodes)."""
     waiting = np.zeros(count, dtype=np.int64)
@@ -116,7 +117,7 @@ def depth_order_kernel(count: int, start: np.ndarray, target: np.ndarray) -> np.
     return order[:taken]
 
 
-@njit(cache=True)
+@kernel()
 def critical_path_kernel(order: np.ndarray, start: np.ndarray, target: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """For every node the heaviest path from it to a sink, itself included; ``order`` is topological."""
     length = weight.copy()
@@ -129,7 +130,7 @@ def critical_path_kernel(order: np.ndarray, start: np.ndarray, target: np.ndarra
     return length
 
 
-@njit(cache=True)
+@kernel()
 def _push(heap: np.ndarray, size: int, item: int, priority: np.ndarray) -> int:
     heap[size] = item
     child = size
@@ -142,7 +143,7 @@ def _push(heap: np.ndarray, size: int, item: int, priority: np.ndarray) -> int:
     return size + 1
 
 
-@njit(cache=True)
+@kernel()
 def _sift(heap: np.ndarray, size: int, priority: np.ndarray) -> None:
     parent = 0
     while True:
@@ -156,6 +157,6 @@ def _sift(heap: np.ndarray, size: int, priority: np.ndarray) -> None:
         parent = best
 
 
-@njit(cache=True)
+@kernel()
 def _before(a: int, b: int, priority: np.ndarray) -> bool:
     return priority[a] > priority[b] or (priority[a] == priority[b] and a < b)

@@ -9,10 +9,11 @@ transfer that K cuts and I does not is paid in full. So a pair costs only as man
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True)
+@kernel()
 def list_ideals(
     needs: np.ndarray, weights: np.ndarray, low: np.ndarray, high: np.ndarray, limit: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -74,7 +75,7 @@ def list_ideals(
         v += 1
 
 
-@njit(cache=True)
+@kernel()
 def _in_some_window(total: np.ndarray, low: np.ndarray, high: np.ndarray) -> bool:
     for s in range(low.shape[0]):
         inside = True
@@ -87,7 +88,7 @@ def _in_some_window(total: np.ndarray, low: np.ndarray, high: np.ndarray) -> boo
     return False
 
 
-@njit(cache=True)
+@kernel()
 def sums_over(bits: np.ndarray, values: np.ndarray) -> np.ndarray:
     """For every bit set the sum of the rows of ``values`` it holds."""
     count = bits.shape[0]
@@ -100,7 +101,7 @@ def sums_over(bits: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-@njit(cache=True)
+@kernel()
 def crossings(
     bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, home: np.ndarray, cost: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -145,12 +146,12 @@ def crossings(
     return cut, start, which, rest_start, rest
 
 
-@njit(cache=True, inline="always")
+@kernel(inline="always")
 def _has(bits: np.ndarray, row: int, block: int) -> int:
     return int(bits[row, block >> 6] >> np.uint64(block & 63) & np.uint64(1))
 
 
-@njit(cache=True)
+@kernel()
 def best_chains(
     bits: np.ndarray,  # [ideals, words], sorted by the first weight, then by size
     sums: np.ndarray,  # [ideals, references] integer weights

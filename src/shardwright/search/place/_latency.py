@@ -8,10 +8,11 @@ output that leaves. Longest path over the units, in one walk over the edges; a c
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True)
+@kernel()
 def finish_time(
     slot: np.ndarray,  # [nodes] subgraph, or -1 on a host
     host_time: np.ndarray,  # [nodes]
@@ -103,7 +104,7 @@ def finish_time(
     return latest if done == units else np.inf
 
 
-@njit(cache=True)
+@kernel()
 def anneal(
     slot: np.ndarray,
     block_start: np.ndarray,

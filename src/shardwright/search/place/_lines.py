@@ -7,10 +7,11 @@ place costs one walk over the edges of the blocks they hold.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True)
+@kernel()
 def _append(
     p: int,
     begin: int,
@@ -48,7 +49,7 @@ def _append(
     return received, sent
 
 
-@njit(cache=True)
+@kernel()
 def fill_stages(
     line: tuple,  # order, position, home, cost, earliest, latest, out_start, out, in_start, into
     times: np.ndarray,  # [blocks, kinds], infinite where refused
@@ -107,7 +108,7 @@ def fill_stages(
     return ends, used, stages
 
 
-@njit(cache=True)
+@kernel()
 def cut_at(
     line: tuple,
     times: np.ndarray,

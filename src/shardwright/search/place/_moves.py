@@ -7,10 +7,11 @@ transfers; it is made when the larger of the two loads falls, which sorts the lo
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from shardwright.jit import kernel
 
 
-@njit(cache=True)
+@kernel()
 def _change(
     b: int,
     s: int,
@@ -63,13 +64,13 @@ def _change(
             delta[1, 0] += c
 
 
-@njit(cache=True)
+@kernel()
 def _load(compute: float, received: float, sent: float, overlap: bool, scale: float) -> float:
     r, s = received * scale, sent * scale
     return max(compute, r, s) if overlap else compute + r + s
 
 
-@njit(cache=True)
+@kernel()
 def improve(
     stage: np.ndarray,
     totals: np.ndarray,  # [stages, 4] computing, receiving, sending, memory
@@ -146,7 +147,7 @@ def improve(
     return made
 
 
-@njit(cache=True)
+@kernel()
 def _apply(
     b: int, s: int, t: int, stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, times: np.ndarray,
     memory: np.ndarray, delta: np.ndarray,
@@ -161,7 +162,7 @@ def _apply(
     stage[b] = t
 
 
-@njit(cache=True)
+@kernel()
 def _in_order(
     b: int, stage: np.ndarray, before_start: np.ndarray, before: np.ndarray, after_start: np.ndarray, after: np.ndarray
 ) -> bool:
@@ -174,7 +175,7 @@ def _in_order(
     return True
 
 
-@njit(cache=True)
+@kernel()
 def swap(
     stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, times: np.ndarray, memory: np.ndarray, pays: np.ndarray,
     room: np.ndarray, home: np.ndarray, cost: np.ndarray, receiver_start: np.ndarray, receivers: np.ndarray,

@@ -10,8 +10,8 @@ memory and transfer cost; the best bound counts.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shardwright.jit import kernel
 from shardwright.search.place._graphs import critical_path_kernel, depth_order_kernel, rows
 from shardwright.search.place.problem import Workload
 
@@ -98,7 +98,7 @@ def _spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[number].astype(np.int64), last[number]
 
 
-@njit(cache=True)
+@kernel()
 def _cheapest_pieces(
     host_time: np.ndarray,
     device_time: np.ndarray,
