@@ -30,12 +30,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from shardwright.errors import RunError
-<<<<<<< HEAD
-from shardwright.runtime.weights import check_names
-=======
 from shardwright.files import parse_json
 from shardwright.runtime.checkpoint_reading import load, read_metadata
->>>>>>> db1fd56 (Caches in one place, believed only of this user; compiled kernels work without any; checkpoints are read without unpickling what they name)
+from shardwright.runtime.weights import check_names
 
 # Optimiser state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -112,16 +109,14 @@ def load_checkpoint(
     return extra
 
 
-<<<<<<< HEAD
 def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) -> None:
     """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict.
 
     Names that are missing or unexpected are an error that names them, unless ``strict`` is false.
     """
-    reader = dcp.FileSystemReader(str(path))
     stored = {
         name: tuple(entry.size)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        for name, entry in read_metadata(path).state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
     own: dict[str, Any] = get_model_state_dict(model)
@@ -130,18 +125,8 @@ def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) 
         stored = {name.removeprefix("model."): size for name, size in stored.items() if name.startswith("model.")}
     check_names(path, stored, {(name,): tuple(tensor.shape) for name, tensor in own.items()}, strict)
     known = {name: tensor for name, tensor in own.items() if name in stored}
-    dcp.load({"model": known} if nested else known, storage_reader=reader, no_dist=not dist.is_initialized())
+    load({"model": known} if nested else known, path)
     set_model_state_dict(model, known, options=StateDictOptions(strict=False))
-=======
-def load_weights(model: torch.nn.Module, path: str | Path) -> None:
-    """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict."""
-    names = set(read_metadata(path).state_dict_metadata)
-    nested = any(name.startswith("model.") for name in names)
-    own = get_model_state_dict(model)
-    state: dict[str, Any] = {"model": own} if nested and not set(own) <= names else own
-    load(state, path)
-    set_model_state_dict(model, own)
->>>>>>> db1fd56 (Caches in one place, believed only of this user; compiled kernels work without any; checkpoints are read without unpickling what they name)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

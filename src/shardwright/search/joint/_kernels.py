@@ -13,14 +13,14 @@ it and then the same of the stages after it.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shardwright.jit import kernel
 from shardwright.search.joint.problem import Candidates
 
 NEVER = np.int64(2**40)
 
 
-@njit(cache=True)
+@kernel()
 def least_in_flight(
     cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def least_in_flight(
     return least, chosen
 
 
-@njit(cache=True)
+@kernel()
 def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: float, limit: float, share: int) -> int:
     """The largest sum of shares after a stage with which it keeps the limit; negative if none."""
     room = -1
@@ -60,7 +60,7 @@ def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: f
     return room
 
 
-@njit(cache=True)
+@kernel()
 def least_seconds(
     cuts: int,
     devices: int,

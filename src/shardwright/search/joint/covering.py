@@ -9,8 +9,9 @@ order only.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shardwright.jit import kernel
 
 Floats = NDArray[np.float64]
 
@@ -45,7 +46,7 @@ def cover_in_ratio_order(
     return np.where(nothing, 0.0, answer), np.where(nothing, 0.0, bound)
 
 
-@njit(cache=True)
+@kernel()
 def cheapest_cover(
     costs: np.ndarray, gains: np.ndarray, need: float, most_visits: int
 ) -> tuple[float, float, np.ndarray]:
@@ -94,7 +95,7 @@ def cheapest_cover(
         i += 1
 
 
-@njit(cache=True)
+@kernel()
 def _relaxed(costs: np.ndarray, gains: np.ndarray, first: int, need: float) -> float:
     paid = 0.0
     for i in range(first, len(costs)):
@@ -105,7 +106,7 @@ def _relaxed(costs: np.ndarray, gains: np.ndarray, first: int, need: float) -> f
     return paid if need <= 0 else np.inf
 
 
-@njit(cache=True)
+@kernel()
 def cheapest_covers(
     costs: np.ndarray, gains: np.ndarray, member: np.ndarray, which: np.ndarray, need: np.ndarray, most_visits: int
 ) -> tuple[np.ndarray, np.ndarray]:
