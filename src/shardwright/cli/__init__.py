@@ -17,7 +17,6 @@ app = typer.Typer(
     name="shardwright",
     help="Automatic model parallelism for PyTorch: plan, prove, run.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

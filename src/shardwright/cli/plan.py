@@ -43,6 +43,7 @@ def plan(
     ] = "auto",
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the plan's page here")] = None,
     frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
     trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
@@ -57,7 +58,7 @@ def plan(
     from shardwright.cluster import parse_cluster
     from shardwright.cluster.calibrate import ensure_local
     from shardwright.errors import ShardwrightError
-    from shardwright.files import check_writable
+    from shardwright.files import check_writable, write
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
     from shardwright.plans import Plan
@@ -82,7 +83,7 @@ def plan(
         forbidden=forbid or (),
         recompute=recompute,
     )
-    check_writable(output)
+    check_writable(output, html)
     with progress(as_json) as say:
         if cluster is None:
             assert earlier is not None  # refused above
@@ -105,6 +106,10 @@ def plan(
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
+    if html is not None:
+        from shardwright.reports import plan_page
+
+        write(html, plan_page(found, graph, file=output.name if output else "plan.json"))
     if as_json:
         before = {} if earlier is None else {"before": vars(earlier.prediction)}
         print_json({**_document(found), **before, **({"frontier": [_point(p) for p in curve]} if frontier else {})})
@@ -122,8 +127,9 @@ def plan(
             ["memory/device", "step (simulated)", "mesh"],
             [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in points],
         )
-    if output is not None:
-        console.print(f"written to {output}")
+    for path in (output, html):
+        if path is not None:
+            console.print(f"written to {path}")
 
 
 def _frontier(graph: Any, target: Any, options: Any, found: Any, say: Any) -> list[Any]:

@@ -36,7 +36,7 @@ def report(
     from shardwright.reports import picture, plan_page
     from shardwright.reports.trust import read_verification
 
-    if output.suffix not in (".html", ".svg"):
+    if output.suffix not in (".html", ".svg", ".pdf"):
         raise ShardwrightError(
             f"A report cannot be written as {output.name!r}.", "Name it plan.html (the page), plan.svg or plan.pdf."
         )
@@ -46,10 +46,12 @@ def report(
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating, and asking for alternatives")
+        content: str | bytes
         if output.suffix == ".html":
-            text = plan_page(loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said)
+            content = plan_page(loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said)
         else:
             described = describe_graph(graph)
-            text = picture(loaded, graph, dict(described.rules), described.labels)
-    write(output, text)
-    console.print(f"written to {output} ({len(text.encode()) / 1e3:.0f} kB)")
+            drawing = picture(loaded, graph, described.rules, described.labels)
+            content = drawing.svg() if output.suffix == ".svg" else drawing.pdf()
+    write(output, content)
+    console.print(f"written to {output} ({output.stat().st_size / 1e3:.0f} kB)")

@@ -198,6 +198,13 @@ class Plan:
             if any(isinstance(p, Shard) and p.dim >= len(tensors[name].shape) for p in layout):
                 raise PlanError(f"The plan cuts {name!r} along a dim that it does not have.", "Plan again.")
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from importlib import import_module  # reports come after plans: a notebook asks for them, plans do not
+
+        html: str = import_module("shardwright.reports.notebook").notebook_html(self)
+        return html
+
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, whole or not at all."""
         from shardwright.plans.serial import to_json

@@ -1,123 +1,119 @@
-"""A plan as one picture: how its candidates compare, and what every operator of the first block cuts on each mesh axis.
+"""A plan as one picture for a paper: how its candidates compare, and what every operator cuts on each mesh axis.
 
-Plain SVG, written by hand: no dependency, readable in any browser and on any README page.
+Every candidate has its line, also those that do not fit or do not apply; repeated blocks are drawn once; modules, not
+operators, are named below, as many as there is room for; a colour means one thing.
 """
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Mapping
 
-from shardwright.graph import Graph
-from shardwright.graph.repeats import representatives
+from shardwright.graph import Graph, Op
 from shardwright.operators.rules import OpRules
-from shardwright.plans import Plan
+from shardwright.plans import Candidate, Plan
+from shardwright.reports.cuts import COLOURS, MEANING, cut_of
+from shardwright.reports.drawing import Box, Drawing, Words, text_width
+from shardwright.reports.glance import candidate_name
+from shardwright.reports.splitting import standing
 from shardwright.search.labels import Labels
+from shardwright.units import bytes_text, seconds_text
 
-COLOURS = {
-    "batch": "#4477aa",
-    "sequence": "#66ccee",
-    "spatial": "#228833",
-    "features": "#ee6677",
-    "sum": "#ccbb44",
-    "open sum": "#aa3377",
-    "whole": "#e8e8e8",
-}
-MEANING = {
-    "batch": "cuts the batch",
-    "sequence": "cuts the sequence",
-    "spatial": "cuts the picture",
-    "features": "cuts features or heads",
-    "sum": "cuts a reduction",
-    "open sum": "passes an unreduced sum",
-    "whole": "whole on every rank",
-}
-WIDTH, LEFT, ROW, BAR = 1120, 150, 22, 18
+WIDTH, LEFT, RIGHT, ROW, BAR = 1120.0, 150.0, 24.0, 24.0, 18.0
+OURS, OPEN, THEIRS, THEIRS_OPEN, OVER = "#33415c", "#9aa8c4", "#8a97a8", "#cfd6df", "#f1f3f6"
+SOFT = "#4d5765"
+LEAST = 13.0
+"""Points between the names of neighbouring modules, so that none is written over another."""
 
 
-def picture(plan: Plan, graph: Graph, rules: dict[str, OpRules], labels: Labels) -> str:
-    """The plan as an SVG document."""
-    parts: list[str] = []
-    bottom = _candidates(plan, parts, 40)
-    bottom = _strips(plan, graph, rules, labels, parts, bottom + 40)
-    bottom = _legend(parts, bottom + 24)
-    title = f"{plan.model or 'model'} on {plan.cluster.name}"
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{bottom}" font-family="sans-serif" font-size="12">'
-        f'<rect width="100%" height="100%" fill="white"/>{_text(12, 22, title, size=16, weight="bold")}'
-    )
-    return head + "".join(parts) + "</svg>\n"
+def picture(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> Drawing:
+    """The plan as a drawing: ``.svg()`` or ``.pdf()``."""
+    items: list[Box | Words] = [Words(12, 24, f"{plan.model or 'model'} on {plan.cluster.name}", 16, bold=True)]
+    bottom = _candidates(plan, items, 42)
+    bottom = _strips(plan, graph, rules, labels, items, bottom + 40)
+    bottom = _legend(items, bottom + 22)
+    return Drawing(WIDTH, bottom, tuple(items))
 
 
-def _text(x: float, y: float, text: str, size: int = 12, weight: str = "normal", anchor: str = "start") -> str:
-    return (
-        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}">{escape(text)}</text>'
-    )
-
-
-def _box(x: float, y: float, width: float, height: float, colour: str, hint: str = "") -> str:
-    inside = f"<title>{escape(hint)}</title>" if hint else ""
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height}"'
-    return f'<rect {place} fill="{colour}" stroke="white">{inside}</rect>'
-
-
-def _candidates(plan: Plan, parts: list[str], top: int) -> int:
-    """Bars of simulated step time, memory beside them; what does not fit is hollow."""
-    shown = [c for c in plan.candidates if c.prediction is not None]
-    longest = max(c.prediction.step_seconds for c in shown if c.prediction is not None)
-    for candidate in shown:
-        p = candidate.prediction
-        assert p is not None  # filtered above
-        name = "found" if candidate.name == plan.search else candidate.name
-        width = max(2.0, 520 * p.step_seconds / longest)
-        parts.append(_text(LEFT - 8, top + 13, name, anchor="end", weight="bold" if name == "found" else "normal"))
-        parts.append(_box(LEFT, top, width, BAR, "#4477aa" if p.fits else "#dddddd"))
-        exposed = width * min(1.0, p.exposed_seconds / p.step_seconds)
-        parts.append(_box(LEFT + width - exposed, top, exposed, BAR, "#ee6677" if p.fits else "#eecccc"))
-        note = f"{1e3 * p.step_seconds:.1f} ms, {p.memory_bytes / 1e9:.1f} GB" + ("" if p.fits else ", does not fit")
-        parts.append(_text(LEFT + width + 8, top + 13, note))
+def _candidates(plan: Plan, items: list[Box | Words], top: float) -> float:
+    """A bar per candidate, paler where communication is exposed; outlined where it does not fit."""
+    told = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
+    longest = max([plan.prediction.step_seconds, *told])
+    for candidate in plan.candidates:
+        _candidate(plan, candidate, items, top, 560 / longest if longest else 0.0)
         top += ROW
-    parts.append(_text(LEFT, top + 12, "simulated step; red is communication that nothing hides", size=11))
-    return top + 16
+    words = "simulated step; the pale end is communication that nothing hides, an outline does not fit the memory"
+    items.append(Words(LEFT, top + 10, words, 11, colour=SOFT))
+    return top + 14
 
 
-def _strips(plan: Plan, graph: Graph, rules: dict[str, OpRules], labels: Labels, parts: list[str], top: int) -> int:
+def _candidate(plan: Plan, candidate: Candidate, items: list[Box | Words], top: float, scale: float) -> None:
+    ours, p = candidate.name == plan.search, candidate.prediction
+    items.append(Words(LEFT - 10, top + 13, candidate_name(plan, candidate), bold=ours, anchor="end"))
+    if p is None:
+        room = WIDTH - LEFT - RIGHT
+        items.append(Words(LEFT, top + 13, _fitting(f"no plan: {candidate.note}", 12, room), colour=SOFT))
+        return
+    width = max(2.0, scale * p.step_seconds)
+    exposed = width * min(1.0, p.exposed_seconds / p.step_seconds) if p.step_seconds else 0.0
+    full, pale = (OURS, OPEN) if ours else (THEIRS, THEIRS_OPEN)
+    if not p.fits:
+        items.append(Box(LEFT, top, width, BAR, OVER, outline=THEIRS))
+    else:
+        items.append(Box(LEFT, top, width - exposed, BAR, full))
+        items.append(Box(LEFT + width - exposed, top, exposed, BAR, pale))
+    note = f"{seconds_text(p.step_seconds)}, {bytes_text(p.memory_bytes)}" + ("" if p.fits else ", does not fit")
+    items.append(Words(LEFT + width + 8, top + 13, note))
+
+
+def _strips(
+    plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels, items: list[Box | Words], top: float
+) -> float:
     """One strip per mesh axis, one box per operator; repeated blocks are drawn once."""
-    standing = representatives(graph)
-    ops = [op for op in graph.ops if standing[op.name] == op.name and rules[op.name].kind not in ("view", "creation")]
-    repeats = len(graph.ops) / max(1, len(set(standing.values())))
-    width = (WIDTH - LEFT - 60) / max(1, len(ops))
-    parts.append(_text(LEFT, top - 8, f"operators in order, repeated blocks drawn once ({repeats:.1f} fold)", size=11))
+    shown, times = standing(plan, graph)
+    ops = [op for op in shown if rules[op.name].kind not in ("view", "creation")]
+    width = (WIDTH - LEFT - RIGHT) / max(1, len(ops))
+    most = max((times[op.name] for op in ops), default=1)
+    said = f"operators in order{f', the block that repeats {most} times drawn once' if most > 1 else ''}"
+    items.append(Words(LEFT, top - 8, said, 11, colour=SOFT))
     for axis, (name, size) in enumerate(plan.strategy.axes):
-        parts.append(_text(LEFT - 8, top + 15, f"{name} × {size}", anchor="end"))
+        items.append(Words(LEFT - 10, top + 15, f"{name} × {size}", anchor="end"))
         for i, op in enumerate(ops):
-            what = _kind(plan.strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {}))
-            hint = f"{op.name} ({op.target}) in {op.module or 'the model'}: {MEANING[what]}"
-            parts.append(_box(LEFT + i * width, top, width, ROW, COLOURS[what], hint))
-        top += ROW + 4
-    if width < 10:
-        return top
+            cut = cut_of(plan.strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {}))
+            hint = f"{op.name} ({op.target}) in {op.module or 'the model'}: {MEANING[cut]}"
+            items.append(Box(LEFT + i * width, top, max(width - 0.6, 0.4), 20, COLOURS[cut], hint))
+        top += ROW
+    return top + _names(ops, width, items, top)
+
+
+def _names(ops: list[Op], width: float, items: list[Box | Words], top: float) -> float:
+    """Modules below the strips, turned, each where its operators begin; names that would collide are left out."""
+    taken, longest = -LEAST, 0.0
+    last = None
     for i, op in enumerate(ops):
-        x, name = LEFT + (i + 0.5) * width, op.target.split(".")[1]
-        parts.append(f'<text transform="translate({x:.1f} {top + 6}) rotate(35)" font-size="10">{escape(name)}</text>')
-    return top + 16 + int(3.2 * max(len(op.target.split(".")[1]) for op in ops))
+        module = op.module or "(model)"
+        x = LEFT + (i + 0.5) * width
+        if module == last or x - taken < LEAST:
+            continue
+        name = _fitting(module, 10, 150)
+        items.append(Words(x + 4, top + 10, name, 10, anchor="end", turn=-40, colour=SOFT))
+        taken, last, longest = x, module, max(longest, text_width(name, 10))
+    return 18 + 0.65 * longest
 
 
-def _kind(loop: str | None, rules: OpRules, labels: dict[str, str] | object) -> str:
-    if loop is None:
-        return "whole"
-    if not rules.by_name[loop].divides:
-        return "open sum"
-    label = labels.get(loop, "") if isinstance(labels, dict) else ""
-    if label:
-        return label
-    reduces = any(type(out).__name__ == "Partial" for out in rules.by_name[loop].outputs)
-    return "sum" if reduces else "features"
+def _fitting(text: str, size: float, room: float) -> str:
+    if text_width(text, size) <= room:
+        return text
+    while text and text_width(text + "…", size) > room:
+        text = text[:-1]
+    return text + "…"
 
 
-def _legend(parts: list[str], top: int) -> int:
-    x = float(LEFT)
-    for what, meaning in MEANING.items():
-        parts.append(_box(x, top, 12, 12, COLOURS[what]))
-        parts.append(_text(x + 16, top + 11, meaning, size=11))
-        x += 24 + 6.0 * len(meaning)
-    return top + 28
+def _legend(items: list[Box | Words], top: float) -> float:
+    x = LEFT
+    for cut, meaning in MEANING.items():
+        needed = 22 + text_width(meaning, 11)
+        if x + needed > WIDTH - RIGHT:
+            x, top = LEFT, top + 18
+        items += [Box(x, top, 12, 12, COLOURS[cut]), Words(x + 16, top + 10, meaning, 11)]
+        x += needed + 12
+    return top + 26

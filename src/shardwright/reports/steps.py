@@ -84,6 +84,17 @@ class RankStep:
             return ACTIVATIONS
         return GRADIENTS if event.collective == "reduce_scatter" or event.name.endswith("gradients") else PARAMETERS
 
+    def serves(self, event: Event) -> str:
+        """The module whose split makes a change of an activation necessary.
+
+        A sum is completed because the operator that made the tensor left it open (then its gradient is one too); what is
+        gathered, is gathered for the operator that reads it, and its gradient scattered for the same reason.
+        """
+        maker = self.timeline.walk.nodes.graph.producer.get(event.name)
+        scatters = event.collective == "reduce_scatter"
+        left_open = event.collective == "all_reduce" or (scatters if event.phase != "backward" else not scatters)
+        return maker.module if maker is not None and left_open else event.module
+
     @cached_property
     def communication(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Per (collective, axis): how many one rank performs in a step, and their bytes."""

@@ -85,8 +85,11 @@ def _verified(plan: Plan, verified: Mapping[str, Any] | None) -> str:
             f"not with this page: <code>shardwright verify {escape(reference)} --cluster local:2 --json &gt; verified.json"
             "</code>, then <code>shardwright report … --verified verified.json</code>"
         )
+    runs = verified.get("strategies", [])
+    dtypes = ", ".join(dict.fromkeys(str(run.get("dtype", "")) for run in runs))
+    compared = sum(int(run.get("compared", 0)) for run in runs)
     outcome = "all numbers agree" if verified["agrees"] else "NUMBERS DIFFER"
-    about = (
-        f"{verified.get('model', '')} with {verified.get('search', '')} on {verified.get('processes', '?')} processes"
+    return escape(
+        f"{outcome} with one process: {verified.get('model', '')} on {verified.get('processes', '?')} processes, "
+        f"{len(runs)} strategies, {compared} comparisons, {dtypes}; {verified['date']}"
     )
-    return escape(f"{outcome} with one process: {about}, {verified.get('dtype', '')}, {verified['date']}")

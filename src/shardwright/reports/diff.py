@@ -1,0 +1,226 @@
+"""Two plans of one model side by side: which decisions differ, and what each difference costs.
+
+Every instant of a simulated step belongs to one event of the chain that decides it (:mod:`~shardwright.reports.chain`), and
+every event belongs to a decision: how a module is split, where parameters rest and how gradients get there, how much of the
+update each rank does. So the seconds of all decisions add up to the step, and their differences to the difference of two
+plans, also where their meshes differ. Where the meshes agree, the second plan is simulated once more with each decision
+taken over from the first alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardwright.errors import PlanError
+from shardwright.graph import Graph
+from shardwright.operators.rules import OpRules
+from shardwright.operators.strategy import Strategy
+from shardwright.planner import describe_graph
+from shardwright.plans import Plan
+from shardwright.plans.serial import layout_text
+from shardwright.reports.chain import computes, deciding_chain
+from shardwright.reports.cuts import cut_of
+from shardwright.reports.splitting import NUMBERED
+from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, RankStep, rank_steps
+from shardwright.search.labels import Labels
+from shardwright.simulator import simulate
+
+RESTING, UPDATE, HOST = "parameters and gradients", "optimizer update", "issuing by the host"
+HEAVY = ("matmul", "convolution", "attention", "recurrent", "gather")
+"""Kinds of operators whose cuts stand for those of their module."""
+
+ALONE = 3
+"""So many decisions, the costliest first, are tried by themselves."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision of two plans: in words for each, the seconds of the step it decides in each, and what they are made of.
+
+    ``difference`` is the second's seconds less the first's. ``alone`` is the second plan's step with this decision as the
+    first has it and nothing else, where the meshes agree.
+    """
+
+    what: str
+    first: str
+    second: str
+    first_seconds: float
+    second_seconds: float
+    parts: dict[str, float]
+    alone: float | None = None
+
+    @property
+    def difference(self) -> float:
+        return self.second_seconds - self.first_seconds
+
+    @property
+    def differs(self) -> bool:
+        return self.first != self.second
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two plans compared; ``decisions`` by how much they matter, the largest difference first."""
+
+    first: Plan
+    second: Plan
+    decisions: tuple[Decision, ...]
+    steps: tuple[RankStep, RankStep]
+
+    @property
+    def seconds(self) -> float:
+        return self.steps[1].seconds - self.steps[0].seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """What ``shardwright diff --json`` prints."""
+        return {
+            "step_seconds": [step.seconds for step in self.steps],
+            "memory_bytes": [step.memory.peak for step in self.steps],
+            "mesh": [plan.strategy.axes for plan in (self.first, self.second)],
+            "difference_seconds": self.seconds,
+            "decisions": [{**asdict(d), "difference": d.difference, "differs": d.differs} for d in self.decisions],
+        }
+
+
+def compare(first: Plan, second: Plan, graph: Graph) -> Difference:
+    """What differs between two plans of the model that ``graph`` is, and what each difference costs.
+
+    Raises
+    ------
+    PlanError
+        When the plans are not for the same model and inputs.
+
+    Example
+    -------
+    >>> found = compare(Plan.load("found.json"), Plan.load("megatron.json"), graph)
+    >>> [(d.what, d.difference) for d in found.decisions[:3]]
+    """
+    if first.signature.fingerprint != second.signature.fingerprint:
+        raise PlanError(
+            f"The plans are for different models: {first.signature.difference(second.signature)}.",
+            "Compare plans of one model, batch and sequence length.",
+        )
+    described = describe_graph(graph)
+    one, other = rank_steps(first, graph)[0], rank_steps(second, graph)[0]
+    mine, theirs = _by_decision(one), _by_decision(other)
+    decisions = []
+    for what in dict.fromkeys((*mine, *theirs)):
+        a, b = mine.get(what, {}), theirs.get(what, {})
+        words = [_words(what, plan, graph, described.rules, described.labels) for plan in (first, second)]
+        parts = {part: b.get(part, 0.0) - a.get(part, 0.0) for part in dict.fromkeys((*a, *b))}
+        decisions.append(Decision(what, words[0], words[1], sum(a.values()), sum(b.values()), parts))
+    decisions.sort(key=lambda d: -abs(d.difference))
+    return Difference(first, second, _alone(decisions, first, second, graph), (one, other))
+
+
+def family(module: str) -> str:
+    """The module that decides together: one level below a repeated block, else the outermost.
+
+    >>> family("blocks.3.attention.query"), family("head"), family("")
+    ('blocks.*.attention', 'head', 'the model itself')
+    """
+    parts = NUMBERED.sub("*", module).split(".") if module else []
+    stars = [place for place, part in enumerate(parts) if part == "*"]
+    return ".".join(parts[: stars[-1] + 2 if stars else 1]) or "the model itself"
+
+
+def _by_decision(step: RankStep) -> dict[str, dict[str, float]]:
+    """Decision → what its seconds are made of → seconds of the step."""
+    found: dict[str, dict[str, float]] = {}
+    for link in deciding_chain(step):
+        what, part = (HOST, "issuing") if link.issuing else _decision(link.event, step)
+        parts = found.setdefault(what, {})
+        parts[part] = parts.get(part, 0.0) + link.seconds
+    return found
+
+
+def _decision(event: Event, step: RankStep) -> tuple[str, str]:
+    """Which decision an event belongs to, and what it does there."""
+    if event.kind == "update":
+        return UPDATE, "computing"
+    if computes(event):
+        if event.kind == "pack":
+            return RESTING, "packing"
+        if event.kind == "accumulate" and event.name in step.parameter_tensors:
+            return RESTING, "adding"
+        about_parameter = event.kind == "change" and event.name in step.parameter_tensors
+        return (RESTING, "cutting") if about_parameter else (family(event.module), f"computing, {event.phase}")
+    carried = step.carries(event)
+    if carried in (ACTIVATIONS, STATISTICS):
+        module = step.serves(event) if carried == ACTIVATIONS else event.module
+        return family(module), f"{carried} {event.collective.replace('_', '-')}"
+    return RESTING, f"{carried} {event.collective.replace('_', '-')}"
+
+
+def _words(what: str, plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> str:
+    """A plan's decision as a phrase."""
+    strategy = plan.strategy
+    if what == HOST:
+        return f"{plan.strategy.devices} devices"
+    if what in (RESTING, UPDATE):
+        return _resting_words(strategy, graph)
+    ops = [op for op in graph.ops if family(op.module) == what]
+    heavy = [op for op in ops if rules[op.name].kind in HEAVY] or ops
+    kinds = [
+        Counter(cut_of(strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {})) for op in heavy)
+        for axis in range(len(strategy.axes))
+    ]
+    again = any(family(path) == what or what.startswith(NUMBERED.sub("*", path)) for path in strategy.recomputed)
+    said = "; ".join(f"{name} {size}: {_several(kinds[axis])}" for axis, (name, size) in enumerate(strategy.axes))
+    return said + (", recomputed" if again else "")
+
+
+def _several(counts: Counter[str]) -> str:
+    return " and ".join(word for word, _ in counts.most_common(2)) or "whole"
+
+
+def _resting_words(strategy: Strategy, graph: Graph) -> str:
+    """By bytes: how much of the parameters each layout holds."""
+    sizes: Counter[str] = Counter()
+    for parameter in graph.parameters:
+        layout = layout_text(strategy.resting[parameter.tensor])
+        cut = [name for (name, _), placed in zip(strategy.axes, layout, strict=True) if placed != "R"]
+        sizes[f"cut over {' and '.join(cut)}" if cut else "whole on every rank"] += graph.tensors[
+            parameter.tensor
+        ].bytes
+    total = sum(sizes.values()) or 1
+    said = ", ".join(f"{100 * n / total:.0f} % {word}" for word, n in sizes.most_common(3) if n > 0.005 * total)
+    return said + (", gathered again for backward" if strategy.regathered else "")
+
+
+def _alone(decisions: list[Decision], first: Plan, second: Plan, graph: Graph) -> tuple[Decision, ...]:
+    if first.strategy.axes != second.strategy.axes or first.cluster != second.cluster:
+        return tuple(decisions)
+    tried, left = [], ALONE
+    for decision in decisions:
+        seconds = None
+        if decision.differs and left and decision.what not in (HOST, UPDATE):
+            seconds = _simulated(_taken_over(decision.what, first.strategy, second.strategy, graph), second, graph)
+            left -= 1
+        tried.append(replace(decision, alone=seconds))
+    return tuple(tried)
+
+
+def _taken_over(what: str, first: Strategy, second: Strategy, graph: Graph) -> Strategy:
+    """The second strategy with one decision of the first."""
+    if what == RESTING:
+        return replace(
+            second,
+            resting={**second.resting, **{p.tensor: first.resting[p.tensor] for p in graph.parameters}},
+            regathered=first.regathered,
+            whole_gradients=first.whole_gradients,
+        )
+    names = {op.name for op in graph.ops if family(op.module) == what}
+    made = {out for op in graph.ops if op.name in names for out in op.outputs}
+    kept = {t: v for t, v in second.kept.items() if t not in made} | {t: v for t, v in first.kept.items() if t in made}
+    return replace(second, splits={**second.splits, **{n: first.splits[n] for n in names}}, kept=kept)
+
+
+def _simulated(strategy: Strategy, plan: Plan, graph: Graph) -> float | None:
+    try:
+        return simulate(graph, strategy, plan.mesh, graph.training, plan.optimiser).seconds
+    except PlanError:
+        return None  # the two plans' layouts do not meet there
