@@ -56,16 +56,15 @@ def test_the_cache_is_shown_and_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rule, calibration = tmp_path / "probed" / "a.json", tmp_path / "cache" / "shardwright" / "local-2-of-4-cores.toml"
-    other = calibration.with_name("notes.txt")
-    for file in (rule, calibration, other):
+    rule, calibration = tmp_path / "probed" / "a.json", tmp_path / "local-2-of-4-cores.toml"
+    kernel, other = tmp_path / "compiled" / "place" / "ideals.nbc", tmp_path / "notes.txt"
+    for file in (rule, calibration, kernel, other):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
     assert run(monkeypatch, "cache", "--json") == 0
-    assert [c["files"] for c in json.loads(capsys.readouterr().out)["caches"]] == [1, 1]
+    assert [c["files"] for c in json.loads(capsys.readouterr().out)["caches"]] == [1, 1, 1]
     assert run(monkeypatch, "cache", "clear") == 0
-    assert not rule.exists() and not calibration.exists() and other.exists()  # nothing but what is ours
+    assert not any(file.exists() for file in (rule, calibration, kernel)) and other.exists()  # nothing but what is ours
     assert run(monkeypatch, "cache", "empty") == 2
 
 

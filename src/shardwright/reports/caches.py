@@ -1,7 +1,7 @@
-"""What Shardwright keeps on this machine between runs, where, and how to be rid of it.
+"""What Shardwright keeps on this machine between runs (:mod:`shardwright.caches`), how much it is, and how to be rid of it.
 
-Probed rules of unknown operators and calibrations of ``local:N``: both are found again when they are needed, at the cost of
-time only.
+Probed rules of unknown operators, calibrations of ``local:N``, compiled kernels: all are found again when they are needed,
+at the cost of time only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.cluster.local import cache_file
+from shardwright.caches import root
 from shardwright.errors import FileError
-from shardwright.operators.probing import cache_folder
+
+KINDS = (
+    ("probed rules", "probed", "*.json", "operators nobody described are probed again"),
+    ("calibrations", "", "local-*.toml", "local:N is measured again, 40 s each"),
+    ("compiled kernels", "compiled", "**/*", "the first search of a version compiles for some seconds"),
+)
 
 
 @dataclass(frozen=True)
 class Cache:
-    """One kind of thing that is kept: its files, and what is lost without them."""
+    """One kind of thing that is kept: its files, and what happens without them."""
 
     name: str
     folder: Path
@@ -36,17 +41,19 @@ class Cache:
 
 
 def caches() -> tuple[Cache, ...]:
-    """Everything that is kept.
+    """Everything that is kept; nothing where there is no home to keep it in.
 
     >>> [cache.name for cache in caches()]
-    ['probed rules', 'calibrations']
+    ['probed rules', 'calibrations', 'compiled kernels']
     """
-    probed, measured = cache_folder(), cache_file(1).parent
-    return (
-        Cache("probed rules", probed, _files(probed, "*.json"), "operators nobody described are probed again"),
-        Cache("calibrations", measured, _files(measured, "local-*.toml"), "local:N is measured again, 40 s each"),
+    base = root()
+    if base is None:
+        return ()
+    return tuple(
+        Cache(name, base / kind, _files(base / kind, pattern), without) for name, kind, pattern, without in KINDS
     )
 
 
 def _files(folder: Path, pattern: str) -> tuple[Path, ...]:
-    return tuple(sorted(folder.glob(pattern))) if folder.is_dir() else ()
+    found = folder.glob(pattern) if folder.is_dir() else ()
+    return tuple(sorted(path for path in found if path.is_file()))

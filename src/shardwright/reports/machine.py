@@ -111,8 +111,8 @@ def _calibration() -> Check:
 
     from shardwright.cluster import preset, preset_names
 
-    kept = next(cache for cache in caches() if cache.name == "calibrations")
-    measured = ", ".join(file.stem for file in kept.files) or "none of this machine's CPU"
+    kept = [file.stem for cache in caches() if cache.name == "calibrations" for file in cache.files]
+    measured = ", ".join(kept) or "none of this machine's CPU"
     if not torch.cuda.is_available():
         return Check("calibration", None, measured, "")
     device = torch.cuda.get_device_properties(0).name
@@ -123,6 +123,8 @@ def _calibration() -> Check:
 
 
 def _kept() -> Check:
+    if not caches():
+        return Check("caches", False, "there is no home folder", "Set SHARDWRIGHT_CACHE to a folder.")
     said = []
     for cache in caches():
         said.append(f"{len(cache.files)} {cache.name} in {cache.folder} ({bytes_text(cache.bytes)})")
@@ -130,7 +132,7 @@ def _kept() -> Check:
         while not folder.exists():
             folder = folder.parent
         if not os.access(folder, os.W_OK):
-            return Check("caches", False, f"{folder} cannot be written to", "Set SHARDWRIGHT_CACHE and XDG_CACHE_HOME.")
+            return Check("caches", False, f"{folder} cannot be written to", "Set SHARDWRIGHT_CACHE to a folder.")
     return Check("caches", True, "; ".join(said))
 
 
