@@ -185,3 +185,13 @@ class HiddenBranch(Base):
 def test_a_branch_that_computes_is_no_check() -> None:
     with pytest.raises(CaptureError, match="control flow depends"):
         capture(HiddenBranch(), (torch.randn(2, 4),))
+
+
+def test_a_capture_under_autocast_is_refused() -> None:
+    """The exported graph would have its dtypes and none of its casts."""
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(CaptureError, match=r"autocast.*bfloat16") as refusal,
+    ):
+        capture(nn.Linear(4, 4), (torch.randn(2, 4),))
+    assert "compute_dtype" in str(refusal.value.remedy)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from torch.distributed.tensor import Replicate, Shard
 
 from lowering.strategies import mesh_with, random_strategy
 from runtime.workers import device_mesh
@@ -46,6 +47,55 @@ def other_batch(rank: int) -> str:
     return refusal(parallel, x)
 
 
+def later_batch(rank: int) -> str:
+    """The first batches are alike; then one rank augments one row of an image for itself, in one of two large inputs."""
+    model, graph, strategy = model_and_strategy(width=600)
+    parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph)
+    for step in range(4):
+        x = torch.full((8, 600), float(step))
+        parallel(x).sum().backward()
+    x[3] += torch.randn(600, generator=torch.Generator().manual_seed(0)) if rank == 3 else 0
+    return refusal(parallel, x)
+
+
+def later_rows(rank: int) -> str:
+    """On two axes, where the batch is given in parts: ranks of one part must bring the same, others need not."""
+    _, graph, _ = model_and_strategy()
+    mesh = mesh_with((2, 2))
+    strategy = next(
+        found
+        for seed in range(100)
+        if (found := random_strategy(graph, mesh, seed)).resting[graph.inputs[0].tensor] == (Shard(0), Replicate())
+    )
+    parallel = parallelize(model_and_strategy()[0], strategy, mesh=device_mesh((2, 2)), graph=graph, inputs="local")
+    part = torch.full((4, 8), float(rank // 2))
+    for _ in range(3):
+        parallel(part)
+    part[1, 1] += 1e-3 if rank == 1 else 0
+    return refusal(parallel, part)
+
+
+def another_state(rank: int) -> str:
+    """One rank draws a number more than the others, which would drop other elements of whole tensors from then on."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+    x = torch.ones(8, 8)
+    graph = capture(model, (x,))
+    parallel = parallelize(model, random_strategy(graph, mesh_with((4,)), 1), mesh=device_mesh((4,)), graph=graph)
+    parallel(x), parallel(x)
+    torch.rand(1 if rank == 2 else 0)
+    return refusal(parallel, x)
+
+
+def seldom(rank: int) -> str:
+    """Compared every third call, when asked so: a batch between two comparisons is noticed at the next one."""
+    model, graph, strategy = model_and_strategy()
+    parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph, compare_batches=3)
+    for step in range(5):
+        parallel(torch.full((8, 8), float(rank if step == 3 else 0))).sum().backward()
+    return refusal(parallel, torch.zeros(8, 8))
+
+
 def wrong_shape(rank: int) -> str:
     model, graph, strategy = model_and_strategy()
     parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph)
@@ -74,6 +124,10 @@ def not_finite(rank: int) -> str:
         (other_weights, "weights: rank 2 differs"),
         (other_model, "model: rank 3 differs"),
         (other_batch, "batch: rank 1 differs"),
+        (later_batch, "batch: rank 3 differs"),
+        (later_rows, "batch: rank"),
+        (seldom, "batch: ranks 1, 2, 3 differ"),
+        (another_state, "random state: rank 2 differs"),
         (wrong_shape, "float32[7, 8]"),
         (not_finite, "gradient of b is not finite on rank 2"),
     ],

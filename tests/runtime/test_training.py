@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
 from runtime.workers import device_mesh
+from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
@@ -149,6 +152,21 @@ def mixes(rank: int) -> None:
         assert (whole(found.grad) - parameter.grad.float()).abs().max() < 0.03 * scale
 
 
+def under_autocast(rank: int, plan) -> None:
+    """A call under autocast is refused, and what the refusal advises works: the numbers of one device in that precision."""
+    model, (x, y), _ = example(torch.bfloat16)
+    mesh = init_device_mesh("cpu", plan.strategy.sizes, mesh_dim_names=tuple(name for name, _ in plan.strategy.axes))
+    masters = copy.deepcopy(model).float()
+    parallel = parallelize(masters, plan, mesh=mesh, compute_dtype=torch.bfloat16, keep=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RunError, match="called under torch"):
+        parallel(x, y)
+    loss = parallel(x, y)["loss"]
+    assert loss.dtype == torch.bfloat16
+    assert abs(loss.float() - copy.deepcopy(model)(x, y)["loss"].float()) < 0.02
+    loss.backward()
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in parallel.parameters())
+
+
 def starts_from_meta(rank: int) -> list[torch.Tensor]:
     with parameters_on_meta():
         model = Net()
@@ -275,6 +293,12 @@ def freezes(rank: int) -> None:
 @pytest.mark.parametrize("what", [takes_over, freezes, accumulates, holds_back, clips, user_loss, mixes])
 def test_on_four_ranks(pool, what):
     pool.run(what)
+
+
+def test_autocast(pool):
+    graph = example(torch.bfloat16)[2]
+    options = Options(search="data-parallel", baselines=(), fewer_devices=False)
+    pool.run(under_autocast, plan_graph(graph, parse_cluster("local:4"), options), seconds=120)
 
 
 def test_meta(pool):

@@ -56,6 +56,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     >>> [op.target for op in graph.ops]
     ['aten.linear.default']
     """
+    _refuse_autocast(model)
     register_containers((args, kwargs))
     args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
     traced = model
@@ -80,6 +81,18 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
         for name in dict.fromkeys(left_out)
     )
     return dataclasses.replace(graph, notes=(*graph.notes, *notes))
+
+
+def _refuse_autocast(model: torch.nn.Module) -> None:
+    """An exported graph has the dtypes of an autocast around it and none of its casts."""
+    held = next((tensor for tensor in (*model.parameters(), *model.buffers())), None)
+    for kind in {"cpu", held.device.type if held is not None and not held.is_meta else "cpu"}:
+        if torch.is_autocast_enabled(kind):
+            raise CaptureError(
+                f"The model is captured under torch.autocast({kind!r}, {torch.get_autocast_dtype(kind)}).",
+                "Capture it outside; for mixed precision build it in the lower one (model.to(torch.bfloat16)), plan it, and "
+                "call parallelize(float32_model, plan, compute_dtype=torch.bfloat16).",
+            )
 
 
 @contextmanager

@@ -53,12 +53,16 @@ def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
             ) from None
         answers.append(dict(line.split("\t", 1) for line in store.get(key).decode().splitlines()))
     for what in about:
-        digests = [answer.get(what, "") for answer in answers]
-        if len(set(digests)) > 1:
-            common = Counter(digests).most_common(1)[0][0]
-            odd = [str(r) for r, digest in enumerate(digests) if digest != common]
-            ranks = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
-            raise RunError(f"The ranks do not agree on the {what}: {ranks} from the others.", _REMEDIES.get(what, ""))
+        refuse_odd(what, {r: answer.get(what, "") for r, answer in enumerate(answers)})
+
+
+def refuse_odd(what: str, digests: Mapping[int, object]) -> None:
+    """An error that names the ranks whose digest is not that of the majority."""
+    if len(set(digests.values())) > 1:
+        common = Counter(digests.values()).most_common(1)[0][0]
+        odd = [str(rank) for rank, digest in digests.items() if digest != common]
+        ranks = f"rank {odd[0]} differs" if len(odd) == 1 else f"ranks {', '.join(odd)} differ"
+        raise RunError(f"The ranks do not agree on the {what}: {ranks} from the others.", _REMEDIES.get(what, ""))
 
 
 _REMEDIES = {

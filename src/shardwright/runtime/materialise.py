@@ -87,7 +87,10 @@ def materialised(
                 local = torch.empty(program.local_shape(entry.tensor, layout), dtype=held.dtype)
             if local is None:
                 local = cut(owners.whole(paths, held), layout, place)
-            made[paths] = _wrapped(entry, _owned(local, device, held.dtype, keep), layout, mesh, shape)
+            # Parameters keep the precision of the model, which may be wider than the plan's; buffers follow the plan.
+            computed = getattr(torch, program.graph.tensors[entry.tensor].dtype)
+            dtype = held.dtype if isinstance(entry, Parameter) else computed
+            made[paths] = _wrapped(entry, _owned(local, device, dtype, keep), layout, mesh, shape)
             if isinstance(entry, Parameter):
                 share_hooks(held, made[paths])
             if not keep and not held.is_meta:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -27,11 +28,12 @@ from shardwright.lowering.randomness import draws
 from shardwright.lowering.validate import validate_program
 from shardwright.operators.rules import largest_shard
 from shardwright.runtime.agreement import agree, contents, digest
-from shardwright.runtime.border import Inputs, Outputs
+from shardwright.runtime.border import Inputs, Outputs, whole_layout
 from shardwright.runtime.execution import Execution, Rank
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.parts import Part
 from shardwright.runtime.reading import ReadingQueue
+from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import cut, device_of
 
 
@@ -49,6 +51,7 @@ class ParallelModule(torch.nn.Module):
         recompute: Sequence[str] = (),
         inputs: Inputs = "whole",
         outputs: Outputs = "whole",
+        compare_batches: int = 1,
     ) -> None:
         """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names."""
         super().__init__()
@@ -57,9 +60,8 @@ class ParallelModule(torch.nn.Module):
         self.device = device_of(mesh)
         self.groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
         lines = [program.place.line(axis) for axis in range(len(program.place.axes))]
-        self.gradients = Gradients(
-            program.mesh, [line._replace(group=groups[line.group]) for line in lines], reduce_dtype=reduce_dtype
-        )
+        lines = [line._replace(group=groups[line.group]) for line in lines]
+        self.gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
         self._own(tensors)
         rank = Rank(
             mesh=mesh,
@@ -80,6 +82,10 @@ class ParallelModule(torch.nn.Module):
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
         self._mode_free = not self.graph.mutations and not self.draws
         self._met = False
+        given = {i.tensor: program.strategy.resting[i.tensor] for i in self.graph.inputs if i.tensor is not None}
+        layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
+        apart = mesh.size() > 1 and dist.get_backend() != "fake"
+        self._same_rows = SameRows(lines, layouts, mesh.mesh, self.device, compare_batches if apart else 0)
         self.train(self.graph.training)
 
     @property
@@ -120,6 +126,13 @@ class ParallelModule(torch.nn.Module):
         return Slot(held[key], replica_axes(resting, sizes), int(largest), whole)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled(self.device.type):
+            raise RunError(
+                "The module is called under torch.autocast, and was captured without: pieces of operators would be cast "
+                "otherwise than the operators.",
+                "Plan the model in the lower precision and call parallelize(model, plan, compute_dtype=torch.bfloat16), "
+                "which keeps float32 masters; leave the call out of autocast.",
+            )
         if torch.compiler.is_compiling():
             leaves = flatten_tree((args, kwargs))[0]
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
@@ -129,6 +142,7 @@ class ParallelModule(torch.nn.Module):
         inputs = self._planned.arguments.matched(args, kwargs)
         if not self._met:
             self._meet(inputs)
+        self._same_rows(inputs, torch.get_rng_state() if self.draws else None)
         return self._execution_for(inputs)(inputs)
 
     def _execution_for(self, inputs: Mapping[str, Tensor]) -> Execution:
@@ -163,12 +177,10 @@ class ParallelModule(torch.nn.Module):
             ) from error
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
-        """Before the first step: do all ranks bring the same batch and, where random numbers are drawn, the same state?"""
-        whole = (name.encode() + contents(x) for name, x in inputs.items() if not isinstance(x, DTensor))
-        about = {"batch": digest(whole)}
-        if self.draws:
-            about["random state"] = digest([contents(torch.get_rng_state())])
-        agree(about)
+        """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""
+        whole = self._planned.rank.inputs == "whole"
+        given = (name.encode() + contents(x) for name, x in inputs.items() if whole and not isinstance(x, DTensor))
+        agree({"batch": digest(given)})
         self._met = True
 
     def _check_mode(self) -> None:

@@ -6,6 +6,7 @@ against the plan, lowered for this rank, and its parameters are cut to the shard
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ def parallelize(
     inputs: Inputs = "whole",
     outputs: Outputs = "whole",
     priced: Mesh | None = None,
+    compare_batches: int = 1,
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
@@ -92,6 +94,8 @@ def parallelize(
         rank's ``"local"`` part, or a ``"dtensor"``. A gradient always lies as its tensor does.
     priced
         The prices by which changes of layout are routed (default: the plan's, or this machine's for a bare strategy).
+    compare_batches
+        After how many calls the ranks compare the digests of their batches where those must be the same (0: never).
 
     Examples
     --------
@@ -104,7 +108,9 @@ def parallelize(
     _refuse_shards(model)
     look_at_hooks(model)
     if graph is None:
-        graph = _captured(model, plan, args, kwargs)
+        captured = model if compute_dtype is None else _in_dtype(model, compute_dtype)
+        graph = _captured(captured, plan, args, kwargs)
+        del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
     if isinstance(plan, Plan):
         plan.check(graph)
@@ -124,6 +130,7 @@ def parallelize(
         recompute=recompute,
         inputs=inputs,
         outputs=outputs,
+        compare_batches=compare_batches,
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
@@ -170,6 +177,16 @@ def _captured(
         if own is not None and own.device.type != "meta":
             args, kwargs = _on(own.device, args), {key: _on(own.device, value) for key, value in kwargs.items()}
     return capture(model, tuple(args or ()), kwargs)
+
+
+def _in_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The model as ``model.to(dtype)`` would be, on meta: what the plan was made for where masters are kept wider."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        empty = torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+        return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+
+    return copy.deepcopy(model, {id(held): cast(held) for held in (*model.parameters(), *model.buffers())})
 
 
 def _on(device: torch.device, value: Any) -> Any:
