@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright.schedules import Pipeline, pipeline, stage_devices
+from shardwright.schedules import Action, Pipeline, Schedule, pipeline, stage_devices
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "schedules"
 
@@ -56,3 +57,20 @@ def profiles() -> Iterator[tuple[str, Mapping[str, Any], Pipeline]]:
                     listed["memory_limit"],
                 ),
             )
+
+
+def published_orders() -> dict[str, Schedule]:
+    """The orders behind the listed figures: ``row N`` of ``zero_bubble.csv``, and the profiles by name and limit."""
+    found = {}
+    for name, devices in json.loads((DATA / "published_orders.json").read_text()).items():
+        orders = []
+        for device, letters in enumerate(devices):
+            counts: Counter[str] = Counter()
+            order = []
+            for letter in letters:
+                stage = device if letter.isupper() else 2 * len(devices) - 1 - device
+                order.append(Action(stage, letter.upper(), counts[letter]))
+                counts[letter] += 1
+            orders.append(tuple(order))
+        found[name] = Schedule(tuple(orders))
+    return found

@@ -20,7 +20,9 @@ F, I, W, B = range(len(KINDS))
 
 
 class Flat(NamedTuple):
-    """A pipeline as arrays; ``source[source_at[s]:source_at[s + 1]]`` are the stages that stage s reads, with their hops."""
+    """A pipeline as arrays; ``source[source_at[s]:source_at[s + 1]]`` are the stages that stage s reads, with their
+    hops.
+    """
 
     stages: int
     microbatches: int

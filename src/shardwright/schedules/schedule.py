@@ -104,7 +104,8 @@ class Schedule:
         return (action for order in self.orders for action in order)
 
     def in_flight(self, device: int) -> int:
-        """The most forward passes (of all its stages) whose activations a device holds at once, wholly or for the weights.
+        """The most forward passes (of all its stages) whose activations a device holds at once, wholly or for the
+        weights.
 
         >>> Schedule.parse("0F0 0F1 0F2 0I0 0I1 0W0 0I2 0W1 0W2").in_flight(0)
         3

@@ -20,7 +20,9 @@ from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Act
 
 @dataclass(frozen=True, eq=False)
 class Timing:
-    """A schedule in time: ``starts`` and ``ends`` per device, in the order of its actions; ``memory`` after each of them."""
+    """A schedule in time: ``starts`` and ``ends`` per device, in the order of its actions; ``memory`` after each of
+    them.
+    """
 
     schedule: Schedule
     pipeline: Pipeline

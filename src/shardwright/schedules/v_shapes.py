@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from shardwright.errors import ProblemError
 from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
 from shardwright.schedules.shapes import stage_devices
 
@@ -21,12 +22,12 @@ PERIOD = 6
 
 def zb_v(devices: int, microbatches: int) -> Schedule:
     """As much memory as 1F1B, no bubble with equal times."""
-    return _repeat(devices, microbatches, (4, 2, 4, 2), early=True)
+    return repeated(devices, microbatches, (4, 2, 4, 2), early=True)
 
 
 def v_half(devices: int, microbatches: int) -> Schedule:
     """About half the memory of 1F1B."""
-    return _repeat(devices, microbatches, (2, 1, 2, 1))
+    return repeated(devices, microbatches, (2, 1, 2, 1))
 
 
 def v_min(devices: int, microbatches: int) -> Schedule:
@@ -35,13 +36,14 @@ def v_min(devices: int, microbatches: int) -> Schedule:
     >>> print(v_min(1, 1))
     0F0 1F0 1I0 0I0 1W0 0W0
     """
-    return _repeat(devices, microbatches, (1, 1, 1, 1))
+    return repeated(devices, microbatches, (1, 1, 1, 1))
 
 
-def _repeat(devices: int, microbatches: int, legs: tuple[int, int, int, int], early: bool = False) -> Schedule:
+def repeated(devices: int, microbatches: int, legs: tuple[int, int, int, int], early: bool = False) -> Schedule:
     """The building block once per micro-batch, six slots apart; weights go where nothing else can run.
 
-    ``early`` lets forwards on the way down run before their turn while the pipeline fills and there is room for them.
+    ``legs`` are slots per device on the ways down, up, down and up. ``early`` lets forwards on the way down run
+    before their turn while the pipeline fills and there is room for them.
     """
     blocks = _block(devices, legs)
     plans: list[list[Action]] = []
@@ -58,7 +60,9 @@ def _repeat(devices: int, microbatches: int, legs: tuple[int, int, int, int], ea
 
 
 def _block(devices: int, legs: tuple[int, int, int, int]) -> list[tuple[int, int, int, int]]:
-    """Per device the slots of F down, F up, I down, I up, with the shortest rests at the turns that let no two collide."""
+    """Per device the slots of F down, F up, I down, I up, with the shortest rests at the turns that let no two
+    collide.
+    """
     last = devices - 1
     for rests in sorted(product(range(PERIOD), repeat=3), key=lambda r: (sum(r), r)):
         turn = legs[0] * last + 1 + rests[0]  # F up begins on the last device
@@ -70,7 +74,7 @@ def _block(devices: int, legs: tuple[int, int, int, int]) -> list[tuple[int, int
         ]
         if all(len({slot % PERIOD for slot in mine}) == 4 for mine in slots):
             return slots
-    raise AssertionError(f"legs {legs} have no building block")
+    raise ProblemError(f"legs of {legs} slots always collide.", "Take others, such as 4, 2, 4, 2.")
 
 
 def _held(slots: tuple[int, int, int, int]) -> int:
@@ -129,7 +133,8 @@ def _with_weights(plans: list[list[Action]], held: list[int], early: bool) -> Sc
 
 
 def dualpipe_v(devices: int, microbatches: int) -> Schedule:
-    """Forward of one stage beside backward of the other in the steady part; weights apart only while filling and draining.
+    """Forward of one stage beside backward of the other in the steady part; weights apart only while filling and
+    draining.
 
     The published schedule wants two micro-batches per device; missing ones are thought to be there and left out.
     """
