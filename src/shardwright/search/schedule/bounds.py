@@ -5,9 +5,10 @@ Before its first gradient it can only run forwards, at most as many as its memor
 the way of a micro-batch to the loss and back: what is left of that way is idle (the *head*). After its last forward
 the same way lies ahead of that micro-batch's gradient, and meanwhile the device has at most the gradients of what it
 holds (the *tail*). Where not all forwards fit into memory at once, some gradient comes before the last forward, so
-head and tail do not overlap and both are idle. Finally, memory times the span bounds what all micro-batches together
-hold over time. With equal stages and ZB-H1's memory the sum of head and tail is exactly ZB-H1's bubble, which is
-therefore optimal.
+head and tail do not overlap and both are idle. Memory times the span bounds what all micro-batches together hold over
+time. And a device further down has to get through all its forwards and input gradients between the way there and the
+way back, which is what counts where micro-batches are few. With equal stages and ZB-H1's memory the sum of head and
+tail is exactly ZB-H1's bubble, which is therefore optimal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ def lower_bound(pipeline: Pipeline, objective: str = "span") -> float:
     193.0
     """
     ways = [way(pipeline, stage) for stage in range(pipeline.stages)]
-    spans = [_span_bound(pipeline, device, ways) for device in range(pipeline.devices)]
+    backs = [_way_back(pipeline, stage) for stage in range(pipeline.stages)]
+    heads = [_head(pipeline, device, ways) for device in range(pipeline.devices)]
+    spans = [
+        max(_alone(pipeline, device, ways, heads[device]), _beside(pipeline, device, ways, backs, heads))
+        for device in range(pipeline.devices)
+    ]
     if objective == "span":
         return max(spans)
     first = [min(_earliest(pipeline)[stage].min() for stage in pipeline.stages_of(d)) for d in range(pipeline.devices)]
@@ -59,14 +65,49 @@ def _earliest(pipeline: Pipeline) -> Floats:
     return starts
 
 
-def _span_bound(pipeline: Pipeline, device: int, ways: list[tuple[Floats, Floats]]) -> float:
+def _way_back(pipeline: Pipeline, stage: int) -> Floats:
+    """Longest ways [stage, micro-batch] from the end of an input gradient of ``stage`` to the end of each other's."""
+    ends = np.full((pipeline.stages, pipeline.microbatches), -np.inf)
+    ends[stage] = 0.0
+    for source in range(stage - 1, -1, -1):
+        for edge in pipeline.read_by(source):
+            ends[source] = np.maximum(ends[source], ends[edge.reader] + edge.hop + pipeline.inputs[source])
+    return ends
+
+
+def _head(pipeline: Pipeline, device: int, ways: list[tuple[Floats, Floats]]) -> float:
+    """Idle seconds before the first gradient."""
+    mine = list(pipeline.stages_of(device))
+    first = float(np.stack([ways[stage][1][mine] for stage in mine]).max(axis=0).min())
+    most = _most_forwards(pipeline.forward[mine], pipeline.forward_memory[mine], pipeline.limits[device])
+    return max(0.0, first - most)
+
+
+def _beside(
+    pipeline: Pipeline, device: int, ways: list[tuple[Floats, Floats]], backs: list[Floats], heads: list[float]
+) -> float:
+    """To every device below, through its forwards and input gradients, back, and a last weight's gradient."""
+    mine = list(pipeline.stages_of(device))
+    last = float(pipeline.weights[mine].min())
+    best = 0.0
+    for other in range(pipeline.devices):
+        theirs = list(pipeline.stages_of(other))
+        there = np.stack([ways[stage][0][theirs] for stage in mine]).max(axis=0) - pipeline.forward[theirs]
+        back = np.stack([backs[stage][mine].max(axis=0) for stage in theirs])
+        if other != device and np.isfinite(there).all() and np.isfinite(back).all():
+            busy = float((pipeline.forward + pipeline.inputs)[theirs].sum()) + heads[other]
+            best = max(best, float(there.min()) + busy + float(back.min()) + last)
+    return best
+
+
+def _alone(pipeline: Pipeline, device: int, ways: list[tuple[Floats, Floats]], head: float) -> float:
+    """A device's work, its head and tail, and its memory over time."""
     mine = list(pipeline.stages_of(device))
     limit = pipeline.limits[device]
     seconds = [table[mine] for table in (pipeline.forward, pipeline.inputs, pipeline.weights)]
     held, left = pipeline.forward_memory[mine], (pipeline.forward_memory + pipeline.inputs_memory)[mine]
     lags = np.stack([ways[stage][1][mine] for stage in mine])  # [from forward, to input, micro-batch]
 
-    head = max(0.0, float(lags.max(axis=0).min()) - _most_forwards(seconds[0], held, limit))
     after = (lags - seconds[0][:, None, :]).max(axis=1)  # from the end of a forward to its device's last input
     tail = max(0.0, float(after.min()) - _most_gradients(seconds[1], seconds[2], held, left, limit))
     idle = head + tail if held.sum() > limit else max(head, tail)
