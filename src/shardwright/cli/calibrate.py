@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn as Bar
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from shardwright.cli._checks import check_numbers
+
 
 def calibrate(
     target: str = typer.Argument(
@@ -26,14 +28,17 @@ def calibrate(
     [bold]torchrun … -m shardwright calibrate hosts -o cluster.toml[/bold] (one process a host) measures CPUs and network.
     """
     from shardwright.cluster.calibrate import run
+    from shardwright.files import check_writable, write
 
+    check_numbers(seconds=seconds)
+    check_writable(output, raw)
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), Bar(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("calibrating", total=1.0)
         result = run(target, seconds, lambda share, what: bar.update(task, completed=share, description=what))
     if raw is not None:
-        raw.write_text(json.dumps(result.raw))
+        write(raw, json.dumps(result.raw))
     if output is not None:
-        output.write_text(result.text)
+        write(output, result.text)
     console.print(f"{result.summary}" + (f"\nwritten to {output}" if output is not None else ""))

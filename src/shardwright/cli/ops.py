@@ -69,18 +69,21 @@ def _check(names: list[str], as_json: bool) -> None:
 
 def _coverage(models: list[str], write: Path | None, as_json: bool) -> None:
     from shardwright.cli._show import console, print_json, table
+    from shardwright.files import check_writable
+    from shardwright.files import write as write_file
     from shardwright.frontend import capture
     from shardwright.operators.coverage import ORIGINS, cover, markdown
     from shardwright.zoo import ENTRIES
     from shardwright.zoo.reference import resolve
 
+    check_writable(write)
     chosen = models or [*ENTRIES, *(f"hf:{name}" for name in HUGGING_FACE)]
     covered = []
     for name in chosen:
         found = resolve(name)
         covered.append(cover(name, capture(found.model, found.args, found.kwargs)))
     if write is not None:
-        write.write_text(markdown(covered, "shardwright ops --coverage --write docs/operators.md"))
+        write_file(write, markdown(covered, "shardwright ops --coverage --write docs/operators.md"))
     if as_json:
         print_json([c.__dict__ | {"share": c.share} for c in covered])
         return

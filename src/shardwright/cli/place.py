@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._checks import check_numbers
 from shardwright.cli._show import bytes_text, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def place(
     from shardwright.search.place.report import limiting, stage_rows
     from shardwright.search.place.solve import place as solve
 
+    check_numbers(time_limit=time_limit, batch=batch, devices=devices, bandwidth=bandwidth, subgraphs=subgraphs)
     rules = Rules(overlap=overlap, replicate=replicate, separate_passes=separate_passes)
     with progress(as_json) as say:
         say("reading")

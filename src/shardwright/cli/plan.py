@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwright.cli._checks import check_numbers
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 
@@ -41,6 +42,9 @@ def plan(
     recompute: Annotated[
         str, typer.Option(help="Recompute blocks' activations in backward: auto (if nothing fits), none or blocks")
     ] = "auto",
+    all_devices: Annotated[
+        bool, typer.Option("--all-devices", help="Use every device, also where fewer of them are faster")
+    ] = False,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan's page here")] = None,
@@ -64,6 +68,7 @@ def plan(
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
 
+    check_numbers(memory=memory, time_limit=time_limit, max_axes=max_axes)
     earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
     if earlier is None and cluster is None:
         raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")
@@ -82,6 +87,7 @@ def plan(
         pins=pin or (),
         forbidden=forbid or (),
         recompute=recompute,
+        fewer_devices=not all_devices,
     )
     check_writable(output, html)
     with progress(as_json) as say:

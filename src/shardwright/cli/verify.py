@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._checks import check_numbers
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def verify(
     from shardwright.verification import verify as run
     from shardwright.verification.verify import DTYPES
 
+    check_numbers(seconds=seconds)
     check_name(search)
     if dtype not in DTYPES:
         raise ShardwrightError(f"Verification in {dtype!r} is not possible.", f"Choose one of {', '.join(DTYPES)}.")

@@ -44,6 +44,8 @@ WORTHWHILE = 1.1
 CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
 
+FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
+
 Progress = Callable[[str], None]
 
 
@@ -298,8 +300,10 @@ def _perhaps_fewer(graph: Graph, cluster: Cluster, options: Options, result: Pla
         return result
     if other.prediction.step_seconds >= result.prediction.step_seconds:
         return result
-    note = f"{smaller.size} of {cluster.size} devices are faster than all of them"
-    return replace(other, candidates=result.candidates, notes=(note, *other.notes))
+    note = f"{other.strategy.devices} of {cluster.size} {FEWER_ARE_FASTER}"
+    notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text))
+    whole = replace(result.candidates[0], name=f"{options.search} on all {cluster.size} devices")
+    return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes)
 
 
 def _half(cluster: Cluster) -> Cluster | None:

@@ -219,7 +219,8 @@ def device_mesh(strategy: Strategy, device: torch.device | str | None = None) ->
     if dist.get_world_size() != strategy.devices:
         raise PlanError(
             f"The plan is for {strategy.devices} processes, and {dist.get_world_size()} are running.",
-            f"Start with torchrun --nproc-per-node so that there are {strategy.devices}, or plan for this number.",
+            f"Start with torchrun --nproc-per-node so that there are {strategy.devices} (`shardwright run` does), or plan "
+            "for this number; where fewer devices were faster, `shardwright plan … --all-devices` insists on all.",
         )
     kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
     return init_device_mesh(kind, strategy.sizes, mesh_dim_names=tuple(name for name, _ in strategy.axes))

@@ -25,7 +25,7 @@ def torchrun_arguments(
 ) -> list[str]:
     """The command line torchrun is given."""
     devices, planned_nodes = plan.strategy.devices, len(plan.cluster.nodes)
-    nodes = planned_nodes if nnodes is None else int(nnodes.split(":")[0])
+    nodes = planned_nodes if nnodes is None else _node_count(nnodes)
     if devices % nodes:
         raise RunError(f"{devices} processes do not divide over {nodes} nodes.", "Give --nnodes that divides them.")
     each = devices // nodes if nproc_per_node is None else nproc_per_node
@@ -47,6 +47,14 @@ def torchrun_arguments(
     if node_rank is not None:
         arguments.append(f"--node-rank={node_rank}")
     return [*arguments, *script]
+
+
+def _node_count(text: str) -> int:
+    """The number of nodes in ``4`` or torchrun's ``4:8``."""
+    digits = text.split(":")[0]
+    if not (digits.isascii() and digits.isdigit() and 1 <= len(digits) <= 6 and int(digits) > 0):
+        raise RunError(f"--nnodes {text!r} is no number of nodes.", "Give a whole number, such as 2.")
+    return int(digits)
 
 
 def start(plan_file: Path, script: list[str], **options: object) -> None:

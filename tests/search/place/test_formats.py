@@ -72,7 +72,7 @@ def test_refuses_what_makes_no_sense(tmp_path: Path, change: Any, message: str) 
 
 
 def test_refuses_what_is_not_json(tmp_path: Path) -> None:
-    with pytest.raises(ProblemError, match="cannot read"):
+    with pytest.raises(ProblemError, match="is not JSON"):
         read_workload(written(tmp_path, "{"))
 
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from shardwright.errors import ProblemError
 
+MOST_DEVICES = 100_000
+"""Of one kind; more is a slip of the pen."""
 FloatArray = np.ndarray
 IntArray = np.ndarray
 
@@ -35,11 +37,11 @@ class DeviceKind:
     transfer_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.count < 0 or self.memory < 0 or self.transfer_factor < 0:
+        if not (0 <= self.count <= MOST_DEVICES and self.memory >= 0 and self.transfer_factor >= 0):
             raise ProblemError(
                 f"device kind {self.name!r} has count {self.count}, memory {self.memory}, "
                 f"transfer factor {self.transfer_factor}.",
-                "Counts, memory and factors cannot be negative.",
+                f"Counts (at most {MOST_DEVICES}), memory and factors cannot be negative.",
             )
 
     @property
@@ -103,7 +105,8 @@ class Workload:
             )
         if len(self.edges) and (self.edges.min() < 0 or self.edges.max() >= n):
             raise ProblemError(f"an edge names a node outside 0..{n - 1}.", "Check the ids of the edges.")
-        if np.isnan(self.times).any() or (self.times < 0).any() or (self.transfer < 0).any() or (self.memory < 0).any():
+        amounts = (self.transfer, self.memory, self.parameter_bytes)
+        if not (self.times >= 0).all() or any(not (np.isfinite(a) & (a >= 0)).all() for a in amounts):
             raise ProblemError(
                 "a time, transfer cost or size is negative or not a number.", "Check the input's numbers."
             )
