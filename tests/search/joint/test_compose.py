@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible, ProblemError
-from shardwright.search.joint.compose import compose, no_schedule_below
+from shardwright.search.joint.compose import compose, may_be_below, no_schedule_below
 from shardwright.search.joint.problem import (
     THROUGHPUT,
+    Candidates,
     Objective,
     PipelineProblem,
     StageTable,
@@ -139,3 +141,36 @@ def test_a_stage_that_leads_backwards_is_refused() -> None:
     one = np.ones((1, 1))
     with pytest.raises(ProblemError, match="back to cut 0"):
         PipelineProblem("odd", 2, 1, pack([StageTable(np.array([1]), np.array([0]), 1, one, one)]), THROUGHPUT)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(), st.sampled_from([0.7, 1.0, 1.3]))
+def test_what_is_dropped_belongs_to_no_better_pipeline(
+    drawn: tuple[PipelineProblem, list[StageTable]], factor: float
+) -> None:
+    problem, _ = drawn
+    try:
+        cost = factor * compose(problem).cost
+    except Infeasible:
+        return
+    useful = may_be_below(problem, cost)
+    rows = problem.candidates
+    bounded = rows._replace(
+        seconds=np.where(useful, rows.bound, rows.bound + 1000.0),
+        bound=np.where(useful, rows.bound, rows.bound + 1000.0),
+    )
+    before = compose(replace(problem, candidates=rows._replace(seconds=rows.bound))).cost
+    try:
+        after = compose(replace(problem, candidates=_sorted(bounded))).cost
+    except Infeasible:
+        after = np.inf
+    assert min(cost, before) == pytest.approx(min(cost, after))
+
+
+def _sorted(rows: Candidates) -> Candidates:
+    """Steps must not fall: a dropped step after which a useful one comes would be dearer than that."""
+    seconds = rows.seconds.copy()
+    for c in range(len(rows.start)):
+        a, b = rows.first_step[c], rows.first_step[c + 1]
+        seconds[a:b] = np.minimum.accumulate(seconds[a:b][::-1])[::-1]
+    return rows._replace(seconds=seconds, bound=seconds)

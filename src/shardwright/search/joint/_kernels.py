@@ -69,6 +69,7 @@ def least_seconds(
     times: np.ndarray,
     limit: float,
     repeats: float,
+    closing: np.ndarray,
     far: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Per (cut, devices used, shares used): the least value, and the step that begins there (-1: none)."""
@@ -101,8 +102,52 @@ def least_seconds(
                 t = times[step] + more
                 if t > limit:
                     break
-                v = max(repeats * t + rows.closing[step], t + later)
+                v = max(repeats * t + closing[step], t + later)
                 if v < value[start, after + own, shares + share]:
                     value[start, after + own, shares + share] = v
                     chosen[start, after + own, shares + share] = step
     return value, chosen
+
+
+@kernel()
+def least_through(
+    cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray, value: np.ndarray
+) -> np.ndarray:
+    """Per step: the least sum of a pipeline that contains it and keeps the limit; ``value`` is ``least_seconds``' of
+    repeats 1.
+
+    The same recurrence the other way: what the stages before a cut need at least, given the devices and shares after
+    it.
+    """
+    most_shares = value.shape[2] - 1
+    before = np.full((cuts, devices + 1, most_shares + 1), np.inf)
+    before[0] = 0.0
+    through = np.full(len(times), np.inf)
+    for c in range(len(rows.start) - 1, -1, -1):
+        first, beyond = rows.first_step[c], rows.first_step[c + 1]
+        start, end, own, share, align = rows.start[c], rows.end[c], rows.devices[c], rows.share[c], rows.align[c]
+        for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
+            if after % align:
+                continue
+            more = 0.0
+            if far[after]:
+                more += rows.far_out[c]
+            if far[after + own]:
+                more += rows.far_in[c]
+            step = first
+            for shares in range(most_shares - share + 1):
+                earlier = before[start, after + own, shares + share]
+                held = 1 + (shares + share - 1) // share
+                while step < beyond and rows.holds[step] < held:
+                    step += 1
+                if step == beyond:
+                    break
+                t = times[step] + more
+                if t > limit:
+                    break
+                if earlier + t < before[end, after, shares]:
+                    before[end, after, shares] = earlier + t
+                total = earlier + t + value[end, after, shares]
+                if total < through[step]:
+                    through[step] = total
+    return through

@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from shardwright.errors import Infeasible
-from shardwright.search.joint._kernels import NEVER, least_in_flight, least_seconds
+from shardwright.search.joint._kernels import NEVER, least_in_flight, least_seconds, least_through
 from shardwright.search.joint.problem import (
     Candidates,
     Floats,
@@ -36,7 +36,7 @@ from shardwright.search.solution import Solution
 Pipeline = tuple[PlacedStage, ...]
 
 
-def compose(problem: PipelineProblem) -> Solution[Pipeline]:
+def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipeline]:
     """The best pipeline of a problem, with a bound that holds for all of them (equal where the candidates' seconds
     are exact).
 
@@ -59,6 +59,8 @@ def compose(problem: PipelineProblem) -> Solution[Pipeline]:
     cost = step_seconds(answer, objective)
     if np.array_equal(rows.bound, rows.seconds):
         bound = cost
+    elif not bounded:
+        bound = 0.0
     else:
         relaxed = solve(problem, rows.bound)
         assert relaxed is not None  # the relaxation admits the answer above
@@ -77,9 +79,49 @@ def no_schedule_below(problem: PipelineProblem, microbatches: int) -> float:
     """
     rows = problem.candidates
     value, _ = least_seconds(
-        problem.cuts, problem.devices, most_shares(problem), rows, rows.bound, np.inf, float(microbatches), problem.far
+        problem.cuts,
+        problem.devices,
+        most_shares(problem),
+        rows,
+        rows.bound,
+        np.inf,
+        float(microbatches),
+        rows.closing,
+        problem.far,
     )
     return float(value[0].min())
+
+
+def may_be_below(problem: PipelineProblem, cost: float) -> np.ndarray:
+    """Per step: whether by the bounds a pipeline that contains it may cost less than ``cost``. All others can be
+    dropped.
+
+    Every pipeline's slowest stage takes at least what the least limit that can be kept says, and its sum at least the
+    least sum through the step.
+    """
+    rows, objective = problem.candidates, problem.objective
+    none, none_closing = np.zeros(len(rows.bound), dtype=bool), np.zeros(len(rows.bound))
+    shares = most_shares(problem)
+    total, _ = least_seconds(
+        problem.cuts, problem.devices, shares, rows, rows.bound, np.inf, 1.0, none_closing, problem.far
+    )
+    limit = np.inf
+    if objective.slowest:
+        limit = (cost - objective.total * float(total[0].min())) / objective.slowest * (1 + 1e-12)
+        kept, _ = least_in_flight(problem.cuts, problem.devices, rows, rows.bound, limit, problem.far)
+        if kept[0].min() >= NEVER:
+            return none
+        total, _ = least_seconds(
+            problem.cuts, problem.devices, shares, rows, rows.bound, limit, 1.0, none_closing, problem.far
+        )
+    fastest = _least_slowest(problem, rows.bound, limit)
+    if fastest is None:
+        return none
+    least = max(stage.bound for stage in fastest)
+    through = least_through(problem.cuts, problem.devices, rows, rows.bound, limit, problem.far, total)
+    used = np.isfinite(through)  # by a pipeline that keeps the limit
+    slowest, total_through = np.maximum(least, rows.bound), np.where(used, through, 0.0)
+    return used & (objective.slowest * slowest + objective.total * total_through < cost)
 
 
 def most_shares(problem: PipelineProblem) -> int:
@@ -91,12 +133,15 @@ def most_shares(problem: PipelineProblem) -> int:
     return int(min(np.floor(per_device * problem.devices + 1e-9), int(rows.share.max()) * (problem.cuts - 1)))
 
 
-def _least_slowest(problem: PipelineProblem, times: Floats) -> Pipeline | None:
+def _least_slowest(problem: PipelineProblem, times: Floats, limit: float = np.inf) -> Pipeline | None:
     """Halve the sorted stage times; every pipeline found is kept as the best so far, so the last one kept is the
     optimum.
     """
     rows, far = problem.candidates, problem.far
     values = _possible_times(problem, times)
+    values = values[values <= limit]
+    if not len(values):
+        return None
     low, high, best = -1, len(values), None  # low cannot be kept, high can (once best is known)
     while high - low > 1:
         middle = (low + high) // 2 if best is not None else len(values) - 1
@@ -176,7 +221,7 @@ def _possible_times(problem: PipelineProblem, times: Floats) -> Floats:
 def _least_total(problem: PipelineProblem, times: Floats, limit: float) -> Pipeline | None:
     rows = problem.candidates
     value, chosen = least_seconds(
-        problem.cuts, problem.devices, most_shares(problem), rows, times, limit, 1.0, problem.far
+        problem.cuts, problem.devices, most_shares(problem), rows, times, limit, 1.0, np.zeros_like(times), problem.far
     )
     devices, shares = np.unravel_index(int(value[0].argmin()), value[0].shape)
     if not np.isfinite(value[0, devices, shares]):
@@ -234,4 +279,4 @@ def _at(stage: PlacedStage, times: Floats, rows: Candidates) -> float:
     return stage.seconds if times is rows.seconds else stage.bound
 
 
-__all__ = ["Objective", "Pipeline", "compose", "most_shares", "no_schedule_below"]
+__all__ = ["Objective", "Pipeline", "compose", "may_be_below", "most_shares", "no_schedule_below"]

@@ -1,0 +1,210 @@
+"""Aceso's problems (Liu et al., EuroSys 2024): a chain of profiled operators, cut anywhere, each operator recomputed
+or not.
+
+A stage runs operators i..j with tensor degree tp and data degree dp. Seconds of a micro-batch: Σ forward + backward,
+Σ forward of what is recomputed, and the transfers in and out by a table of bandwidths. Memory: eight times the
+weights, what is kept per micro-batch held, the largest run of recomputed operators, and what the allocator reserves.
+With m micro-batches a step takes (m − 1) · slowest + Σ stages. ``check`` is the rule, operator by operator;
+``solve_aceso`` finds the best plan: per micro-batch size a pipeline problem whose stages are priced in
+``aceso_stages``, first with cuts between layers only (a good plan, so a limit), then with all cuts that the limit
+leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.joint.problem import Floats
+from shardwright.search.solution import Solution
+
+LAYER_START = "enc-1st-layernorm"
+ATTENTION_FACTORS = {"enc-attention-dropout": 1.5, "enc-attention-softmax": 0.0}
+NEVER_RECOMPUTED = ("encoder-embedding", "gpt-post-process")
+DEGREES = (1, 2, 4, 8)
+COLUMNS = (
+    "forward_us",
+    "backward_us",
+    "input_mb",
+    "output_mb",
+    "weights_mb",
+    "activations_mb",
+    "reserved_forward_mb",
+    "reserved_backward_mb",
+)
+
+
+@dataclass(frozen=True)
+class AcesoProblem:
+    """One model with its profiles and machine. Profiles hold one row per operator: head, one layer, tail."""
+
+    name: str
+    layers: int
+    head: tuple[str, ...]
+    layer: tuple[str, ...]
+    tail: tuple[str, ...]
+    devices: int
+    devices_per_node: int
+    global_batch: int
+    memory_mb: float
+    bandwidth_within: tuple[float, ...]
+    bandwidth_between: tuple[float, ...]
+    profiles: dict[tuple[int, int], Floats]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return self.head + self.layer * self.layers + self.tail
+
+    def rows(self, microbatch: int, tp: int) -> Floats:
+        """The profile of every operator of the chain."""
+        table = self.profiles[microbatch, tp]
+        h, n = len(self.head), len(self.layer)
+        return np.concatenate([table[:h], np.tile(table[h : h + n], (self.layers, 1)), table[h + n :]])
+
+
+@dataclass(frozen=True)
+class AcesoStage:
+    """Operators ``start``..``end`` (exclusive) on tp · dp devices; one flag per operator: recomputed or not."""
+
+    start: int
+    end: int
+    tp: int
+    dp: int
+    recompute: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class AcesoPlan:
+    microbatch: int
+    stages: tuple[AcesoStage, ...]
+
+
+def read_aceso(source: str | Path | dict[str, Any], model: str | None = None) -> AcesoProblem:
+    """One model of a file; ``model`` names it where the file has several."""
+    data: dict[str, Any] = source if isinstance(source, dict) else json.loads(Path(source).read_text())
+    known = {m["name"]: m for m in data["models"]}
+    if model is None and len(known) == 1:
+        model = next(iter(known))
+    if model is None or model not in known:
+        raise ProblemError(f"there is no model {model!r} in the file.", f"It has: {', '.join(known)} (--model).")
+    chosen = known[model]
+    if tuple(chosen["columns"]) != COLUMNS:
+        raise ProblemError(f"the columns {chosen['columns']} are not {list(COLUMNS)}.", "Write them in this order.")
+    return AcesoProblem(
+        name=model,
+        layers=chosen["layers"],
+        head=tuple(chosen["head_ops"]),
+        layer=tuple(chosen["layer_ops"]),
+        tail=tuple(chosen["tail_ops"]),
+        devices=chosen["devices"],
+        devices_per_node=data["devices_per_node"],
+        global_batch=chosen["global_batch"],
+        memory_mb=data["memory_limit_mb"],
+        bandwidth_within=tuple(data["bandwidth_gb_per_s_within_node"]),
+        bandwidth_between=tuple(data["bandwidth_gb_per_s_between_nodes"]),
+        profiles={(p["microbatch"], p["tp"]): np.array(p["rows"], dtype=np.float64) for p in chosen["profiles"]},
+    )
+
+
+def hop_ms(megabytes: float, table: tuple[float, ...]) -> float:
+    """Milliseconds of a transfer between stages; the table is for 1, 2, 4 … MB."""
+    if megabytes == 0:
+        return 0.0
+    k = math.floor(math.log2(megabytes))
+    return megabytes / table[min(k - 1 if k >= 1 else k, len(table) - 1)]
+
+
+def activations(problem: AcesoProblem, rows: Floats, start: int) -> Floats:
+    """Megabytes that the rows' operators keep, with the factors of attention's softmax and dropout."""
+    names = problem.operators[start : start + len(rows)]
+    return rows[:, 5] * np.array([ATTENTION_FACTORS.get(name, 1.0) for name in names])
+
+
+def check(problem: AcesoProblem, plan: AcesoPlan) -> tuple[list[float], list[float]]:
+    """Seconds of the step as each stage sees it, and megabytes of each stage: the published rules, word by word."""
+    names, times, memory, before = problem.operators, [], [], 0
+    for number, stage in enumerate(plan.stages):
+        rows = problem.rows(plan.microbatch // stage.dp, stage.tp)[stage.start : stage.end]
+        flags = np.array(stage.recompute)
+        after = before + stage.tp * stage.dp
+        into = hop_ms(rows[0, 2], _table(problem, before))
+        out = hop_ms(rows[-1, 3], _table(problem, after))
+        times.append((rows[:, :2].sum() + rows[flags, 0].sum()) / 1e3 + into + out)
+        kept = activations(problem, rows, stage.start)
+        saved = peak = run = 0.0
+        last = len(rows) - 1
+        for i in range(last):
+            if not (flags[i] and flags[i + 1]):
+                continue
+            run += kept[i]
+            layer_ends = names[stage.start + i + 1] == LAYER_START
+            saved += 0.0 if layer_ends else kept[i]
+            if layer_ends or i + 1 == last or not flags[i + 2]:
+                cut_off = i + 1 == last and names[stage.start + i] in ATTENTION_FACTORS
+                peak = peak if cut_off else max(peak, run)
+                run = 0.0
+        weights = rows[:, 4].sum()
+        reserved = max(rows[:-1, 6].max(initial=0.0) + rows[:-1, 7].max(initial=0.0), weights)
+        held = len(plan.stages) - number
+        memory.append(8 * weights + (rows[0, 2] + kept.sum() - saved) * held + peak + reserved)
+        before = after
+    repeats = problem.global_batch // plan.microbatch - 1
+    return [(repeats * t + sum(times)) / 1e3 for t in times], memory
+
+
+def _table(problem: AcesoProblem, devices: int) -> tuple[float, ...]:
+    between = devices > 0 and devices % problem.devices_per_node == 0
+    return problem.bandwidth_between if between else problem.bandwidth_within
+
+
+def solve_aceso(problem: AcesoProblem) -> Solution[AcesoPlan]:
+    """The best plan over all micro-batch sizes; the bound is the least of theirs."""
+    from shardwright.search.joint.aceso_stages import MicrobatchSearch
+
+    started = time.perf_counter()
+    searches = [MicrobatchSearch(problem, size) for size in _microbatches(problem)]
+    best: Solution[AcesoPlan] | None = None
+    bounds = []
+    for search in sorted(searches, key=lambda s: s.work_bound):
+        limit = best.cost if best else np.inf
+        if search.work_bound >= limit:
+            bounds.append(search.work_bound)
+            continue
+        found, bound = search.solve(limit)
+        bounds.append(bound)
+        if found is not None and (best is None or found.cost < best.cost):
+            best = found
+    if best is None:
+        raise Infeasible(
+            f"no plan of {problem.name} fits into {problem.memory_mb:g} MB on {problem.devices} devices.",
+            "Give it more devices or more memory per device.",
+        )
+    bound = min(best.cost, *bounds)
+    return Solution(best.answer, best.cost, bound, bound >= best.cost * (1 - 1e-12), time.perf_counter() - started)
+
+
+def _microbatches(problem: AcesoProblem) -> list[int]:
+    local = {size for size, _ in problem.profiles}
+    sizes = {size * dp for size in local for dp in DEGREES if dp <= problem.devices}
+    return sorted(size for size in sizes if problem.global_batch % size == 0)
+
+
+def plan_from_published(published: dict[str, Any]) -> AcesoPlan:
+    """A plan as the data lists it."""
+    ends = np.cumsum(published["ops"]).tolist()
+    return AcesoPlan(
+        published["microbatch"],
+        tuple(
+            AcesoStage(end - count, end, tp, dp, tuple(digit == "1" for digit in digits))
+            for end, count, tp, dp, digits in zip(
+                ends, published["ops"], published["tp"], published["dp"], published["recompute"], strict=True
+            )
+        ),
+    )

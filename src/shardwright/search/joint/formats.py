@@ -1,0 +1,93 @@
+"""Published joint problems by their files: which reader a file belongs to, and its solution as rows for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwright.errors import ProblemError
+from shardwright.files import read_json
+from shardwright.search.joint.aceso import check, read_aceso, solve_aceso
+from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
+from shardwright.search.joint.piper import read_piper, solve_piper, stage_rows
+
+
+@dataclass(frozen=True)
+class JointReport:
+    """A solved problem: its cost in seconds (of what), the proof, and the stages as rows."""
+
+    name: str
+    kind: str
+    measure: str
+    cost: float
+    lower_bound: float
+    optimal: bool
+    gap: float
+    seconds: float
+    stages: tuple[dict[str, Any], ...]
+
+
+def solve_file(
+    path: str | Path,
+    *,
+    devices: int | None = None,
+    memory: float | None = None,
+    bandwidth: float | None = None,
+    model: str | None = None,
+) -> JointReport:
+    """Read a published problem of any known kind and solve it; sizes are in bytes.
+
+    >>> solve_file("galvatron_llama28.json").optimal  # doctest: +SKIP
+    True
+    """
+    data = read_json(path)
+    name = Path(path).stem
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]
+    keys = set(data) if isinstance(data, dict) else set()
+    if {"nodes", "edges", "mbsInBatch"} <= keys:
+        piper = read_piper(data, devices=devices, memory=memory, bandwidth=bandwidth, name=name)
+        found = solve_piper(piper)
+        return _report(name, "Piper", "time per sample", found, stage_rows(piper, found.answer))
+    _refuse(name, devices=devices, memory=memory, bandwidth=bandwidth)
+    if {"pipelines", "microbatches"} <= keys:
+        _refuse(name, model=model)
+        choice = solve_galvatron(read_galvatron(data))
+        return _report(name, "Galvatron", "seconds per step", choice, [asdict(choice.answer)])
+    if {"models", "bandwidth_gb_per_s_within_node"} <= keys:
+        aceso = read_aceso(data, model)
+        plan = solve_aceso(aceso)
+        _, memory_mb = check(aceso, plan.answer)
+        rows = [
+            {
+                "operators": f"{stage.start}–{stage.end - 1}",
+                "devices": stage.tp * stage.dp,
+                "tp": stage.tp,
+                "dp": stage.dp,
+                "recomputed": sum(stage.recompute),
+                "memory_mb": megabytes,
+                "microbatch": plan.answer.microbatch,
+                "recompute": "".join("01"[flag] for flag in stage.recompute),
+            }
+            for stage, megabytes in zip(plan.answer.stages, memory_mb, strict=True)
+        ]
+        return _report(f"{name} {aceso.name}", "Aceso", "seconds per step", plan, rows)
+    raise ProblemError(
+        f"{path} is no joint problem that is known.", "Known are the formats of Piper, Galvatron (tables) and Aceso."
+    )
+
+
+def _report(name: str, kind: str, measure: str, found: Any, rows: list[dict[str, Any]]) -> JointReport:
+    return JointReport(
+        name, kind, measure, found.cost, found.lower_bound, found.optimal, found.gap, found.seconds, tuple(rows)
+    )
+
+
+def _refuse(name: str, **given: Any) -> None:
+    for key, value in given.items():
+        if value is not None:
+            raise ProblemError(f"{name} says itself what --{key} is.", f"Leave --{key} out.")
+
+
+__all__ = ["JointReport", "solve_file"]
