@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -231,6 +233,72 @@ def fake_mode() -> Any:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+@contextmanager
+def replaced_vmap(performed: Any) -> Iterator[None]:
+    """While this lasts, ``vmap`` calls ``performed(original, settings, args, kwargs)`` (``torch._functorch.apis``)."""
+    from torch._functorch import apis
+
+    original = apis.vmap_impl
+
+    def instead(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk: Any, *args: Any, **kwargs: Any) -> Any:
+        return performed(original, (func, in_dims, out_dims, randomness, chunk), args, kwargs)
+
+    apis.vmap_impl = instead  # type: ignore[assignment]  # restored below
+    try:
+        yield
+    finally:
+        apis.vmap_impl = original
+
+
+@contextmanager
+def apart_from_tracing() -> Iterator[None]:
+    """While this lasts, a trace under way records nothing; modes that are not the tracer's stay in force."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+    from torch.overrides import _pop_mode, _push_mode
+
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    for mode in (kept := [mode for mode in reversed(modes) if not type(mode).__module__.startswith("torch.")]):
+        _push_mode(mode)
+    try:
+        with disable_proxy_modes_tracing():
+            yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+def traced_operators(function: Any, tensors: list[torch.Tensor]) -> Any:
+    """The operators that a function of tensors performs, below autograd and ``vmap`` (``make_fx``)."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*tensors)
+
+
+@contextmanager
+def fake_tolist(answer: Any) -> Iterator[None]:
+    """While this lasts, ``tolist`` of a fake tensor is answered by a function (``FakeTensor`` has a method of its own)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = FakeTensor.tolist
+    FakeTensor.tolist = lambda self: answer(original, self)  # type: ignore[method-assign]  # restored below
+    try:
+        yield
+    finally:
+        FakeTensor.tolist = original  # type: ignore[method-assign]
+
+
+def draws_random_numbers(operator: Any) -> bool:
+    """Whether an operator draws from the generator (its tag ``nondeterministic_seeded``)."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def keep_without_readers(operator: Any) -> None:
+    """Let FX keep calls of an operator whose result nobody reads (``torch.fx.node.has_side_effect``)."""
+    torch.fx.node.has_side_effect(operator)
 
 
 def default_store() -> Any:

@@ -60,5 +60,9 @@ class RunError(ShardwrightError):
     """Something went wrong between the ranks."""
 
 
+class AssumptionBroken(RunError):  # noqa: N818 - it says what happened
+    """The data of a batch takes another way through the model than the example did."""
+
+
 class ModelError(ShardwrightError):
     """A model reference could not be resolved."""

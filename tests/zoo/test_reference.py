@@ -57,7 +57,7 @@ def test_the_same_reference_gives_the_same_numbers_whatever_the_ambient_seed() -
         ("hf:nothing.json", "no file 'nothing.json'"),
         ("hf:llama:hiden_size=64", "did you mean hidden_size"),
         ("hf:llama:hidden_size=100,num_attention_heads=7", "hf:llama"),
-        ("hf:GPT2Model:small", "no loss"),
+        ("hf:blip_text_model", "no model class of its own"),
     ],
 )
 def test_bad_references_are_refused_in_one_sentence(reference: str, fragment: str) -> None:

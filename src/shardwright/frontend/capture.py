@@ -18,19 +18,23 @@ from typing import Any
 
 import torch
 
-from shardwright._torch_compat import map_tree
+from shardwright._torch_compat import flatten_tree, has_data, map_tree
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
+from shardwright.frontend.assumptions import Answers, answers_of, assuming
 from shardwright.frontend.checks import skipped_checks
 from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
 from shardwright.frontend.ctc import WholeCtc
-from shardwright.frontend.diagnose import explain_failure
+from shardwright.frontend.diagnose import explain_failure, looks_at_data
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
 from shardwright.frontend.guards import as_in_eager_mode, whole_functions
+from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
+from shardwright.frontend.unknown_extents import enclose_unknown_extents
+from shardwright.frontend.vmapped import batched_operators
 from shardwright.graph import Graph
 
 
@@ -42,13 +46,14 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     model
         Any module; on the meta device nothing is materialised. Its ``training`` flag decides the mode captured.
     args, kwargs
-        Example inputs. Shapes and dtypes count, values do not; plain values (numbers, flags) are fixed. In training a cache
-        that a model returns beside its loss is left out of the graph, unless ``use_cache=True`` asks for it.
+        Example inputs. Shapes and dtypes count, and values only where the model decides by them (then the example's
+        decision is assumed, and checked whenever the graph runs); plain values (numbers, flags) are fixed. In training a
+        cache that a model returns beside its loss is left out of the graph, unless ``use_cache=True`` asks for it.
 
     Raises
     ------
     CaptureError
-        When the model cannot be exported, reads a scalar from data, or changes its inputs in place.
+        When the model cannot be exported, returns a shape that depends on data, or changes its inputs in place.
 
     Examples
     --------
@@ -58,29 +63,54 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     """
     _refuse_autocast(model)
     register_containers((args, kwargs))
-    args, kwargs = _distinct_inputs((tuple(args), dict(kwargs or {})))
+    call: tuple[tuple[Any, ...], dict[str, Any]] = _distinct_inputs((tuple(args), dict(kwargs or {})))
+    try:
+        return _captured(model, *call, None)
+    except CaptureError as refusal:
+        real = _all_real((call, *model.parameters(), *model.buffers()))
+        if not real or not isinstance(refusal.__cause__, Exception) or not looks_at_data(refusal.__cause__):
+            raise
+    try:
+        with _quiet():
+            answers = answers_of(model, *call)
+    except Exception as error:
+        raise explain_failure(error, model) from error
+    return _captured(model, *call, answers)
+
+
+def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers | None) -> Graph:
+    """Export and convert, with the answers of an eager run to what the model asks of its data."""
     traced = model
     try:
-        with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc():
+        with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc(), batched_operators():
             traced, args, kwargs = stand_in(model, args, kwargs)
             everything = not model.training or kwargs.get("use_cache") is True
-            with (
-                opened_outputs(traced, everything) as left_out,
-                as_in_eager_mode(kwargs.get("position_ids") is not None),
-            ):
+            packed = kwargs.get("position_ids") is not None
+            with opened_outputs(traced, everything) as left_out, as_in_eager_mode(packed), assuming(answers):
                 program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
-            graph = convert(functionalise(program), model)
+            program = functionalise(program)
+            enclose_unknown_extents(program)
+            graph = convert(program, model)
     except CaptureError:
         raise
     except Exception as error:
         raise explain_failure(error, traced) from error
-    notes = (
+    notes = [
         f"{name} is left out of what the training step returns beside the loss; use_cache=True asks for it."
         for name in dict.fromkeys(left_out)
-    )
-    return dataclasses.replace(graph, notes=(*graph.notes, *notes))
+    ]
+    notes += [
+        f"The model looks at its data at {op.args[2]}; the graph is for {op.args[1]}, and every step checks that."
+        for op in graph.ops
+        if op.target == ASSUMED
+    ]
+    return dataclasses.replace(graph, notes=(*graph.notes, *dict.fromkeys(notes)))
+
+
+def _all_real(tree: Any) -> bool:
+    return all(has_data(leaf) for leaf in flatten_tree(tree)[0] if isinstance(leaf, torch.Tensor))
 
 
 def _refuse_autocast(model: torch.nn.Module) -> None:

@@ -50,6 +50,11 @@ class _AnsweredTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def answer_of_check() -> bool | None:
+    """What the statement that asks wants to hear, if it only checks its data."""
+    return _answer(_asking_frame())
+
+
 def _asking_frame() -> FrameType | None:
     """The innermost frame that is neither torch's nor of this package."""
     frame: FrameType | None = sys._getframe(2)

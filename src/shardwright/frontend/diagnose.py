@@ -23,7 +23,8 @@ _CAUSES = (
     (
         r"[Dd]ata-?dependent|unbacked|GuardOnDataDependent|_local_scalar_dense|item\(\)|\.tolist\(\)",
         "its control flow depends on tensor values",
-        "Replace the branch with torch.where or torch.cond, or pass the value in as a Python argument.",
+        "Capture it with real tensors, not on meta: then what the example decides is assumed and checked in every step. "
+        "Or replace the branch with torch.where, or pass the value in as a Python argument.",
     ),
     (
         r"device meta|on the meta device|Cannot copy out of meta|meta tensor",
@@ -53,6 +54,12 @@ def explain_failure(error: Exception, model: torch.nn.Module) -> CaptureError:
     return CaptureError(
         f"Cannot capture {type(model).__name__}: {_place(frames, model)}, {why} ({_first_line(error)}).", remedy
     )
+
+
+def looks_at_data(error: Exception) -> bool:
+    """Whether an export stopped because it would have to know the values of tensors."""
+    text = f"{type(error).__name__} {error}"
+    return any(re.search(pattern, text) for pattern, _, _ in _CAUSES[:2])
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:

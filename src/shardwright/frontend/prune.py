@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from shardwright.graph import Constant, Graph, Op, Ref, Tensor, Value, refs
 from shardwright.graph.gradients import wanted_gradients
 
+ASSUMED = "shardwright.assumed.default"
+"""Kept though nobody reads its result: it checks what the graph takes for granted (:mod:`~.assumptions`)."""
+
 
 def pruned(graph: Graph) -> Graph:
     """``graph`` without dead code and unused constants, renamed, with ``grad`` only where a gradient can come back."""
@@ -52,7 +55,10 @@ def _live(graph: Graph) -> list[Op]:
     live = _results(graph)
     kept: list[Op] = []
     for op in reversed(graph.ops):
-        if any(out in live for out in op.outputs):
+        if op.target == ASSUMED:
+            kept.append(op)
+            live.update(op.inputs)
+        elif any(out in live for out in op.outputs):
             kept.append(dataclasses.replace(op, outputs=tuple(o if o in live else None for o in op.outputs)))
             live.update(op.inputs)
     kept.reverse()

@@ -9,6 +9,8 @@ STATE = "it writes into its inputs; captured graphs hold its functional form"
 BAGS = "bags end where the data says, and its further outputs are there for its backward only"
 ORDER = "which element goes where depends on the order of all elements before it"
 
+WHOLE = "all ranks ask about the whole tensor, so that all of them go on or stop together"
+
 REASONS: dict[str, str] = {
     "aten._adaptive_avg_pool2d_backward.default": BACKWARD,
     "aten.avg_pool2d_backward.default": BACKWARD,
@@ -37,6 +39,8 @@ REASONS: dict[str, str] = {
     "aten._embedding_bag.default": BAGS,
     "aten._embedding_bag_forward_only.default": BAGS,
     "aten.embedding_bag.padding_idx": BAGS,
+    "shardwright.assumed.default": WHOLE,
+    "shardwright.unknown_extents.default": DATA,
     "aten._pdist_forward.default": "its result is a triangle of pairs laid out flat: no dim of it belongs to one row",
     "aten.pdist.default": "its result is a triangle of pairs laid out flat: no dim of it belongs to one row",
 }

@@ -15,13 +15,15 @@ import zlib
 
 from shardwright._torch_compat import schema
 from shardwright.errors import GraphError, PlanError
+from shardwright.frontend.unknown_extents import targets_inside
 from shardwright.graph import Graph, from_json, to_json
 
 LARGEST = 1 << 26
 """Bytes of a graph's JSON; a plan of a larger one is written without it."""
 
 NAMESPACES = ("aten", "prims")
-OURS = ("shardwright.ctc_loss.default",)
+GROUP = "shardwright.unknown_extents.default"
+OURS = ("shardwright.ctc_loss.default", "shardwright.assumed.default", GROUP)
 """Of our own operators those that do nothing but compute."""
 REMEDY = "Give the model it was made for: --model MODEL."
 
@@ -44,10 +46,11 @@ def unpack(text: str, *, trusted: bool = False) -> Graph:
         raise PlanError("The graph inside the plan is incomplete or too large.", "Plan again.")
     try:
         graph = from_json(written)
+        inside = [t for op in graph.ops if op.target == GROUP for t in targets_inside(str(op.args[0]))]
     except GraphError as error:
         raise PlanError(f"The graph inside the plan is damaged: {error.message}", "Plan again.") from None
     if not trusted:
-        for target in {op.target for op in graph.ops}:
+        for target in {*(op.target for op in graph.ops), *inside}:
             _check_harmless(target)
     return graph
 

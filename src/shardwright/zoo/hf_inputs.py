@@ -21,7 +21,10 @@ AUDIO_SAMPLES = 16_000
 
 
 def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | None = None) -> dict[str, Any]:
-    """Keyword arguments with which ``model`` computes a loss; without ``seq``, as long as it can take, up to 1024."""
+    """Keyword arguments with which ``model`` computes a loss, or its outputs where it has none of its own.
+
+    Without ``seq``, sequences are as long as the model can take, up to 1024.
+    """
     config: Any = model.config
     accepted = inspect.signature(model.forward).parameters
     text = config.get_text_config()
@@ -33,6 +36,8 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
         inputs["input_ids"] = _tokens(config, text, rows, length)
         if "bbox" in accepted:
             inputs["bbox"] = torch.zeros(rows, length, 4, dtype=torch.long)
+        if "return_loss" in accepted and "pixel_values" in accepted:
+            inputs["pixel_values"] = _images(model, config, rows)
     elif "pixel_values" in accepted and main == "pixel_values":
         inputs["pixel_values"] = _images(model, config, rows)
         for name in ("input_ids", "qformer_input_ids"):
@@ -103,10 +108,10 @@ def _labels(
     if "start_positions" in accepted:
         positions = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
         return {key: torch.randint(0, positions, (batch,)) for key in ("start_positions", "end_positions")}
-    if "labels" not in accepted:
-        raise ModelError(
-            f"{name} computes no loss from labels.", "Name a class with a head, such as hf:BertForMaskedLM."
-        )
+    if "return_loss" in accepted:  # two towers compared with each other
+        return {"return_loss": True}
+    if "labels" not in accepted or "ObjectDetection" in name or "DepthEstimation" in name:
+        return {}  # the training loop computes the loss
     if "Classification" in name and "Token" not in name:
         return {"labels": torch.randint(0, config.num_labels, (batch,))}
     if "TokenClassification" in name:

@@ -39,6 +39,13 @@ HEADS = (
     "QUESTION_ANSWERING",
     "PRETRAINING",
 )
+OTHER_HEADS = (
+    "MODEL_FOR_DEPTH_ESTIMATION_MAPPING",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING",
+    "MODEL_FOR_BACKBONE_MAPPING",
+    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING",
+)
 
 
 def build_hugging_face(
@@ -174,9 +181,15 @@ def _usual_head(transformers: ModuleType, config: Any, reference: str) -> Any:
         if mapping is not None and type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
+    # Without a head that computes a loss from labels: its other task, or the bare model; a training loop has the loss.
+    for name in (*OTHER_HEADS, "MODEL_MAPPING"):
+        mapping = getattr(transformers, name, None)
+        if mapping is not None and type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
     raise ModelError(
-        f"{reference!r} ({config.model_type}) has no head that computes a loss.",
-        "Name a class with a head, such as hf:BertForMaskedLM.",
+        f"{reference!r} ({config.model_type}) is a part of other models and has no model class of its own.",
+        "Name a class, such as hf:BertForMaskedLM.",
     )
 
 

@@ -1,0 +1,123 @@
+"""Any model: every architecture of ``transformers``, and models that are not Hugging Face's, captured, planned, verified.
+
+The architectures are all model types of the library that have a model class of their own, with the head of their usual
+pre-training task where there is one with a loss, in their default configuration (caches on) at tiny sizes. ``capture``:
+built on the CPU, run eagerly (what cannot run is no test), captured, and the graph replayed; loss and all gradients must be
+the eager model's. ``verify``: those captured, planned as `megatron` and `fsdp` and trained in float64 on two processes.
+
+The workers stay alive from model to model; one that dies or exceeds the limit is replaced. Every row is appended to a file
+as it comes, and models the file has are not run again (``--again STAGE`` runs those that ended there), so that an
+interrupted sweep is simply started anew.
+
+    python -m bench.model_sweep capture
+    python -m bench.model_sweep capture --again capture,differs --only gpt2,t5
+    python -m bench.model_sweep verify --limit 120
+    python -m bench.model_sweep table > docs/models.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.runtime.pool import Pool, WorkerError
+
+from bench.model_table import table
+from bench.runtime_verify import commit, sources
+from bench.sweep_workers import OWN, capture_one, verify_one
+
+RESULTS = Path(__file__).parent / "measured" / "models.jsonl"
+SEARCHES = ("megatron", "fsdp")
+FRESH_WORKERS_AFTER = 60  # models: exports leave much behind
+
+
+def references() -> list[str]:
+    """``hf:TYPE:small`` for every model type with a model class, and our own."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    mappings = [
+        value for name, value in vars(modeling_auto).items() if name.startswith("MODEL_") and name.endswith("_MAPPING")
+    ]
+    found = [
+        f"hf:{model_type}:small"
+        for model_type, config in transformers.CONFIG_MAPPING.items()
+        if any(config in mapping for mapping in mappings)
+    ]
+    from tests.frontend import various
+
+    return [*sorted(found), *(f"{OWN}{name}" for name in various.MODELS)]
+
+
+def recorded(path: Path, phase: str) -> dict[str, dict[str, Any]]:
+    """The last row of every model in a phase."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["model"]: row for row in map(json.loads, lines) if row["phase"] == phase}
+
+
+def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
+    """The models that a phase still has to do; those to be verified have been captured."""
+    done = recorded(path, phase)
+    models = references() if phase == "capture" else list(recorded(path, "capture"))
+    if phase == "verify":
+        captured = recorded(path, "capture")
+        models = [model for model in models if captured[model]["stage"] == "captured"]
+    if only:
+        names = only.split(",")
+        models = [model for model in models if model in names or model.split(":")[1] in names]
+    stages = again.split(",")
+    return [m for m in models if m not in done or "all" in stages or done[m]["stage"] in stages]
+
+
+def sweep(phase: str, models: list[str], limit: float, path: Path) -> None:
+    """Run a phase over ``models`` and append a row for each."""
+    common = {"phase": phase, "commit": commit(), "sources": sources()}
+    pool, used = Pool(1 if phase == "capture" else 2), 0
+    for number, model in enumerate(models, 1):
+        if used >= FRESH_WORKERS_AFTER:
+            pool.close()
+            used = 0
+        used += 1
+        started = time.monotonic()
+        try:
+            if phase == "capture":
+                row = pool.run(capture_one, model, seconds=limit)[0]
+            else:
+                row = _joined(pool.run(verify_one, model, SEARCHES, seconds=limit))
+        except WorkerError as error:
+            used = 0
+            text = str(error)
+            row = {"stage": "time limit" if "answer" in text else "crash", "why": text.strip().splitlines()[-1][:300]}
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"model": model, **common, **row}) + "\n")
+        took = time.monotonic() - started
+        print(f"{number}/{len(models)} {model}: {row['stage']} ({took:.0f} s) {row.get('why', '')[:200]}", flush=True)
+    pool.close()
+
+
+def _joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of the first rank, or that of another one that failed where the first did not."""
+    return rows[0] if rows[0]["stage"] != "verified" else next((r for r in rows[1:] if r.get("why")), rows[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("phase", choices=("capture", "verify", "table"))
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one model (default 120)")
+    parser.add_argument("--only", default="", help="model types or references, separated by commas")
+    parser.add_argument("--again", default="", help="stages whose models are run again, or `all`")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.phase == "table":
+        print(table(recorded(options.results, "capture"), recorded(options.results, "verify")))
+        return
+    models = wanted(options.phase, options.results, options.only, options.again)
+    sweep(options.phase, models, options.limit, options.results)
+
+
+if __name__ == "__main__":
+    main()

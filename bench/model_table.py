@@ -1,0 +1,98 @@
+"""The rows of :mod:`bench.model_sweep` as a page: how many came how far, and the reason of every one that did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from bench.sweep_workers import OWN
+
+Rows = dict[str, dict[str, Any]]
+NO_TEST = {
+    "eager": "the tiny model does not run by itself with the example inputs",
+    "build": "no tiny model can be built from its configuration class",
+}
+CAPTURE = {
+    "captured": "captured: the graph gives the eager loss and gradients",
+    "capture": "refused by capture, with a reason",
+    "differs": "captured, but the graph gives other numbers (the replay shows it)",
+    "replay": "captured, but the graph does not run",
+    "time limit": "not finished within the time limit",
+    "crash": "the process died",
+}
+VERIFY = {
+    "verified": "planned as `megatron` and `fsdp` and equal to one process in float64",
+    "capture in float64": "refused by capture in float64",
+    "one process in float64": "no truth: the model does not run in float64 on one process",
+    "plan": "refused by the planner",
+    "run": "refused when parallelized or run",
+    "differs": "other numbers than one process (verification says so)",
+    "time limit": "not finished within the time limit",
+    "crash": "the process died",
+}
+
+
+def table(captured: Rows, verified: Rows) -> str:
+    """Both phases as Markdown."""
+    parts = [_HEAD]
+    for title, own in (("Architectures of `transformers`", False), ("Models that are not Hugging Face's", True)):
+        one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
+        two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
+        parts += [f"## {title}", "", *_section(one, two)]
+    commits = Counter(row["commit"] for row in (*captured.values(), *verified.values()))
+    parts += ["Rows by commit: " + ", ".join(f"{name} ({count})" for name, count in commits.most_common()) + ".", ""]
+    return "\n".join(parts)
+
+
+_HEAD = """# Any model
+
+Made by `python -m bench.model_sweep table` from `bench/measured/models.jsonl`; `python -m bench.model_sweep capture` and
+`... verify` run what is missing there. Every model is tiny and otherwise as its configuration class makes it, caches on.
+"""
+
+
+def _section(captured: Rows, verified: Rows) -> list[str]:
+    tried = {name: row for name, row in captured.items() if row["stage"] not in NO_TEST}
+    good = sum(row["stage"] == "captured" for row in tried.values())
+    # Only what was captured counts for the second figure; without a truth in float64 there is nothing to compare.
+    judged = {n: r for n, r in verified.items() if n in tried and r["stage"] != "one process in float64"}
+    right = sum(row["stage"] == "verified" for row in judged.values())
+    wrong = sum(bool(row.get("traceback")) for row in (*tried.values(), *judged.values()))
+    random = sum(bool(row.get("random")) for row in tried.values())
+    lines = [
+        f"{len(captured)} models; {len(tried)} of them run by themselves. Of these {len(tried)}, {good} "
+        f"({good / max(1, len(tried)):.1%}) are captured"
+        + (f" ({random} draw random numbers, so that only their capture is judged, not their replay)" if random else "")
+        + f". Of {len(judged)} that were verified, {right} ({right / max(1, len(judged)):.1%}) agree under both strategies. "
+        f"Tracebacks in place of a sentence: {wrong}.",
+        "",
+    ]
+    lines += ["| models | outcome of capture |", "|---|---|", *_counts(captured, {**CAPTURE, **NO_TEST}), ""]
+    lines += ["| models | outcome of verification |", "|---|---|", *_counts(verified, VERIFY), ""]
+    for stage, words in {**CAPTURE, **NO_TEST}.items():
+        lines += _reasons(captured, stage, words) if stage != "captured" else []
+    for stage, words in VERIFY.items():
+        lines += _reasons(verified, stage, words) if stage != "verified" else []
+    names = sorted(_short(name) for name, row in verified.items() if row["stage"] == "verified")
+    return [*lines, "### Verified", "", ", ".join(names) + ".", ""]
+
+
+def _counts(rows: Rows, stages: dict[str, str]) -> list[str]:
+    counts = Counter(row["stage"] for row in rows.values())
+    return [f"| {counts[stage]} | {words} |" for stage, words in stages.items() if counts[stage]]
+
+
+def _reasons(rows: Rows, stage: str, words: str) -> list[str]:
+    found = sorted((name, row) for name, row in rows.items() if row["stage"] == stage)
+    if not found:
+        return []
+    lines = [f"### {words[0].upper()}{words[1:]}", "", "| model | why |", "|---|---|"]
+    for name, row in found:
+        why = row.get("why") or f"largest relative difference {row.get('difference', row.get('relative', 0)):.1e}"
+        mark = "**traceback** " if row.get("traceback") else ""
+        lines.append(f"| {_short(name)} | {mark}{' '.join(why.replace('|', '/').split())[:260]} |")
+    return [*lines, ""]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(OWN).removeprefix("hf:").removesuffix(":small")

@@ -1,0 +1,183 @@
+"""What the workers of :mod:`bench.model_sweep` do with one model: capture it and replay the graph, or plan and verify it.
+
+Every function gives a row that says how far the model came (``stage``) and why not further. A :class:`ShardwrightError` is
+a refusal with its sentence; any other exception of ours is a ``traceback``, which must not happen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BATCH, TOLERANCE = 2, 1e-4
+OWN = "tests.frontend.various:"
+"""References to the models that are not Hugging Face's: ``tests.frontend.various:unet``."""
+
+
+def build(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A model and its inputs, alike in every process."""
+    from shardwright.zoo.reference import resolve
+
+    if reference.startswith(OWN):
+        import torch
+
+        torch.manual_seed(0)
+        return importlib.import_module(OWN.rstrip(":")).build(reference.removeprefix(OWN))
+    found = resolve(reference, batch=BATCH, device="cpu")
+    return found.model, found.args, found.kwargs
+
+
+def capture_one(rank: int, reference: str) -> dict[str, Any]:
+    """Eagerly, captured, replayed: the loss and all gradients must be the same."""
+    import torch
+
+    from shardwright.frontend import capture
+    from shardwright.frontend.replay import replay
+
+    row: dict[str, Any] = {"stage": "build"}
+    with _reported(row):
+        model, args, kwargs = build(reference)
+        row |= {
+            "stage": "eager",
+            "class": type(model).__name__,
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        loss, grads = _step(model, lambda: model(*args, **kwargs), before)
+        if not torch.isfinite(loss):
+            raise ArithmeticError(f"the eager loss is {loss.item()}")
+        again, _ = _step(model, lambda: model(*args, **kwargs), before)
+        row["random"] = bool(again != loss)
+        _restore(model, before)
+        row["stage"] = "capture"
+        started = time.process_time()
+        graph = capture(model, args, kwargs)
+        row |= {
+            "cpu_seconds": round(time.process_time() - started, 2),
+            "ops": len(graph.ops),
+            "notes": list(graph.notes),
+        }
+        row["stage"] = "replay"
+        found, others = _step(model, lambda: replay(graph, model, args, kwargs), before)
+        row["difference"] = _difference(loss, grads, found, others)
+        row["stage"] = "captured" if row["difference"] < TOLERANCE or row["random"] else "differs"
+    return row
+
+
+def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
+    """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0."""
+    from shardwright.frontend import capture
+    from shardwright.verification.precision import all_double
+    from shardwright.verification.verify import prepared, truth_of
+
+    row: dict[str, Any] = {"stage": "capture in float64"}
+    with _reported(row):
+        model, args, kwargs = prepared(functools.partial(build, reference), True)
+        with all_double():
+            graph = capture(model, args, kwargs)  # on every rank, as parallelize does it
+        row["stage"] = "one process in float64"
+        truth = _from_first(rank, lambda: truth_of(model, tuple(args), kwargs, 2))
+        parts = {search: _verified(rank, search, model, args, kwargs, graph, truth) for search in searches}
+        row |= {"stage": "verified", "searches": parts}
+        for search, part in parts.items():
+            if part["stage"] != "agrees" and (row["stage"] == "verified" or part.get("traceback")):
+                row |= {**part, "why": f"{search}: {part.get('why', 'other numbers')}"}
+    return row
+
+
+def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph: Any, truth: Any) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    from shardwright.cluster import parse_cluster
+    from shardwright.planner import Options, plan_graph
+    from shardwright.verification.verify import check
+
+    options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
+    cluster = parse_cluster(f"local:{dist.get_world_size()}")
+    part: dict[str, Any] = {"stage": "plan"}
+    with _reported(part):
+        strategy = _from_first(rank, lambda: plan_graph(graph, cluster, options).strategy, send=True)
+        part["stage"] = "run"
+        answer = check(model, tuple(args), kwargs, strategy, steps=2, graph=graph, truth=truth)
+        if answer is not None:
+            worst = max((found.relative for found in answer.comparisons), default=0.0)
+            part |= {"stage": "agrees" if answer.agrees else "differs", "relative": worst}
+    return part
+
+
+def _from_first(rank: int, make: Callable[[], Any], send: bool = False) -> Any:
+    """What rank 0 makes, on every rank if it is to be sent; where rank 0 fails, all do, and none waits for it."""
+    import torch.distributed as dist
+
+    made: Any = None
+    problem: Exception | None = None
+    if rank == 0:
+        try:
+            made = make()
+        except Exception as error:
+            problem = error
+    box = [made if send else None, problem is None]
+    dist.broadcast_object_list(box)
+    if not box[1]:
+        raise problem or RuntimeError("the first rank failed")
+    return box[0] if send else made
+
+
+@contextmanager
+def _reported(row: dict[str, Any]) -> Iterator[None]:
+    """Write whatever is raised inside into the row."""
+    from shardwright.errors import ShardwrightError
+
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    try:
+        yield
+    except ShardwrightError as error:
+        row["why"] = f"{error.message} {error.remedy}"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        row["why"] = f"{type(error).__name__}: {str(error)[:300]} ({Path(where.filename).name}:{where.lineno})"
+        row["traceback"] = row["stage"] not in ("build", "eager", "one process in float64")
+        if row["traceback"]:
+            row["where"] = traceback.format_exc()[-1500:]
+
+
+def _restore(model: Any, buffers: dict[str, Any]) -> None:
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(buffers[name])
+
+
+def _step(model: Any, run: Any, buffers: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    import torch
+
+    from shardwright.verification.recorded import loss_of
+
+    _restore(model, buffers)
+    model.zero_grad()
+    torch.manual_seed(0)
+    loss = loss_of(run())
+    loss.backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), grads
+
+
+def _difference(loss: Any, grads: dict[str, Any], other_loss: Any, other_grads: dict[str, Any]) -> float:
+    """The largest difference relative to the size of what is compared; a gradient only one of them has counts as 1."""
+    worst = (loss - other_loss).abs().item() / max(1.0, loss.abs().item())
+    scale = max((grad.abs().max().item() for grad in grads.values() if grad.numel()), default=1.0) or 1.0
+    for name in {*grads, *other_grads}:
+        one, other = grads.get(name), other_grads.get(name)
+        if one is None or other is None:
+            present = one if other is None else other
+            worst = max(worst, 1.0 if present.abs().max() > 0 else 0.0)
+        elif one.numel():
+            worst = max(worst, (one - other).abs().max().item() / scale)
+    return worst

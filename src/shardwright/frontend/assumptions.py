@@ -1,0 +1,165 @@
+"""Control flow that looks at data: resolved on the example, recorded as an assumption, checked whenever the graph runs.
+
+``if mask.any():`` takes one way for one batch and another for the next; a graph holds one way. Where export stops at such a
+question, the model is run once on the example and its answers are kept (:func:`answers_of`). The model is then exported
+again with these answers (:func:`assuming`), and each leaves an operator in the graph, ``shardwright.assumed``, which returns
+its argument and raises :class:`AssumptionBroken` where the data says otherwise. No rule cuts it: every rank asks about the
+whole tensor, so that all of them go on or stop together.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers
+from shardwright.errors import AssumptionBroken, CaptureError
+from shardwright.frontend.checks import answer_of_check
+from shardwright.frontend.diagnose import short_path
+
+NAME = "shardwright::assumed"
+_OURS = Path(__file__).parent
+_NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{_OURS}/", f"{_OURS.parent / '_torch_compat.py'}")
+_QUESTIONS = {
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.is_nonzero,
+    torch.is_nonzero,
+}
+_COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
+
+
+@dataclass
+class Answers:
+    """What a model read from its data, by the line that asked, in the order of asking."""
+
+    by_line: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+
+class _Listening(TorchFunctionMode):
+    """Writes down every answer."""
+
+    def __init__(self) -> None:
+        self.answers = Answers()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in _QUESTIONS or function in _COMPARISONS:
+            self.answers.by_line[_line()].append(result)
+        return result
+
+
+class _Assuming(TorchFunctionMode):
+    """Gives the answers of another run, and leaves an operator for each that checks it."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.left = {line: iter(found) for line, found in answers.by_line.items()}
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function not in _QUESTIONS and function not in _COMPARISONS:
+            return function(*args, **(kwargs or {}))
+        return self.answer(function, lambda: function(*args, **(kwargs or {})), *args, **(kwargs or {}))
+
+    def answer(self, function: Any, otherwise: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        """The answer of the other run to this question, or ``otherwise`` where it has none or none is needed."""
+        line = _line()
+        answer = next(self.left.get(line, iter(())), None)
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if answer is None or all(has_data(tensor) for tensor in tensors):
+            return otherwise()
+        if function is torch.Tensor.__bool__ and (check := answer_of_check()) is not None:
+            return check
+        if function in _COMPARISONS:
+            asked = _compared(function, *args, **kwargs)
+        elif _has_floats(answer):
+            if function is torch.Tensor.item:
+                return tensors[0].detach().reshape(())  # a tensor without dims goes wherever a number goes
+            raise CaptureError(
+                f"The model reads the number {answer} from data at {line} to compute with it outside of tensors.",
+                "Keep it a tensor (no float(), no math functions), or pass the value in as a Python argument.",
+            )
+        else:
+            asked = tensors[0]
+        torch.ops.shardwright.assumed(asked, json.dumps(answer), line)
+        return answer
+
+
+def _compared(function: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if one.shape != other.shape and function in (torch.equal, torch.Tensor.equal):
+        return torch.zeros((), dtype=torch.bool)
+    same = one == other if function in (torch.equal, torch.Tensor.equal) else torch.isclose(one, other, *args, **kwargs)
+    return same.all()
+
+
+def _has_floats(answer: Any) -> bool:
+    return any(_has_floats(item) for item in answer) if isinstance(answer, list) else isinstance(answer, float)
+
+
+def _line() -> str:
+    """``package/file.py:line`` of the model's innermost frame."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
+        frame = frame.f_back
+    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def answers_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:
+    """Run ``model`` once as it is and listen; buffers and random numbers are put back."""
+    before = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]), _Listening() as listening:
+        model(*args, **kwargs)
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(before[name])
+    return listening.answers
+
+
+@contextmanager
+def assuming(answers: Answers | None) -> Iterator[None]:
+    """While a model is exported, answer its questions about data; without answers nothing happens."""
+    if answers is None:
+        yield
+        return
+    mode = _Assuming(answers)
+    # A fake tensor's own tolist() would ask for every number by itself.
+    with mode, fake_tolist(lambda original, x: mode.answer(torch.Tensor.tolist, lambda: original(x), x)):
+        yield
+
+
+@torch.library.custom_op(NAME, mutates_args=())
+def _operator(value: Tensor, expected: str, line: str) -> Tensor:
+    found, wanted = value.tolist(), json.loads(expected)
+    if found != wanted:
+        raise AssumptionBroken(
+            f"At {line} the model looks at its data: the graph was captured for {_short(wanted)}, this batch gives "
+            f"{_short(found)}.",
+            "Capture and plan with an example like this batch, or decide with torch.where instead of Python.",
+        )
+    return value.clone()
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@_operator.register_fake
+def _(value: Tensor, expected: str, line: str) -> Tensor:
+    return torch.empty_like(value)
+
+
+_operator.register_autograd(lambda ctx, grad: (None, None, None), setup_context=lambda ctx, inputs, output: None)
+keep_without_readers(torch.ops.shardwright.assumed.default)

@@ -1,0 +1,73 @@
+"""Decisions on data are those of the example, and a batch that decides otherwise is told so."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.frontend.faithful import faithful, targets
+from torch import Tensor, nn
+
+from shardwright.errors import AssumptionBroken, CaptureError
+from shardwright.frontend import capture
+from shardwright.frontend.replay import replay
+
+
+class Deciding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        x = self.norm(self.linear(x))
+        if not torch.isfinite(x).all():
+            x = torch.nan_to_num(x)
+        for row, length in enumerate(lengths.tolist()):
+            x = x + x[:, :length].sum() * row
+        return x * 2 if torch.equal(lengths, torch.ones_like(lengths)) else x * x.max().item()
+
+
+LENGTHS = torch.tensor([1, 3])
+
+
+def test_the_graph_is_for_the_examples_decisions() -> None:
+    graph = faithful(Deciding(), (torch.randn(2, 4), LENGTHS), meta=False)
+    assert targets(graph).count("shardwright.assumed.default") == 3
+    assert sum("looks at its data at" in note and "test_assumptions.py:" in note for note in graph.notes) == 3
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Deciding()
+    x, before = torch.randn(2, 4), copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    capture(model, (x, LENGTHS))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("x", "lengths", "about"),
+    [
+        (torch.full((2, 4), float("inf")), LENGTHS, "captured for True, this batch gives False"),
+        (torch.randn(2, 4), torch.tensor([1, 4]), r"captured for \[1, 3\], this batch gives \[1, 4\]"),
+        (torch.randn(2, 4), torch.tensor([1, 1]), r"captured for \[1, 3\]"),
+    ],
+)
+def test_a_batch_that_decides_otherwise_is_refused_by_name(x: Tensor, lengths: Tensor, about: str) -> None:
+    model = Deciding()
+    graph = capture(model, (torch.randn(2, 4), LENGTHS))
+    with pytest.raises(AssumptionBroken, match=about) as refusal:
+        replay(graph, model, (x, lengths))
+    assert "test_assumptions.py:" in refusal.value.message
+    # The remedy: capture with such a batch.
+    again = capture(model, (x, lengths))
+    replay(again, model, (x, lengths))
+
+
+def test_without_values_the_line_is_named_and_the_remedy_works() -> None:
+    model = Deciding()
+    with pytest.raises(CaptureError, match=r"test_assumptions\.py") as refusal:
+        capture(model.to("meta"), (torch.randn(2, 4, device="meta"), LENGTHS.to("meta")))
+    assert "real" in refusal.value.remedy
+    capture(Deciding(), (torch.randn(2, 4), LENGTHS))

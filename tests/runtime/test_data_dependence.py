@@ -1,0 +1,53 @@
+"""Models that look at their data, on several processes: the same numbers, and one refusal on all ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from lowering.strategies import mesh_with, random_strategy
+from runtime.workers import device_mesh
+from shardwright.errors import AssumptionBroken
+from shardwright.frontend import capture
+from shardwright.runtime import parallelize
+from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import widened
+from shardwright.verification.verify import check
+
+
+@functools.lru_cache
+def built(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    from tests.frontend.various import build
+
+    model, args, kwargs = widened(*build(name))
+    with all_double():
+        return model, args, kwargs, capture(model, args, kwargs)
+
+
+def agrees(rank: int, name: str, seed: int) -> None:
+    model, args, kwargs, graph = built(name)
+    strategy = random_strategy(graph, mesh_with((4,)), seed)
+    answer = check(model, args, kwargs, strategy, steps=2, mesh=device_mesh((4,)), graph=graph)
+    if rank == 0:
+        assert answer is not None and answer.agrees, answer.as_dict()
+
+
+@pytest.mark.parametrize(("name", "seed"), [("router", 0), ("guarded", 1), ("spiking", 2), ("hypernetwork", 3)])
+def test_same_numbers(pool, name, seed):
+    pool.run(agrees, name, seed)
+
+
+def refused_on_every_rank(rank: int) -> None:
+    model, (x, mask), _, graph = built("guarded")
+    strategy = random_strategy(graph, mesh_with((4,)), 1)
+    parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph, keep=True)
+    with pytest.raises(AssumptionBroken, match=r"various.py:\d+ the model looks at its data"):
+        parallel(x, torch.zeros_like(mask))
+    parallel(x, mask)  # and the next batch like the example is computed
+
+
+def test_a_batch_that_decides_otherwise(pool):
+    pool.run(refused_on_every_rank)
