@@ -21,6 +21,9 @@ def report(
     ] = None,
     why_seconds: Annotated[float, typer.Option(help="Seconds to search for alternatives of operators")] = 20.0,
     verified: Annotated[Path | None, typer.Option(help="What `shardwright verify … --json` printed")] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A trace of `shardwright run --profile`: laid over the predicted timeline")
+    ] = None,
     model: ModelOption = None,
     trust: TrustOption = False,
 ) -> None:
@@ -28,12 +31,15 @@ def report(
 
     Example: shardwright report plan.json -o plan.html --price 2.50
 
+    With what a run took: shardwright report plan.json --measured trace.json
+
     A picture for a paper: shardwright report plan.json -o plan.pdf
     """
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.planner import describe_graph
     from shardwright.reports import picture, plan_page
+    from shardwright.reports.measured import read_trace
     from shardwright.reports.trust import read_verification
 
     if output.suffix not in (".html", ".svg", ".pdf"):
@@ -42,13 +48,16 @@ def report(
         )
     check_writable(output)
     said = None if verified is None else read_verification(verified)
+    trace = None if measured is None else read_trace(measured)
     with progress() as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating, and asking for alternatives")
         content: str | bytes
         if output.suffix == ".html":
-            content = plan_page(loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said)
+            content = plan_page(
+                loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said, trace=trace
+            )
         else:
             described = describe_graph(graph)
             drawing = picture(loaded, graph, described.rules, described.labels)

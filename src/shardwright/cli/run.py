@@ -16,6 +16,9 @@ def run(
     node_rank: Annotated[int | None, typer.Option(help="Which node this is, where the rendezvous cannot tell")] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option(help="host:port of the first node, for several nodes")] = None,
     max_restarts: Annotated[int, typer.Option(help="Restarts after a failure; resume from a checkpoint")] = 0,
+    profile: Annotated[
+        Path | None, typer.Option(help="Record the fourth step of rank 0 here, for `shardwright report --measured`")
+    ] = None,
 ) -> None:
     """Start SCRIPT with torchrun on as many processes as PLAN is for.
 
@@ -23,10 +26,19 @@ def run(
 
     Example: shardwright run plan.json -- train.py --steps 1000
 
+    Example: shardwright run plan.json --profile trace.json -- train.py    (then report plan.json --measured trace.json)
+
     Example: shardwright run plan.json --rdzv-endpoint host0:29400 -- train.py    (the same line on each of two nodes)
     """
+    import os
+
+    from shardwright.files import check_writable
+    from shardwright.runtime.profiling import PROFILE_VARIABLE
     from shardwright.runtime.torchrun import start
 
+    check_writable(profile)
+    if profile is not None:
+        os.environ[PROFILE_VARIABLE] = str(profile.resolve())
     start(
         plan,
         script,

@@ -17,6 +17,7 @@ from shardwright.plans import Plan
 from shardwright.reports.cuts import MEANING
 from shardwright.reports.glance import glance, memory_gauge, work_of
 from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
+from shardwright.reports.measured import Measured, compare_with, measured_html, packed_measured
 from shardwright.reports.packing import deflated, packed_step
 from shardwright.reports.splitting import split_rows
 from shardwright.reports.steps import RankStep, rank_steps
@@ -58,18 +59,19 @@ def plan_page(
     price: float | None = None,
     why_seconds: float = WHY_SECONDS,
     verified: Mapping[str, Any] | None = None,
-    measured: Mapping[str, Any] | None = None,
+    trace: Sequence[dict[str, Any]] | None = None,
 ) -> str:
     """The page of a plan as one HTML document.
 
     ``price`` is that of one device for an hour; ``why_seconds`` bounds the searches for alternatives; ``verified`` is what
-    ``shardwright verify --json`` said, ``measured`` what a profiled run took (:mod:`~shardwright.reports.measured`).
+    ``shardwright verify --json`` said, ``trace`` a recorded run (:func:`~shardwright.reports.measured.read_trace`).
 
     >>> Path("plan.html").write_text(plan_page(plan, graph))
     """
     described = describe_graph(graph)
     steps, work, mesh = rank_steps(plan, graph), work_of(graph), plan.mesh
     sent = flows(steps[0], mesh)
+    measured = None if trace is None else compare_with(steps[0], graph, trace)
     limit = limit_of(mesh.device, plan.asked.memory_limit)
     carried = {
         "file": file,
@@ -83,7 +85,7 @@ def plan_page(
         "split": split_rows(plan, graph, described.rules, described.labels),
         "flows": [asdict(flow) for flow in sent],
         "why": why_rows(plan, graph, described, why_seconds),
-        "measured": measured and measured["timeline"],
+        "measured": measured and packed_measured(measured),
     }
     content = {
         "glance": glance(plan, work, price),
@@ -128,7 +130,7 @@ def _split() -> str:
     return filled("split.html", legend=legend)
 
 
-def _timeline(steps: Sequence[RankStep], measured: Mapping[str, Any] | None) -> str:
+def _timeline(steps: Sequence[RankStep], measured: Measured | None) -> str:
     step = steps[0]
     busy = [
         [
@@ -143,7 +145,7 @@ def _timeline(steps: Sequence[RankStep], measured: Mapping[str, Any] | None) -> 
         "point at a bar for what it is, how long it takes and what it waits for.</p>"
         + asset("timeline.html")
         + table("How busy every stream is", ["stream", "busy", "share of the step"], busy)
-        + ("" if measured is None else measured["html"])
+        + ("" if measured is None else measured_html(measured, step.seconds))
     )
 
 

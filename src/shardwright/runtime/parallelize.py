@@ -32,6 +32,7 @@ from shardwright.runtime.inputs import example
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.parts import look_at_hooks
+from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.torchrun import plan_of_job
 
 
@@ -134,6 +135,7 @@ def parallelize(
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
+    profile_if_asked(parallel)
     return parallel
 
 
