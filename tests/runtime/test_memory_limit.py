@@ -72,7 +72,7 @@ def train(model: torch.nn.Module, x: torch.Tensor) -> list[float]:
     losses = []
     for _ in range(2):
         optimizer.zero_grad()
-        loss = model(x).full_tensor().square().mean()
+        loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
