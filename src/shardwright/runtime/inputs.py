@@ -133,7 +133,7 @@ class Arguments:
         return self._crossings[name](leaf).to(self._device)
 
 
-def example(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def example_of(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Stand-ins for a call, from the paths, dtypes and shapes that a plan remembers (on the meta device)."""
     args: dict[int, Any] = {}
     kwargs: dict[str, Any] = {}

@@ -29,6 +29,7 @@ from shardwright.lowering.validate import validate_program
 from shardwright.operators.rules import largest_shard
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs, whole_layout
+from shardwright.runtime.calling import Calling
 from shardwright.runtime.execution import Execution, Rank
 from shardwright.runtime.gradients import Gradients, Slot
 from shardwright.runtime.parts import Part
@@ -52,6 +53,7 @@ class ParallelModule(torch.nn.Module):
         inputs: Inputs = "whole",
         outputs: Outputs = "whole",
         compare_batches: int = 1,
+        calling: Calling | None = None,
     ) -> None:
         """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names."""
         super().__init__()
@@ -82,6 +84,7 @@ class ParallelModule(torch.nn.Module):
         self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
         self._mode_free = not self.graph.mutations and not self.draws
         self._met = False
+        self._calling = calling
         given = {i.tensor: program.strategy.resting[i.tensor] for i in self.graph.inputs if i.tensor is not None}
         layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
         apart = mesh.size() > 1 and dist.get_backend() != "fake"
@@ -133,6 +136,8 @@ class ParallelModule(torch.nn.Module):
                 "Plan the model in the lower precision and call parallelize(model, plan, compute_dtype=torch.bfloat16), "
                 "which keeps float32 masters; leave the call out of autocast.",
             )
+        if self._calling is not None:
+            args, kwargs = self._calling.arranged(args, kwargs)
         if torch.compiler.is_compiling():
             leaves = flatten_tree((args, kwargs))[0]
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):

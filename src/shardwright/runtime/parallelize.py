@@ -7,6 +7,7 @@ against the plan, lowered for this rank, and its parameters are cut to the shard
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from shardwright._torch_compat import map_tree
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
@@ -27,8 +29,9 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.runtime.agreement import agree, digest, sample
 from shardwright.runtime.border import Inputs, Outputs
+from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
-from shardwright.runtime.inputs import example
+from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.parts import look_at_hooks
@@ -132,6 +135,7 @@ def parallelize(
         inputs=inputs,
         outputs=outputs,
         compare_batches=compare_batches,
+        calling=Calling.of(model.forward, graph),
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
@@ -174,10 +178,12 @@ def _captured(
     if args is None and kwargs is None:
         if not isinstance(plan, Plan):
             raise RunError("A bare strategy does not know the model's inputs.", "Pass args and kwargs.")
-        args, kwargs = example(plan.signature.inputs)
+        # Only the arguments are asked for: whatever operators the plan's graph names, nothing of it is run.
+        known = plan.captured is not None
+        args, kwargs = example(plan.graph(trusted=True)) if known else example_of(plan.signature.inputs)
         own = next(iter(model.parameters()), None)
         if own is not None and own.device.type != "meta":
-            args, kwargs = _on(own.device, args), {key: _on(own.device, value) for key, value in kwargs.items()}
+            args, kwargs = map_tree(functools.partial(_on, own.device), (args, kwargs))
     return capture(model, tuple(args or ()), kwargs)
 
 
@@ -193,9 +199,8 @@ def _in_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 def _on(device: torch.device, value: Any) -> Any:
     """Values for shapes only; export runs nothing."""
-    if isinstance(value, tuple):
-        return tuple(_on(device, item) for item in value)
-    return torch.zeros(value.shape, dtype=value.dtype, device=device)
+    zeros = isinstance(value, torch.Tensor)
+    return torch.zeros(value.shape, dtype=value.dtype, device=device) if zeros else value
 
 
 def priced_mesh(plan: Union[Plan, Strategy]) -> Mesh:

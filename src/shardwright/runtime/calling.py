@@ -1,0 +1,94 @@
+"""How a call is written and how the plan's call was written are two things: positions and keywords are exchanged.
+
+A loop may give by keyword what the example gave by position, leave out what the example gave as its default, or give
+a default that the example left out. :class:`Calling` writes such a call the way the graph was captured.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from shardwright._torch_compat import load_tree, names_in_tree, unflatten_tree
+from shardwright.errors import RunError
+from shardwright.frontend.containers import restored_tree
+from shardwright.graph import Atom, Graph
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Calling:
+    """``names`` are those of the parameters that may be given by position; the captured call gave the first
+    ``positional`` of them so, and ``keywords`` by name."""
+
+    names: tuple[str, ...]
+    positional: int
+    keywords: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(forward: Callable[..., Any], graph: Graph) -> Calling:
+        """The way in which ``forward`` was called when the graph was captured.
+
+        >>> Calling(("x", "mask"), 1, (), {"mask": None}).arranged((), {"x": 1, "mask": None})
+        ((1,), {})
+        """
+        args, kwargs = _skeleton(graph)
+        found = inspect.signature(forward).parameters.values()
+        by_position = (p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+        defaults = {p.name: p.default for p in found if p.default is not p.empty}
+        return Calling(tuple(p.name for p in by_position), len(args), tuple(kwargs), defaults)
+
+    def arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call as the captured one was written; what has no place there stays a keyword, to be refused by name."""
+        if (len(args) == self.positional and tuple(kwargs) == self.keywords) or len(args) > len(self.names):
+            return args, kwargs
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        wanted = (*self.names[: self.positional], *self.keywords)
+        for name in wanted:
+            if name not in given and name in self.defaults:
+                given[name] = self.defaults[name]
+        if self.positional > len(self.names) or not all(name in given for name in self.names[: self.positional]):
+            return args, kwargs
+        arranged = tuple(given.pop(name) for name in self.names[: self.positional])
+        ordered = {name: given.pop(name) for name in self.keywords if name in given}
+        return arranged, ordered | {name: value for name, value in given.items() if not self._idle(name, value)}
+
+    def _idle(self, name: str, value: Any) -> bool:
+        """Whether an argument that the captured call lacked says nothing: it is what it is anyway."""
+        if name not in self.defaults or isinstance(value, torch.Tensor):
+            return False
+        default = self.defaults[name]
+        return value is default or bool(value == default)
+
+
+def _skeleton(graph: Graph) -> Call:
+    tree = restored_tree(graph.input_tree)
+    return unflatten_tree([None] * len(graph.inputs), tree)
+
+
+def example(graph: Graph) -> Call:
+    """Stand-ins for the call that a graph was captured with, on the meta device; plain values as they were.
+
+    Nothing is imported for it: a plan may come from anywhere.
+    """
+    unknown = names_in_tree(graph.input_tree)
+    if unknown or any(isinstance(entry.value, Atom) for entry in graph.inputs):
+        what = f"a {min(unknown)}" if unknown else "a dtype or device"
+        raise RunError(
+            f"The plan was made for a call with {what} among its arguments, which cannot be rebuilt from the plan alone.",
+            "Pass example inputs: parallelize(model, plan, args, kwargs).",
+        )
+    leaves = []
+    for entry in graph.inputs:
+        meta = graph.tensors[entry.tensor] if entry.tensor is not None else None
+        leaves.append(
+            entry.value if meta is None else torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
+        )
+    args, kwargs = unflatten_tree(leaves, load_tree(graph.input_tree))
+    return tuple(args), dict(kwargs)
