@@ -1,0 +1,362 @@
+"""What is fuzzed: each target makes a good document once, and runs a command (or a reader) on a damaged copy of it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import itertools
+import json
+import os
+import pickle
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from fuzz.mutations import CHANGES, NUMBERS, TORN, WORDS, changed, deepened, torn
+from shardwright.errors import ShardwrightError
+
+CANARY = """
+from pathlib import Path
+Path(__file__).with_suffix(".ran").write_text("yes")
+def build():
+    raise SystemExit
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """``draw`` says what a case is made of, ``run`` runs it in a folder of its own; ``share`` of all the cases."""
+
+    name: str
+    share: float
+    draw: Any
+    run: Callable[[Path, Any], None]
+    prepare: Callable[[], Any] = lambda: None
+
+
+def command(*arguments: str) -> None:
+    """``shardwright ARGUMENTS`` in this process; its output is looked at by nobody."""
+    from shardwright.cli import app
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        app(list(arguments), standalone_mode=True)
+
+
+@cache
+def _plan() -> tuple[Any, Any]:
+    """A plan's document, without and with its graph opened."""
+    from shardwright.graph import to_json as graph_json
+    from shardwright.planner import plan
+    from shardwright.plans import to_json
+
+    with torch.device("meta"):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8)
+        )
+        made = plan(model, (torch.empty(8, 16),), cluster="2xH100", baselines=())
+    document = json.loads(to_json(made))
+    document["model"] = "canary.py:build"
+    return document, json.loads(graph_json(made.graph()))
+
+
+PLAN_COMMANDS = (
+    ("explain", "plan.json"),
+    ("explain", "plan.json", "*", "--json"),
+    ("explain", "plan.json", "--memory"),
+    ("simulate", "plan.json", "--json"),
+    ("report", "plan.json", "-o", "plan.svg"),
+    ("plan", "plan.json", "--json", "--time-limit", "1"),
+)
+
+
+def _run_plan(folder: Path, drawn: Any) -> None:
+    inside, changes, tear, which = drawn
+    document, graph = _plan()
+    (folder / "canary.py").write_text(CANARY)
+    if inside:  # deep into the graph, past the checks of the file around it
+        from shardwright.graph import fingerprint, from_json
+
+        graph = changed(graph, changes)
+        text = deepened(json.dumps(graph))
+        packed = base64.b64encode(zlib.compress(text)).decode()
+        document = {**document, "graph": packed}
+        with contextlib.suppress(ShardwrightError):
+            document["signature"] = {**document["signature"], "fingerprint": fingerprint(from_json(text.decode()))}
+    else:
+        document = changed(document, changes)
+    (folder / "plan.json").write_bytes(torn(deepened(json.dumps(document)), tear))
+    os.chdir(folder)
+    try:
+        command(*which)
+    finally:
+        assert not (folder / "canary.ran").exists(), "the plan's Python file was run"
+
+
+@cache
+def _cluster() -> Any:
+    from shardwright.cluster import cluster_to_toml, parse_cluster, toml_text
+
+    document = toml_text.loads(cluster_to_toml(parse_cluster("2x2xH100")))
+    document["group"][0]["device"].pop("profile", None)
+    curve = {"features": ["m", "n", "k"], "points": [[8, 8, 8], [64, 64, 64]], "ratios": [4.0, 1.5]}
+    document["group"][0]["device"]["profile"] = {
+        "label": "measured",
+        "kernel_floor": 1e-6,
+        "dispatch": {"add": [1e-6, 2e-6]},
+        "optimizer": {"adamw/float32": [1e-5, 1e-6, 1e-12]},
+        "curves": {"matmul/float32/forward": curve},
+    }
+    return document
+
+
+def _run_cluster(folder: Path, drawn: Any) -> None:
+    from shardwright.cluster import toml_text
+
+    changes, tear, verb = drawn
+    try:
+        text = toml_text.dumps(changed(_cluster(), changes))
+    except (TypeError, RecursionError, AttributeError):
+        text = "a = " + "[" * 5000
+    (folder / "c.toml").write_bytes(torn(deepened(text), tear))
+    command("clusters", str(folder / "c.toml"), *verb)
+
+
+CLUSTER_OPTIONS = ((), ("--json",), ("--toml",))
+CHOICE = {
+    "problem": {
+        "name": "fuzzed",
+        "nodes": {
+            "intervals": [[30, 70], [40, 70], [50, 120], [110, 140], [110, 150], [0, 60]],
+            "costs": [[15], [55, 65], [25, 45, 35], [85, 75], [95], [1, 2, 3]],
+            "usages": [[10], [25, 25], [15, 20, 15], [10, 10], [15], [5, 1, 9]],
+        },
+        "edges": {
+            "nodes": [[0, 1], [0, 2], [1, 3], [2, 4], [3, 4], [5, 2]],
+            "costs": [[30, 40], [50, 10, 40], [90, 10, 20, 80], [60, 20, 30], [70, 60], [1, 2, 3, 4, 5, 6, 7, 8, 9]],
+        },
+        "usage_limit": 50,
+    }
+}
+
+
+def _run_choose(folder: Path, drawn: Any) -> None:
+    changes, tear, method = drawn
+    path = folder / "problem.json"
+    path.write_bytes(torn(deepened(json.dumps(changed(CHOICE, changes))), tear))
+    command("choose", str(path), "--time-limit", "1", "--method", method)
+
+
+METHODS = ("auto", "limited", "integer", "brute", "eliminate", "markov")
+
+
+LATENCIES = {"supportedOnFpga": True, "cpuLatency": 9.0, "fpgaLatency": 1.0, "size": 10.0}
+WORKLOAD = {
+    "maxFPGAs": 2,
+    "maxCPUs": 1,
+    "maxSizePerFPGA": 100.0,
+    "nodes": [{"id": i, **LATENCIES, "isBackwardNode": i > 5, "colorClass": i % 6} for i in range(10)],
+    "edges": [{"sourceId": i, "destId": i + 1, "cost": 0.5} for i in range(9)],
+}
+KINDS = {
+    "kinds": [{"name": "fast", "count": 2, "memory": 50.0}, {"name": "host", "count": 1, "host": True}],
+    "nodes": [{"id": str(i), "times": [1.0 + i, None if i == 3 else 4.0], "size": 5.0} for i in range(6)],
+    "edges": [
+        {"sourceId": str(i), "destId": str(j), "cost": 0.1} for i in range(6) for j in range(i + 1, 6) if (i + j) % 2
+    ],
+}
+PLACE_OPTIONS = (
+    (), ("--solver", "heuristic"), ("--noncontiguous",), ("--objective", "latency"), ("--replicate",), ("--overlap",),
+    ("--solver", "local-search"), ("--objective", "latency", "--solver", "greedy"), ("--separate-passes",),
+)  # fmt: skip
+
+
+def _compile_choosing() -> None:
+    """Kernels are compiled once, and not on a case's time."""
+    with tempfile.TemporaryDirectory() as folder:
+        for method in METHODS:
+            with contextlib.suppress(SystemExit, ShardwrightError):
+                _run_choose(Path(folder), ([], ("whole", 0.0, b""), method))
+
+
+def _compile_placing() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for base, options in itertools.product((WORKLOAD, KINDS), PLACE_OPTIONS):
+            with contextlib.suppress(SystemExit, ShardwrightError):
+                _run_place(Path(folder), (base, [], ("whole", 0.0, b""), options))
+
+
+def _run_place(folder: Path, drawn: Any) -> None:
+    base, changes, tear, options = drawn
+    path = folder / "workload.json"
+    path.write_bytes(torn(deepened(json.dumps(changed(base, changes))), tear))
+    command("place", str(path), "--time-limit", "1", "--json", *options)
+
+
+class _Calls:
+    """Pickles as a call of a function: what an attacker writes."""
+
+    def __init__(self, *call: Any) -> None:
+        self.call = call
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@cache
+def _checkpoint() -> tuple[bytes, bytes]:
+    """The metadata and the one shard of a small checkpoint."""
+    from shardwright.runtime.checkpoint import save_checkpoint
+
+    model = torch.nn.Linear(4, 4)
+    with tempfile.TemporaryDirectory() as folder:
+        made = save_checkpoint(folder, 1, model)
+        (shard,) = made.glob("*.distcp")
+        return (made / ".metadata").read_bytes(), shard.read_bytes()
+
+
+def _run_checkpoint(folder: Path, drawn: Any) -> None:
+    from shardwright.runtime.checkpoint import load_checkpoint
+    from shardwright.runtime.checkpoint_reading import read_metadata
+
+    what, tear, shard_tear, where, value = drawn
+    metadata, shard = _checkpoint()
+    place = folder / "run" / "step-1"
+    place.mkdir(parents=True)
+    (place / "__0_0.distcp").write_bytes(torn(shard, shard_tear))
+    (place / ".metadata").write_bytes(metadata)
+    if what == "torn":
+        (place / ".metadata").write_bytes(torn(metadata, tear))
+    else:
+        data = read_metadata(place)
+        if what == "calls":
+            data.planner_data = _Calls(os.system, (f"touch {folder}/ran",))
+        elif what == "entry":
+            names = sorted(data.state_dict_metadata)
+            data.state_dict_metadata[names[int(where * len(names))]] = value
+        else:
+            index = list(data.storage_data)[int(where * len(data.storage_data))]
+            setattr(data.storage_data[index], ("relative_path", "offset", "length")[int(where * 997) % 3], value)
+        (place / ".metadata").write_bytes(pickle.dumps(data))
+    try:
+        load_checkpoint(folder / "run", torch.nn.Linear(4, 4))
+    finally:
+        assert not (folder / "ran").exists(), "the checkpoint ran a command"
+
+
+@cache
+def _kept() -> tuple[Any, str]:
+    from shardwright.cluster import toml_text
+    from shardwright.cluster.local import quick_figures
+    from shardwright.cluster.serial import device_to, link_to
+
+    device, link = quick_figures(2)
+    table = toml_text.loads(toml_text.dumps({"device": device_to(device), "link": link_to(link)}))
+    record = {
+        "target": "aten.hypot.default",
+        "origin": "probed",
+        "reason": "",
+        "loops": [["p1", 8, ["S0", "S0"], ["S0"]]],
+    }
+    return table, json.dumps(record)
+
+
+def _run_cache(folder: Path, drawn: Any) -> None:
+    from shardwright.cluster import parse_cluster, toml_text
+    from shardwright.cluster.local import cores
+    from shardwright.graph import Op, Ref, Tensor
+    from shardwright.operators import probing
+
+    changes, tear = drawn
+    os.environ["SHARDWRIGHT_CACHE"] = str(folder)
+    table, record = _kept()
+    try:
+        text = toml_text.dumps(changed(table, changes))
+    except (TypeError, RecursionError, AttributeError):
+        text = "a = " + "[" * 5000
+    place = folder / f"local-2-of-{cores()}-cores.toml"
+    place.write_bytes(torn(deepened(text), tear))
+    place.chmod(0o600)
+    assert parse_cluster("local:2").size == 2
+    tensors = {name: Tensor(name, (8, 4), "float32") for name in "xyz"}
+    op = Op("op", "aten.hypot.default", (Ref("x"), Ref("y")), (), ("z",))
+    (folder / probing.KIND).mkdir(mode=0o700)
+    place = folder / probing.KIND / f"{probing._key(op, tensors)}.json"
+    place.write_bytes(torn(deepened(json.dumps(changed(json.loads(record), changes))), tear))
+    place.chmod(0o600)
+    rules = probing._believed(probing._key(op, tensors), op, tensors)
+    for loop in rules.loops if rules is not None else ():
+        assert len(loop.inputs) == 2 and len(loop.outputs) == 1
+
+
+ODD = ["local:2x", "9xH100", "H100", "0xH100", "x", "hf:", "gpt:", "gpt:layers=1e9", "nothing.py:f", ".json", "~", "-"]
+SPEAKABLE = [word for word in WORDS if "\0" not in word and "\ud800" not in word]
+TOKENS = st.one_of(
+    st.sampled_from([str(number) for number in NUMBERS]),
+    st.sampled_from(SPEAKABLE),
+    st.sampled_from(ODD),
+    st.text(max_size=8).filter(lambda text: "\0" not in text and text.isprintable()),
+)
+SMALL = ("plan", "gpt:small", "--cluster", "2xH100")
+VERBS = (
+    *((verb,) for verb in ("clusters", "explain", "choose", "place", "simulate", "report", "run")),
+    *(("clusters", "--json"), ("ops", "--json"), ("plan", "--cluster"), SMALL[:3], ()),
+    *((*SMALL, option) for option in ("--memory", "--pin", "--search", "--time-limit", "--batch", "--forbid")),
+    *(("place", "--time-limit"), ("choose", "x.json", "--method"), ("verify", "--steps"), ("calibrate", "--seconds")),
+)
+
+
+def _run_words(folder: Path, drawn: Any) -> None:
+    verb, words = drawn
+    os.chdir(folder)
+    if verb[:4] == SMALL and (not words or words[0].strip() in ("0.5", "1", "2", "3", "7", "1e+18", "1e+300")):
+        words = ["nan"]  # a whole search is no case for a fuzzer
+    command(*verb, *words)
+
+
+TARGETS = (
+    Target("plans", 0.3, st.tuples(st.booleans(), CHANGES, TORN, st.sampled_from(PLAN_COMMANDS)), _run_plan, _plan),
+    Target(
+        "clusters",
+        0.15,
+        st.tuples(CHANGES, TORN, st.sampled_from([(), ("--json",), ("--toml",)])),
+        _run_cluster,
+        _cluster,
+    ),
+    Target(
+        "choose problems",
+        0.15,
+        st.tuples(CHANGES, TORN, st.sampled_from(METHODS)),
+        _run_choose,
+        _compile_choosing,
+    ),
+    Target(
+        "place problems",
+        0.15,
+        st.tuples(st.sampled_from([WORKLOAD, KINDS]), CHANGES, TORN, st.sampled_from(PLACE_OPTIONS)),
+        _run_place,
+        _compile_placing,
+    ),
+    Target(
+        "checkpoints",
+        0.1,
+        st.tuples(
+            st.sampled_from(["torn", "torn", "calls", "entry", "place"]),
+            TORN,
+            TORN,
+            st.floats(0, 1, exclude_max=True),
+            st.sampled_from([None, 3, -1, 10**30, "x", "../x", "/etc/passwd", [], {}]),
+        ),
+        _run_checkpoint,
+        _checkpoint,
+    ),
+    Target("caches", 0.05, st.tuples(CHANGES, TORN), _run_cache, _kept),
+    Target("command lines", 0.1, st.tuples(st.sampled_from(VERBS), st.lists(TOKENS, max_size=3)), _run_words),
+)
