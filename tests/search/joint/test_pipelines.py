@@ -1,0 +1,113 @@
+"""Pipelines of priced blocks against every composition on a small model, and never worse than the baselines."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from shardwright.cluster import parse_cluster
+from shardwright.errors import Infeasible, ProblemError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.search.joint.blocks import BlockPricer
+from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, _Space, search_pipelines
+from shardwright.zoo.reference import resolve
+
+
+def small(size: int) -> Graph:
+    resolved = resolve("gpt:layers=4,width=256,heads=4,vocab=512,seq=128", batch=size)
+    return capture(resolved.model, resolved.args, resolved.kwargs)
+
+
+GRAPHS: dict[int, Graph] = {}
+
+
+def graph_at(size: int) -> Graph:
+    return GRAPHS.setdefault(size, small(size)) if size not in GRAPHS else GRAPHS[size]
+
+
+def every_pipeline(space: _Space) -> list[JointPlan]:
+    """Every way to give runs of blocks to aligned powers of two of devices, each stage with its best row."""
+    plans = []
+    last = space.cuts - 1
+    for stages in range(1, space.most + 1):
+        for inner in itertools.combinations(range(1, last), stages - 1):
+            cuts = [0, *inner, last]
+            for units in itertools.product([1, 2, 4], repeat=stages):
+                if sum(units) > space.devices:
+                    continue
+                after = [sum(units[k + 1 :]) for k in range(stages)]
+                if any(a % u for a, u in zip(after, units, strict=True)):
+                    continue
+                picked = []
+                for k in range(stages):
+                    index = next(
+                        i
+                        for i, (a, b) in enumerate(zip(space.first, space.last, strict=True))
+                        if (a, b) == (cuts[k], cuts[k + 1])
+                    )
+                    picked.append((index, units[k], after[k], stages - k))
+                plan = space._timed(picked, space.rows, "1f1b")
+                if plan is not None:
+                    plans.append(plan)
+    return plans
+
+
+@pytest.mark.parametrize("limit", [None, 40e6, 22e6])
+def test_the_bound_is_below_every_pipeline_and_the_answer_near_the_best(limit: float | None) -> None:
+    cluster = parse_cluster("4xH100")
+    space = _Space(Model(graph_at), cluster, 16, 4, limit, "adamw", 2, 64)
+    plans = every_pipeline(space)
+    fastest = min(plan.step_seconds for plan in plans)
+    assert space.bound() <= fastest * (1 + 1e-9)
+    found = space.best()
+    assert found is not None
+    assert found.step_seconds <= fastest * 1.02  # the composition's formula and the simulation differ a little
+    room = limit or cluster.device.usable_memory
+    assert all(stage.memory_bytes <= room * (1 + 1e-9) for stage in found.stages)
+    assert [s.first_block for s in found.stages[1:]] == [s.last_block for s in found.stages[:-1]]
+
+
+def test_no_worse_than_any_baseline_and_bounded() -> None:
+    best, others = search_pipelines(
+        Model(graph_at, blocks=8), parse_cluster("2x2xH100"), batch=16, microbatch_sizes=(2, 4), baselines=BASELINES
+    )
+    assert best.stages[-1].last_block == 8
+    assert best.bound_seconds <= best.step_seconds
+    assert set(others) == set(BASELINES)
+    for plan in others.values():
+        if isinstance(plan, JointPlan):
+            assert best.step_seconds <= plan.step_seconds
+
+
+def test_stages_do_not_stand_across_unlike_nodes() -> None:
+    cluster = parse_cluster("2xH100")
+    weak = parse_cluster("2xA100-80GB")
+    both = type(cluster)("two kinds", (*cluster.nodes, *weak.nodes), cluster.network)
+    best, _ = search_pipelines(Model(graph_at, blocks=8), both, batch=16, microbatch_sizes=(4,))
+    for stage in best.stages:
+        devices = range(stage.first_device, stage.first_device + stage.devices)
+        assert len({number // 2 for number in devices}) == 1
+
+
+def test_prices_add_up_to_the_problem_they_come_from() -> None:
+    pricer = BlockPricer(graph_at(4))
+    from shardwright.cluster import meshes
+
+    price = pricer.prices(meshes(parse_cluster("2xH100"), 1)[0], 4)[0]
+    assert price.seconds.block > 0 and price.held.block > 0 and price.resting.block > 0
+    assert price.recompute_seconds > 0 and price.recompute_saves > 0
+    assert price.recompute_saves < price.held.block
+    assert pricer.boundary_bytes == 4 * 128 * 256 * 4
+
+
+def test_what_cannot_be_said_is_refused() -> None:
+    with pytest.raises(ProblemError, match="do not divide"):
+        search_pipelines(Model(graph_at), parse_cluster("2xH100"), batch=6, microbatch_sizes=(4,))
+    with pytest.raises(Infeasible, match="fits"):
+        search_pipelines(Model(graph_at), parse_cluster("2xH100"), batch=8, microbatch_sizes=(4,), memory_limit=1e5)
+    linear = torch.nn.Linear(4, 4)
+    with pytest.raises(ProblemError, match="no repeated blocks"):
+        BlockPricer(capture(linear, (torch.zeros(2, 4),), {}))
