@@ -113,6 +113,23 @@ def test_branches_and_skips() -> None:
     assert cost <= 1.2 * bound
 
 
+@pytest.mark.parametrize("objective", ["span", "makespan"])
+def test_stages_without_parameters_and_passes_that_hold_nothing(objective: str) -> None:
+    """A frozen stage has no weights' gradient, one that recomputes everything holds nothing: bounds and search go on."""
+    frozen = pipeline(range(3), 5, 1.0, 1.0, [1.0, 0.0, 1.0], 0.1, 1.0, [0.0, -1.0, 0.0], limits=2.0)
+    free = pipeline(range(3), 5, 1.0, 1.0, 1.0, 0.1, [0.0, 1.0, 1.0], 0.0, limits=[0.0, 2.0, 2.0])
+    for problem in (frozen, free):
+        cost, bound, _ = _checked(problem, objective, time_limit=0.5)
+        assert cost <= 1.6 * bound
+
+
+def test_merged_passes_run_too() -> None:
+    problem = pipeline(range(3), 6, limits=3.0)
+    merged = find_schedule(problem, time_limit=0.3).answer.merged()
+    assert any(action.kind == "B" for action in merged.actions())
+    check_memory(run(merged, problem))
+
+
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(Infeasible, match="device 0 may hold 1, but one micro-batch alone takes 2 there"):
         find_schedule(pipeline((0, 1, 1, 0), 4, limits=1.0))

@@ -141,6 +141,9 @@ def _most_gradients(inputs: Floats, weights: Floats, held: Floats, left: Floats,
             rest = min(int((room - count * held.min()) / left.min()), held.size - 1 - count)
             most = max(most, float(count * whole + rest * part))
         return min(most, everything)
-    with np.errstate(divide="ignore"):  # what holds nothing is always there
-        density = max(float(((inputs + weights) / held).max()), float((weights / left).max()))
+    density = 0.0
+    for seconds, memory in ((inputs + weights, held), (weights, left)):
+        if (memory[seconds > 0] == 0).any():
+            return everything  # what holds nothing is always there
+        density = max(density, float((seconds[seconds > 0] / memory[seconds > 0]).max(initial=0.0)))
     return min(everything, room * density)
