@@ -13,6 +13,7 @@ from typer.main import get_command
 from shardwright.cli import app, main
 from shardwright.cli import tour as tour_module
 from shardwright.errors import RunError
+from shardwright.plans import Plan
 from shardwright.reports import machine
 
 
@@ -85,6 +86,7 @@ def test_a_tour_plans_shows_and_verifies_one_s_own_model(
     assert "At a glance" in (folder / "plan.html").read_text()
     assert [given["model"] for given in asked] == ["mine.py:build"]
     assert asked[0]["plan"].resolve() == (folder / "local.json").resolve() and (folder / "local.json").exists()
+    assert Plan.load(folder / "local.json").strategy.devices == 2  # also where one device would be faster
     assert "is a verified plan of mine.py:build" in " ".join(capsys.readouterr().out.split())
 
 

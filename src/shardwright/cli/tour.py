@@ -59,10 +59,10 @@ def tour(
     if not yes and not typer.confirm("Go on", default=True):
         raise typer.Exit
     own = folder / "local.json"
-    _says(f"shardwright plan {reference} --cluster local:2 -o {own}")
-    plan_command(model=reference, cluster="local:2", output=own)
-    _says(f"shardwright verify {reference} --plan {own} --steps 1 --dtype float64")
-    verify_command(model=reference, plan=own, steps=1, dtype="float64")
+    _says(f"shardwright plan {reference} --cluster local:2 --all-devices -o {own}")
+    plan_command(model=reference, cluster="local:2", all_devices=True, output=own)
+    _says(f"shardwright verify {reference} --plan {own} --steps 1 --dtype float32")
+    verify_command(model=reference, plan=own, steps=1, dtype="float32")
     console.print(
         f"\n[bold]Done.[/bold] {own} is a verified plan of {reference}. To train with it:\n"
         f"  model = shardwright.parallelize(model, shardwright.Plan.load({str(own)!r}))\n"

@@ -94,7 +94,7 @@ def race(plan: Plan) -> str:
         ours = candidate.name == plan.search
         who = f'<div class="who{" ours" if ours else ""}">{escape(name)}</div>'
         if p is None:
-            rows.append(f'{who}<div class="lane"><span class="note">{escape(_shortened(candidate.note))}</span></div>')
+            rows.append(f'{who}<div class="lane"><span class="note">{escape(candidate.note)}</span></div>')
             continue
         width = 100 * p.step_seconds / longest
         exposed = 100 * min(1.0, p.exposed_seconds / p.step_seconds) if p.step_seconds else 0.0
@@ -105,28 +105,28 @@ def race(plan: Plan) -> str:
         inside = f'<span class="open" style="left:{100 - exposed:.2f}%;width:{exposed:.2f}%"></span>'
         rows.append(
             f'{who}<div class="lane"><span class="filled{look}" style="width:{width:.2f}%">{inside}</span>'
-            f"{_bound(plan, longest) if ours else ''}"
             f'<span class="note">{data("candidate " + name, p.step_seconds, said)}</span></div>'
         )
-    return f'<div class="race">{"".join(rows)}</div><p class="hint">{_bound_said(plan)}</p>'
+    rows.append(_bound(plan, longest))
+    said = "Length is the simulated step; its hatched end is communication that nothing hides."
+    return f'<div class="race">{"".join(rows)}</div><p class="hint">{said} {_bound_said(plan)}</p>'
 
 
 def _bound(plan: Plan, longest: float) -> str:
-    return f'<span class="bound" style="width:{100 * plan.proof.lower_bound / longest:.2f}%"></span>'
-
-
-def _bound_said(plan: Plan) -> str:
-    proof = plan.proof
-    bound = data("lower_bound", proof.lower_bound, seconds_text(proof.lower_bound))
+    """The proved bound as a line of the race; it is about what the search minimises, which the sentence below says."""
+    bound = plan.proof.lower_bound
+    note = data("lower_bound", bound, f"{seconds_text(bound)}, the smallest sum of seconds there can be")
     return (
-        "Length is the simulated step, the hatched end communication that nothing hides. Dashed line: no plan in the scope "
-        f"of the search has a smaller sum of seconds than {bound} (the best sum found is {seconds_text(proof.cost)}); "
-        "overlap can make a step shorter than its sum."
+        '<div class="who">proved bound</div><div class="lane">'
+        f'<span class="bound" style="width:{100 * bound / longest:.2f}%"></span><span class="note">{note}</span></div>'
     )
 
 
-def _shortened(text: str, most: int = 110) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def _bound_said(plan: Plan) -> str:
+    return (
+        f"The bound is on what the search minimises: {escape(plan.proof.scope)}. The best sum found is "
+        f"{seconds_text(plan.proof.cost)}; overlap makes a step shorter than its sum."
+    )
 
 
 def memory_gauge(breakdown: dict[str, int], limit: float) -> str:

@@ -197,15 +197,17 @@ def _communication(step: RankStep, sent: Sequence[Flow], mesh: Mesh) -> str:
     )
     return (
         '<p class="hint">What every rank sends to every other in one step, as the collectives\' algorithms send it (rings, '
-        "exchanges); darker is more.</p>"
-        f'<ul class="legend">{legend}</ul><div class="plot"><canvas class="matrix" tabindex="0" role="application" '
+        "exchanges); a stronger colour is more.</p>"
+        f'<ul class="legend">{legend}</ul><div class="beside"><div><div class="plot">'
+        '<canvas class="matrix" tabindex="0" role="application" '
         'aria-label="Matrix of who sends to whom. Arrow keys walk through it."></canvas></div>'
-        '<p class="said" aria-live="polite"></p>'
+        '<p class="said" aria-live="polite"></p></div><div>'
         + table(
             "Collectives of one rank in one step",
             ["collective", "times", "bytes", "seconds", "sends", "rate of the link"],
             rows,
         )
+        + "</div></div>"
     )
 
 
