@@ -1,6 +1,6 @@
 """Against 1,440 measured Megatron iterations on 2 to 8 A100 (vTrain, MICRO 2024): fit six constants on 10 % of the rows.
 
-    python bench/accuracy_megatron.py [--data ../shared/data/measured] [--seeds 5]
+    python bench/accuracy_megatron.py [--data tests/data/measured] [--seeds 5]
 
 The model is the same as everywhere here, written out for a GPT: products at the A100's peak, memory-bound kernels at its
 bandwidth, all-reduces from :mod:`shardwright.costs.collectives`, a host that issues kernels while the device works (the
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "measured"
+DATA = ROOT / "tests" / "data" / "measured"
 sys.path.insert(0, str(ROOT / "src"))
 
 from shardwright.cluster import Axis, preset  # noqa: E402

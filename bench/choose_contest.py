@@ -2,7 +2,7 @@
 
     python bench/choose_contest.py [A B G M S] [--folder FOLDER]
 
-FOLDER defaults to ``../shared/data/choose``. The contest allowed 8 cores; this uses 2. Kernels are compiled before the clock
+FOLDER defaults to ``tests/data/choose``. The contest allowed 8 cores; this uses 2. Kernels are compiled before the clock
 starts. Seconds are wall-clock, CPU seconds are those of the process: on a busy machine they say how much of two cores
 the run really got.
 """
@@ -30,9 +30,9 @@ CONTEST = {  # seconds allowed, best of the contest, XLA's solver, best known lo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("instances", nargs="*", default=list(CONTEST))
-    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data/choose")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1] / "tests/data/choose")
     arguments = parser.parse_args()
-    solve(read_problem(arguments.folder / "asplos-2025-iopddl-B.json.gz"), time_limit=1.0, method="limited")
+    solve(read_problem(arguments.folder / "asplos-2025-iopddl-B.json.xz"), time_limit=1.0, method="limited")
     print(
         f"{'':<2} {'cost':>15} {'to best':>9} {'to XLA':>7} {'lower bound':>15} {'gap':>7} {'known bound':>12} "
         f"{'optimal':>7} {'seconds':>8} {'CPU s':>7} {'allowed':>7}"
@@ -40,7 +40,7 @@ def main() -> int:
     failures = 0
     for name in arguments.instances:
         allowed, best, xla, known = CONTEST[name]
-        problem = read_problem(arguments.folder / f"asplos-2025-iopddl-{name}.json.gz")
+        problem = read_problem(arguments.folder / f"asplos-2025-iopddl-{name}.json.xz")
         wall, processor = time.perf_counter(), time.process_time()
         solution = solve(problem, time_limit=allowed - 4.0)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -2,7 +2,7 @@
 
     python bench/choose_pase.py [FOLDER]
 
-FOLDER (default ``../shared/data/pase``) holds the tables. Reading files is not counted; each time is the best of five.
+FOLDER (default ``tests/data/pase``) holds the tables. Reading files is not counted; each time is the best of five.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LISTED = {  # optimum, seconds of PaSE's program (the paper's where marked in th
 
 
 def main() -> int:
-    default = Path(__file__).resolve().parents[1] / "../shared/data/pase"
+    default = Path(__file__).resolve().parents[1] / "tests/data/pase"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     print(f"{'table':<16} {'cost':>12} {'listed':>12} {'optimal':>8} {'seconds':>9} {'PaSE s':>7} {'ratio':>8}")
     failures = 0
     for name, (optimum, listed) in LISTED.items():
-        problem = read_problem(folder / f"pase-{name}.json.gz")
+        problem = read_problem(folder / f"pase-{name}.json.xz")
         seconds = float("inf")
         for _ in range(5):
             started = time.perf_counter()

@@ -25,7 +25,7 @@ from shardwright.search.strategies import find_strategy
 from shardwright.zoo.reference import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data" / "papers"
+DATA = ROOT / "tests" / "data" / "papers"
 PRESETS = {"1080Ti": "GTX-1080Ti", "2080Ti": "RTX-2080Ti"}
 MODELS = {"AlexNet": "alexnet", "InceptionV3": "inception", "RNNLM": "rnnlm", "Transformer": "transformer"}
 HOP = 3e-4

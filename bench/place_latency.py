@@ -25,7 +25,7 @@ LISTED = {  # greedy, latency of the throughput optimum
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    folder = Path(__file__).resolve().parents[1] / "../shared/data/place/latency"
+    folder = Path(__file__).resolve().parents[1] / "tests/data/place/latency"
     parser.add_argument("--folder", type=Path, default=folder)
     parser.add_argument("--time-limit", type=float, default=60.0)
     parser.add_argument("--subgraphs", type=int, default=1)
@@ -36,7 +36,7 @@ def main() -> int:
         f"{'gap':>8} {'optimal':>7} {'s':>6}"
     )
     for name, listed in LISTED.items():
-        workload = read_workload(arguments.folder / f"{name}.json")
+        workload = read_workload(arguments.folder / f"{name}.json.xz")
         greedy = place(workload, "latency", solver="greedy", subgraphs=arguments.subgraphs)
         found = place(workload, "latency", subgraphs=arguments.subgraphs, time_limit=arguments.time_limit)
         valid = not latency_violations(workload, found.answer, arguments.subgraphs)

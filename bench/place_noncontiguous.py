@@ -20,18 +20,18 @@ LISTED = {"layer_bert24_inference": 17.7147, "layer_bert24_training": 39.7895}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    folder = Path(__file__).resolve().parents[1] / "../shared/data/place/throughput"
+    folder = Path(__file__).resolve().parents[1] / "tests/data/place/throughput"
     parser.add_argument("names", nargs="*")
     parser.add_argument("--folder", type=Path, default=folder)
     parser.add_argument("--time-limit", type=float, default=90.0)
     arguments = parser.parse_args()
-    names = arguments.names or sorted(path.stem for path in arguments.folder.glob("*.json"))
+    names = arguments.names or sorted(path.name.removesuffix(".json.xz") for path in arguments.folder.glob("*.json.xz"))
     failures = 0
     print(
         f"{'workload':<28} {'contiguous':>12} {'found':>12} {'ratio':>8} {'listed':>9} {'bound':>12} {'gap':>9} {'s':>6}"
     )
     for name in names:
-        workload = read_workload(arguments.folder / f"{name}.json")
+        workload = read_workload(arguments.folder / f"{name}.json.xz")
         contiguous = place_contiguous(workload)
         found = place_anywhere(workload, time_limit=arguments.time_limit)
         listed = LISTED.get(name)

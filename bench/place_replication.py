@@ -26,7 +26,7 @@ LISTED = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1] / "../shared/data/pipedream")
+    parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1] / "tests/data/pipedream")
     arguments = parser.parse_args()
     failures = 0
     print(

@@ -2,7 +2,7 @@
 
     python bench/place_throughput.py [--folder FOLDER] [--no-reference]
 
-FOLDER defaults to ``../shared/data/place/throughput``. "all pairs" is the published recurrence over all pairs of ideals,
+FOLDER defaults to ``tests/data/place/throughput``. "all pairs" is the published recurrence over all pairs of ideals,
 measured in the same run with the same compiled kernel and no threshold; "C++" are the listed seconds of the published
 program. Kernels are compiled before the clock starts; seconds are the least of three runs. The communication costs of the
 layer graphs are 1000 times smaller than those of the latency graphs of the same models (probably seconds against
@@ -41,11 +41,11 @@ LISTED: dict[str, tuple[float | None, float | None]] = {  # optimum, seconds of 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    folder = Path(__file__).resolve().parents[1] / "../shared/data/place/throughput"
+    folder = Path(__file__).resolve().parents[1] / "tests/data/place/throughput"
     parser.add_argument("--folder", type=Path, default=folder)
     parser.add_argument("--no-reference", action="store_true", help="leave out the recurrence over all pairs")
     arguments = parser.parse_args()
-    warm = read_workload(arguments.folder / "layer_bert24_training.json")
+    warm = read_workload(arguments.folder / "layer_bert24_training.json.xz")
     place_contiguous(warm)
     place_heuristically(warm)
     failures = 0
@@ -54,7 +54,7 @@ def main() -> int:
         f"{'ratio':>7} {'ideals':>7} {'kept':>6} {'heuristic':>9} {'s':>6}"
     )
     for name, (optimum, published) in LISTED.items():
-        workload = read_workload(arguments.folder / f"{name}.json")
+        workload = read_workload(arguments.folder / f"{name}.json.xz")
         runs = [place_contiguous(workload) for _ in range(3)]
         found, seconds = runs[0], min(run.seconds for run in runs)
         quick = place_heuristically(workload)

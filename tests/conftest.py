@@ -9,16 +9,11 @@ import pytest
 
 from runtime.pool import POOL, Pool
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of public benchmark data beside the checkout; tests skip where it is absent."""
-    folder = ROOT.parent / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"public benchmark data not found at {folder}")
-    return folder
+def published() -> Path:
+    """What other people published, to be checked against (tests/data/README.md says whose it is)."""
+    return Path(__file__).resolve().parent / "data"
 
 
 @pytest.fixture(scope="session")

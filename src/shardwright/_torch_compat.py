@@ -14,6 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DispatchMode = TorchDispatchMode
+"""The base of modes that see every operator call."""
+
+GROUPED_PRODUCT: Any = getattr(torch, "_grouped_mm", None)
+"""The product of groups of rows with one matrix each, where PyTorch has it."""
 
 
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
@@ -380,3 +387,13 @@ def checkpoint_metadata_parts() -> tuple[Any, ...]:
     from torch.serialization import _get_layout
 
     return _StorageInfo, _MEM_FORMAT_ENCODING, _get_layout
+
+
+def is_operator(target: Any) -> bool:
+    """Whether a node of an exported graph calls one overload of an operator (``torch._ops.OpOverload``)."""
+    return isinstance(target, torch._ops.OpOverload)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor has been written to."""
+    return tensor._version

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import lzma
 import os
 import stat
 import tempfile
@@ -25,7 +26,7 @@ LARGEST = 1 << 28
 
 
 def read_bytes(path: str | Path, error: type[ShardwrightError] = FileError, *, largest: int = LARGEST) -> bytes:
-    """A file's content, decompressed where it is gzipped; what prevents that is an ``error`` of one sentence.
+    """A file's content, decompressed where it is gzipped or xz; what prevents that is an ``error`` of one sentence.
 
     >>> read_bytes("no-such-file.json")
     Traceback (most recent call last):
@@ -38,7 +39,16 @@ def read_bytes(path: str | Path, error: type[ShardwrightError] = FileError, *, l
         if data[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
                 data = unpacked.read(largest + 1)
-    except (OSError, EOFError, zlib.error, ValueError) as problem:  # a name with a null character is a ValueError
+        elif data[:6] == b"\xfd7zXZ\x00":
+            with lzma.LZMAFile(io.BytesIO(data)) as unpacked:
+                data = unpacked.read(largest + 1)
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        ValueError,
+    ) as problem:  # a name with a null character is a ValueError
         why = getattr(problem, "strerror", None) or str(problem)
         raise error(f"Cannot read {str(path)!r}: {why}.", "Check the path.") from None
     if len(data) > largest:
@@ -55,7 +65,7 @@ def read_text(path: str | Path, error: type[ShardwrightError] = FileError) -> st
 
 
 def read_json(path: str | Path, error: type[ShardwrightError] = FileError) -> Any:
-    """The JSON value a file holds, plain or gzipped."""
+    """The JSON value a file holds, plain or compressed."""
     return parse_json(read_text(path, error), repr(str(path)), error)
 
 

@@ -55,14 +55,25 @@ def test_the_prices_of_the_parts_add_up_to_the_yardstick(table):
     assert all(seconds >= 0 for row in table.values() for seconds in row) and table["linear"][0] > 0
 
 
-def test_an_inserted_operator_makes_the_chain_longer():
-    def slow(place: int, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(20):
-            x = x + 1
-        return x
+def test_an_inserted_operator_makes_the_chain_longer(monkeypatch):
+    """By what it runs, not by a clock: whatever is inserted stands behind every operator, forward and backward."""
 
-    short, long = Chain(CPU).best(), Chain(CPU, Insert(slow)).best()
-    assert long[0] > 2 * short[0] and long[1] > short[1]
+    def slow(place: int, x: torch.Tensor) -> torch.Tensor:
+        places.append(place)
+        return x.neg().neg()
+
+    places: list[int] = []
+    counts = []
+    for chain in (Chain(CPU), Chain(CPU, Insert(slow))):
+        with Counted() as counted:
+            chain(chain._x).sum().backward()
+        counts.append(counted.names)
+    operators = 4 * cases_dispatch.SECTIONS
+    assert places == list(range(operators))
+    assert counts[1] - counts[0] == Counter(neg=4 * operators) and not counts[0] - counts[1]
+    timed = iter([(3.0, 2.0), (1.0, 2.0), (1.0, 9.0)])
+    monkeypatch.setattr(cases_dispatch, "passes", lambda chain, x: next(timed))
+    assert Chain(CPU).best() == (1.0, 2.0), "the fastest of a few"
 
 
 def test_what_is_timed_beside_the_yardstick_keeps_its_seconds():

@@ -23,8 +23,8 @@ def megatron() -> ModuleType:
     return module
 
 
-def test_within_the_published_simulators_error(megatron: ModuleType, shared_data: Path) -> None:
-    result = megatron.evaluate(megatron.read(shared_data / "measured"), seed=7)
+def test_within_the_published_simulators_error(megatron: ModuleType, published: Path) -> None:
+    result = megatron.evaluate(megatron.read(published / "measured"), seed=7)
     assert result["mape"] <= megatron.PUBLISHED
     assert result["spearman worst"] >= 0.95 and result["regret mean"] <= 0.03
     assert len(result["constants"]) <= 6

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright._torch_compat import DispatchMode
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """``alive`` maps the address of every storage seen to its number and its bytes; numbers are never used twice.
 
     ``peak`` is the most bytes alive since it was last reset, ``at_peak`` the numbers and bytes of what was alive then.

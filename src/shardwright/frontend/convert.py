@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 
-from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data
+from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data, is_operator
 from shardwright.errors import CaptureError
 from shardwright.frontend.functionalise import MUTATED
 from shardwright.frontend.provenance import module_of, source_of
@@ -281,7 +281,7 @@ def _plain(value: Any) -> Value:
 
 
 def _target(node: Node) -> str:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if is_operator(node.target):
         return str(node.target)
     raise CaptureError(
         f"The model calls {getattr(node.target, '__name__', node.target)} at {source_of(node)}, which is not an operator.",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import shares_memory
+from shardwright._torch_compat import shares_memory, version_of
 from shardwright.errors import CaptureError
 
 NAME = "shardwright::autograd_function"
@@ -62,9 +62,9 @@ def _merged(tensors: Sequence[Tensor], others: str) -> list[Any]:
 
 
 def _apply(name: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
-    versions = [tensor._version for tensor in tensors]
+    versions = [version_of(tensor) for tensor in tensors]
     results = _original_apply(_find(name))(*_merged(tensors, others))
-    if versions != [tensor._version for tensor in tensors]:
+    if versions != [version_of(tensor) for tensor in tensors]:
         raise CaptureError(
             f"The custom autograd.Function {name} changes its arguments in place.", "Let it return a new tensor."
         )

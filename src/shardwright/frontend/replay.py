@@ -26,6 +26,7 @@ def replay(
 
     Buffers the graph changes are changed in ``model`` too.
 
+    >>> from shardwright.frontend import capture
     >>> graph = capture(model, (x,))
     >>> assert torch.equal(replay(graph, model, (x,)), model(x))
     """

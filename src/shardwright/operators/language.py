@@ -4,8 +4,8 @@ A description is a Python lambda from the indices of one output element to an ex
 arithmetic, the reducers ``Sum``, ``Max``, ``Min``, ``Prod``, and ``Opaque`` for what has no element-wise form. Functions
 such as ``exp`` are names only (:func:`call`): what matters is which elements are read and where sums are linear.
 
->>> lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j])          # bmm
->>> lambda *n, j: Sum(lambda k: x[(*n, k)] * weight[j, k]) + bias[j]  # linear
+>>> bmm = lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j])
+>>> linear = lambda *n, j: Sum(lambda k: x[(*n, k)] * weight[j, k]) + bias[j]
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def where(condition: object, yes: object, no: object) -> Choice:
 def hit(element: object, index: object) -> Function:
     """One where the data ``element`` equals ``index``, else zero: how lookups are written as sums that can be cut.
 
-    >>> lambda *n, d: Sum(lambda v: hit(tokens[n], v) * table[v, d])
+    >>> lookup = lambda *n, d: Sum(lambda v: hit(tokens[n], v) * table[v, d])
     """
     return call("hit", element, index)
 

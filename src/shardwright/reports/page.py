@@ -66,7 +66,7 @@ def plan_page(
     ``price`` is that of one device for an hour; ``why_seconds`` bounds the searches for alternatives; ``verified`` is what
     ``shardwright verify --json`` said, ``trace`` a recorded run (:func:`~shardwright.reports.measured.read_trace`).
 
-    >>> Path("plan.html").write_text(plan_page(plan, graph))
+    >>> page = plan_page(plan, graph)
     """
     described = describe_graph(graph)
     steps, work, mesh = rank_steps(plan, graph), work_of(graph), plan.mesh

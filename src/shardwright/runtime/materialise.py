@@ -37,7 +37,7 @@ def parameters_on_meta() -> Iterator[None]:
     """Build a model inside and its parameters take no memory, while its buffers (small tables) are real.
 
     >>> with parameters_on_meta():
-    ...     torch.nn.Linear(10**5, 10**5).weight.device
+    ...     torch.nn.Linear(10**3, 10**3).weight.device
     device(type='meta')
     """
     register = torch.nn.Module.register_parameter

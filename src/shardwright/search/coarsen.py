@@ -39,6 +39,7 @@ class Coarse:
 def coarsen(stated: Formulation) -> Coarse:
     """Join the nodes of pointwise operators that feed each other.
 
+    >>> from shardwright.search.formulate import formulate
     >>> coarse = coarsen(formulate(graph, mesh))
     >>> stated.strategy(coarse.expand(solve(coarse.problem).answer))
     """

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shardwright._torch_compat import GROUPED_PRODUCT
+
 _SMALLER = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -21,7 +23,7 @@ class _Double(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             function = torch.Tensor.double
-        elif function is getattr(torch, "_grouped_mm", None) and args[0].dtype == torch.float64 and args[1].dim() == 3:
+        elif function is GROUPED_PRODUCT and args[0].dtype == torch.float64 and args[1].dim() == 3:
             function = _grouped_product
         args = tuple(_widened(value) for value in args)
         return function(*args, **{key: _widened(value) for key, value in (kwargs or {}).items()})
@@ -38,7 +40,7 @@ def _grouped_product(
     bias: None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch._grouped_mm``, which has no kernel in double precision: one matrix product per group of rows."""
+    """PyTorch's product of groups, which has no kernel in double precision: one matrix product per group of rows."""
     ends = offs.tolist()
     groups = zip(weight, [0, *ends[:-1]], ends, strict=True)
     products = [rows[start:end] @ matrix for matrix, start, end in groups]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardwright._torch_compat import map_tree
 from shardwright.errors import RunError
@@ -66,10 +67,20 @@ def subject(build: Build, double: bool, planned: bool = False) -> Subject:
     return Subject(model, args, kwargs, graph, (*changes, *([labels] if labels else [])))
 
 
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+
+
 def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
     """Set every rate whose name speaks of dropping to zero, in modules and in the configurations they carry."""
     for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DROPOUTS):
             module.p = 0.0
         for holder in (module, getattr(module, "config", None)):
             for name, value in list(getattr(holder, "__dict__", {}).items()):

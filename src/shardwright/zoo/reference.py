@@ -54,9 +54,10 @@ def resolve(
 ) -> ResolvedModel:
     """Build the model that ``reference`` names, with inputs of ``batch`` rows and ``seq`` positions.
 
-    >>> resolve("gpt:small,layers=3", batch=2).model
-    >>> resolve("hf:llama:num_hidden_layers=2,hidden_size=64")
-    >>> resolve("train.py:build_model", device="cpu", dtype="bfloat16")
+    >>> len(resolve("gpt:small,layers=3", batch=2).model.blocks)
+    3
+    >>> resolve("hf:llama:num_hidden_layers=2,hidden_size=64")                   # doctest: +SKIP
+    >>> resolve("train.py:build_model", device="cpu", dtype="bfloat16")          # doctest: +SKIP
     """
     for name, size in (("batch", batch), ("seq", seq)):
         if size is not None and not 1 <= size <= LARGEST_SIZE:

@@ -38,8 +38,8 @@ def test_integer_program_equals_brute_force_under_a_limit(seed):
 
 
 @pytest.mark.parametrize("name", PASE)
-def test_listed_optimum_of_pase(shared_data, name):
-    solution = solve(read_problem(shared_data / "pase" / f"pase-{name}.json.gz"))
+def test_listed_optimum_of_pase(published, name):
+    solution = solve(read_problem(published / "pase" / f"pase-{name}.json.xz"))
     assert solution.cost == pytest.approx(PASE[name], rel=1e-5)
     assert solution.optimal
 

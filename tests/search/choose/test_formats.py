@@ -15,8 +15,8 @@ from shardwright.search.choose.problem import Problem, Usage
 from .random_problems import random_problem
 
 
-def test_example_of_the_contest(shared_data):
-    problem = read_problem(shared_data / "choose" / "example.json")
+def test_example_of_the_contest(published):
+    problem = read_problem(published / "choose" / "example.json")
     solution = solve(problem)
     assert solution.cost == solve(problem, method="brute").cost == solve(problem, method="integer").cost
     assert solution.optimal
@@ -34,8 +34,8 @@ def test_written_problems_read_back(tmp_path, seed, suffix):
         assert evaluate(problem, choice) == evaluate(again, choice)
 
 
-def test_equal_matrices_are_shared(shared_data):
-    problem = read_problem(shared_data / "pase" / "pase-transformer-p8.json.gz")
+def test_equal_matrices_are_shared(published):
+    problem = read_problem(published / "pase" / "pase-transformer-p8.json.xz")
     assert len({id(edge.costs) for edge in problem.edges}) < len(problem.edges) / 4
 
 

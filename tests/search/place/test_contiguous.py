@@ -71,16 +71,16 @@ def test_a_fixed_order_is_valid_and_no_better_than_free_order(workload: Workload
 
 
 @pytest.mark.parametrize("name", OPTIMA)
-def test_published_optima(name: str, shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "throughput" / f"{name}.json")
+def test_published_optima(name: str, published: Path) -> None:
+    workload = read_workload(published / "place" / "throughput" / f"{name}.json.xz")
     found = place_contiguous(workload)
     assert found.cost == pytest.approx(OPTIMA[name], rel=1e-6)
     assert violations(workload, found.answer) == []
     assert throughput_cost(workload, found.answer) == found.cost
 
 
-def test_solves_what_the_published_program_does_not(shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "throughput" / "layer_inceptionv3_inference.json")
+def test_solves_what_the_published_program_does_not(published: Path) -> None:
+    workload = read_workload(published / "place" / "throughput" / "layer_inceptionv3_inference.json.xz")
     found = place_contiguous(workload)
     assert found.optimal and found.seconds < 120
     assert found.cost == pytest.approx(51.5519, rel=1e-5)  # the listed fixed-order value, here proved optimal

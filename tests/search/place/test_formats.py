@@ -85,9 +85,9 @@ def test_refuses_what_is_not_json(tmp_path: Path) -> None:
         ("gnmt", 0.025868, [1, 1, 1, 1]),
     ],
 )
-def test_pipedreams_answers(name: str, seconds: float, replicas: list[int], shared_data: Path) -> None:
+def test_pipedreams_answers(name: str, seconds: float, replicas: list[int], published: Path) -> None:
     """With transfers overlapped the published times and replication; without transfers never worse."""
-    path = shared_data / "pipedream" / f"{name}.txt"
+    path = published / "pipedream" / f"{name}.txt"
     workload = read_profile(path, devices=4, bandwidth=1.25e9)
     found = place_contiguous(workload, Rules(replicate=True, overlap=True))
     assert found.cost == pytest.approx(seconds, rel=1e-3)

@@ -81,8 +81,8 @@ def test_best_cut_is_never_above_filling(workload: Workload) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMA)
-def test_within_a_tenth_of_the_optimum(name: str, shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "throughput" / f"{name}.json")
+def test_within_a_tenth_of_the_optimum(name: str, published: Path) -> None:
+    workload = read_workload(published / "place" / "throughput" / f"{name}.json.xz")
     found = place_heuristically(workload)
     assert violations(workload, found.answer) == []
     assert found.cost <= 1.1 * OPTIMA[name]
@@ -98,9 +98,9 @@ def test_within_a_tenth_of_the_optimum(name: str, shared_data: Path) -> None:
         ("inceptionv3_inference", 102.482),
     ],
 )
-def test_expert_splits_cost_what_is_listed(name: str, load: float, shared_data: Path) -> None:
-    path = shared_data / "place" / "throughput" / f"layer_{name}.json"
-    split = read_split(shared_data / "place" / "experts" / f"{name}_expert.json", path)
+def test_expert_splits_cost_what_is_listed(name: str, load: float, published: Path) -> None:
+    path = published / "place" / "throughput" / f"layer_{name}.json.xz"
+    split = read_split(published / "place" / "experts" / f"{name}_expert.json.xz", path)
     workload = read_workload(path)
     assert throughput_cost(workload, split) == pytest.approx(load, abs=1e-3)
     assert violations(workload, split) == []

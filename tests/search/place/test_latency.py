@@ -115,8 +115,8 @@ def test_finish_times_are_the_plain_ones(data: st.DataObject, subgraphs: int) ->
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_no_worse_than_the_listed_baselines(name: str, shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "latency" / f"{name}.json")
+def test_no_worse_than_the_listed_baselines(name: str, published: Path) -> None:
+    workload = read_workload(published / "place" / "latency" / f"{name}.json.xz")
     greedy, throughput, cpus = LISTED[name]
     slots = slots_of(workload)
     assert slots.finish_times(np.full(workload.nodes, -1))[0] == pytest.approx(cpus, rel=1e-5)
@@ -126,8 +126,8 @@ def test_no_worse_than_the_listed_baselines(name: str, shared_data: Path) -> Non
     assert found.lower_bound > 0.8 * found.cost
 
 
-def test_bert_is_proved_and_greedy_was_already_best(shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "latency" / "layer_bert24_inference.json")
+def test_bert_is_proved_and_greedy_was_already_best(published: Path) -> None:
+    workload = read_workload(published / "place" / "latency" / "layer_bert24_inference.json.xz")
     found = place_for_latency(workload, time_limit=10)
     assert found.optimal
     assert found.cost == pytest.approx(100.2185, rel=1e-6)

@@ -36,15 +36,15 @@ def test_is_the_brute_force_optimum(workload: Workload, rules: Rules) -> None:
 
 
 @pytest.mark.parametrize("name", ["layer_resnet50_training", "op_bert_l-3_inference"])
-def test_never_worse_than_contiguous_even_without_time(name: str, shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "throughput" / f"{name}.json")
+def test_never_worse_than_contiguous_even_without_time(name: str, published: Path) -> None:
+    workload = read_workload(published / "place" / "throughput" / f"{name}.json.xz")
     found = place_anywhere(workload, time_limit=1.5)
     assert violations(workload, found.answer, contiguous=False) == []
     assert found.cost <= OPTIMA[name] * (1 + 1e-9)
     assert 0 < found.lower_bound <= found.cost
 
 
-def test_refuses_replication(shared_data: Path) -> None:
-    workload = read_workload(shared_data / "place" / "throughput" / "layer_bert24_inference.json")
+def test_refuses_replication(published: Path) -> None:
+    workload = read_workload(published / "place" / "throughput" / "layer_bert24_inference.json.xz")
     with pytest.raises(ProblemError, match="contiguous"):
         place_anywhere(workload, Rules(replicate=True))

@@ -26,8 +26,8 @@ def reduce_problem(problem: Problem) -> tuple[Problem, Back]:
     >>> from shardwright.search.choose.problem import Edge
     >>> path = Problem([np.zeros(2)] * 3, [Edge(0, 1, 1 - np.eye(2)), Edge(1, 2, 1 - np.eye(2))])
     >>> smaller, back = reduce_problem(path)
-    >>> len(smaller.costs), back(np.zeros(1, dtype=int)).tolist()
-    (1, [0, 0, 0])
+    >>> len(smaller.costs), len(set(back(np.zeros(1, dtype=int)).tolist()))  # one node left; all three choose alike
+    (1, 1)
     """
     work = Workspace(problem)
     propagate_forbidden(work)

@@ -1,0 +1,70 @@
+"""The examples in the docstrings do what they say.
+
+An example that speaks of what only the reader has (``model``, ``graph``, ``plan``) is an illustration: it ends where such
+a name comes up. Everything before that, and every example that speaks of nothing else, must give what is written under it.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import shardwright
+
+READERS = {
+    "args",
+    "cluster",
+    "graph",
+    "kwargs",
+    "mesh",
+    "model",
+    "plan",
+    "rules",
+    "stated",
+    "strategy",
+    "timeline",
+    "walk",
+    "x",
+}
+MODULES = sorted(module.name for module in pkgutil.walk_packages(shardwright.__path__, "shardwright."))
+
+
+class Reader(doctest.DocTestRunner):
+    """Counts what is right and leaves alone what belongs to the reader."""
+
+    def __init__(self) -> None:
+        super().__init__(optionflags=doctest.ELLIPSIS)
+        self.wrong: list[str] = []
+        self._illustrated = False
+
+    def report_start(self, out, test, example):
+        self._illustrated &= example is not test.examples[0]
+
+    def report_failure(self, out, test, example, got):
+        if not self._illustrated:
+            self.wrong.append(f"{test.name}: {example.source.strip()}\n  expected {example.want!r}, got {got!r}")
+
+    def report_unexpected_exception(self, out, test, example, exc_info):
+        unknown = getattr(exc_info[1], "name", None) if isinstance(exc_info[1], NameError) else None
+        self._illustrated |= unknown in READERS
+        if not self._illustrated:
+            self.wrong.append(f"{test.name}: {example.source.strip()}\n  {exc_info[1]!r}")
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
+
+
+def test_every_example_runs():
+    finder, reader, tried = doctest.DocTestFinder(), Reader(), 0
+    for name in MODULES:
+        if not name.endswith("__main__"):
+            for example in finder.find(importlib.import_module(name), extraglobs={"torch": torch}):
+                tried += reader.run(example, out=lambda text: None).attempted
+    assert not reader.wrong, "\n".join(reader.wrong)
+    assert tried > 100
