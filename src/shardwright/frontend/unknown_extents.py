@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from shardwright._torch_compat import draws_random_numbers
+from shardwright._torch_compat import draws_random_numbers, is_operator
 from shardwright._torch_compat import operator as operator_named
 from shardwright.errors import CaptureError, GraphError
 from shardwright.frontend.provenance import module_of, source_of
@@ -182,7 +182,7 @@ def _reorder(graph: torch.fx.Graph, nodes: list[Node], groups: list[list[Node]],
 
 
 def _target(node: Node) -> str:
-    if isinstance(node.target, torch._ops.OpOverload):
+    if is_operator(node.target):
         return str(node.target)
     home = getattr(node.target, "__module__", "")
     name = getattr(node.target, "__name__", str(node.target))

@@ -200,6 +200,7 @@ class Verified:
     def as_dict(self) -> dict[str, Any]:
         about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.strategy.axes}
         about |= {"processes": self.plan.strategy.devices, "changes": list(self.changes)}
+        about["dtype"] = " and ".join(dict.fromkeys(run.dtype for run in self.runs))
         return {**about, "strategies": [run.as_dict() for run in self.runs]}
 
 

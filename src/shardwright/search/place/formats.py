@@ -9,7 +9,6 @@ node, then tab-indented edges; forward and backward times in milliseconds are ad
 # ruff: noqa: N815 - the keys are the format's
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -212,8 +211,8 @@ def read_profile(
 
 def read_split(path: str | Path, workload_path: str | Path) -> Placement:
     """Read a human expert's split (``fpgas`` and ``cpus``, each a list of ``nodes``) of the workload in the other file."""
-    data = json.loads(Path(path).read_text())
-    nodes = json.loads(Path(workload_path).read_text())["nodes"]
+    data = read_json(path, ProblemError)
+    nodes = read_json(workload_path, ProblemError)["nodes"]
     row = {node["id"]: i for i, node in enumerate(nodes)}
     stages = tuple(Stage(k, (i,)) for k, key in enumerate(("fpgas", "cpus")) for i in range(len(data[key])))
     stage_of = np.full(len(nodes), -1, dtype=np.int64)
