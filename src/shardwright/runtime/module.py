@@ -8,9 +8,10 @@ the same graph under the same strategy when it is first made.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,14 +33,21 @@ from shardwright.runtime.border import Inputs, Outputs, whole_layout
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.execution import Execution, Rank
 from shardwright.runtime.gradients import Gradients, Slot
-from shardwright.runtime.parts import Part
+from shardwright.runtime.parts import Part, Standing
 from shardwright.runtime.reading import ReadingQueue
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import cut, device_of
 
+_PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "queue")
+"""What may be asked of a parallelized module where the original has nothing of that name."""
 
-class ParallelModule(torch.nn.Module):
-    """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand."""
+
+class ParallelModule(Standing):
+    """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
+
+    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``queue`` say how it runs; where
+    the model has something of that name itself, that is what is found.
+    """
 
     def __init__(
         self,
@@ -54,25 +62,39 @@ class ParallelModule(torch.nn.Module):
         outputs: Outputs = "whole",
         compare_batches: int = 1,
         calling: Calling | None = None,
+        original: torch.nn.Module | None = None,
     ) -> None:
-        """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names."""
+        """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names.
+
+        ``original`` is the model that this stands for, or another module that does; nothing of it is kept but its shape.
+        """
         super().__init__()
-        self.program, self.mesh = program, mesh
-        self.graph: Graph = program.graph
-        self.device = device_of(mesh)
-        self.groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
+        self._options: dict[str, Any] = {
+            "compute_dtype": compute_dtype,
+            "reduce_dtype": reduce_dtype,
+            "recompute": recompute,
+            "inputs": inputs,
+            "outputs": outputs,
+            "compare_batches": compare_batches,
+            "calling": calling,
+        }
+        self._program, self._mesh = program, mesh
+        self._graph: Graph = program.graph
+        self._device = device_of(mesh)
+        self._groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
         lines = [program.place.line(axis) for axis in range(len(program.place.axes))]
         lines = [line._replace(group=groups[line.group]) for line in lines]
-        self.gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
+        self._gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
+        self._resemble(original)
         self._own(tensors)
         rank = Rank(
             mesh=mesh,
-            device=self.device,
+            device=self._device,
             groups=groups,
-            gradients=self.gradients,
+            gradients=self._gradients,
             home=self._home,
-            slots={p.tensor: self._slot(p.tensor) for p in self.graph.parameters},
-            constants=[_constant(c, program, self.device) for c in self.graph.constants],
+            slots={p.tensor: self._slot(p.tensor) for p in self._graph.parameters},
+            constants=[_constant(c, program, self._device) for c in self._graph.constants],
             compute_dtype=compute_dtype,
             recompute=recompute,
             inputs=inputs,
@@ -81,55 +103,84 @@ class ParallelModule(torch.nn.Module):
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         self._planned = self._current = Execution(program, rank)
         self._executions = {frozenset[str](): self._planned}
-        self.draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
-        self._mode_free = not self.graph.mutations and not self.draws
+        self._draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
+        self._mode_free = not self._graph.mutations and not self._draws
         self._met = False
         self._calling = calling
-        given = {i.tensor: program.strategy.resting[i.tensor] for i in self.graph.inputs if i.tensor is not None}
+        given = {i.tensor: program.strategy.resting[i.tensor] for i in self._graph.inputs if i.tensor is not None}
         layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
         apart = mesh.size() > 1 and dist.get_backend() != "fake"
-        self._same_rows = SameRows(lines, layouts, mesh.mesh, self.device, compare_batches if apart else 0)
-        self.train(self.graph.training)
+        self._same_rows = SameRows(lines, layouts, mesh.mesh, self._device, compare_batches if apart else 0)
+        self.train(self._graph.training)
 
-    @property
-    def queue(self) -> ReadingQueue:
-        """The gathers of the program that the plan was made for."""
-        return self._planned.queue
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name not in _PUBLIC:
+                raise
+            return self._planned.queue if name == "queue" else self.__dict__[f"_{name}"]
+
+    if TYPE_CHECKING:
+        program: Program
+        graph: Graph
+        mesh: DeviceMesh
+        device: torch.device
+        groups: Mapping[str, str]
+        gradients: Gradients
+        draws: bool
+        queue: ReadingQueue
+
+    def _resemble(self, original: torch.nn.Module | None) -> None:
+        """The tree of modules, attributes and methods of the original."""
+        if isinstance(original, ParallelModule):
+            self.__dict__["_original"] = original.__dict__["_original"]
+        else:
+            self.stand_for(original)
+        for path, module in () if original is None else original.named_modules(remove_duplicate=False):
+            if path:
+                self._part(path, module)
+
+    def _part(self, path: str, original: torch.nn.Module | None = None) -> torch.nn.Module:
+        owner: torch.nn.Module = self
+        names = path.split(".")
+        for depth, name in enumerate(names, 1):
+            if name not in owner._modules:
+                owner._modules[name] = Part(".".join(names[:depth]), original if depth == len(names) else None)
+                if isinstance(original, Part):
+                    owner._modules[name].__dict__["_original"] = original.__dict__["_original"]
+            owner = owner._modules[name]  # type: ignore[assignment]  # never None
+        return owner
 
     def _own(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> None:
         """Register everything under its original path, tied weights under all of theirs."""
         self._paths: dict[str, str] = {}
         self._home: dict[str, tuple[dict[str, Any], str]] = {}
-        for parameter in self.graph.parameters:
+        for parameter in self._graph.parameters:
             for path in parameter.paths:
                 owner, leaf = self._owner(path)
                 owner.register_parameter(leaf, tensors[parameter.tensor])  # type: ignore[arg-type]  # by its key
             self._paths[parameter.tensor] = parameter.paths[0]
             self._home[parameter.tensor] = (owner._parameters, leaf)
-        for buffer in self.graph.buffers:
+        for buffer in self._graph.buffers:
             owner, leaf = self._owner(buffer.path)
             owner.register_buffer(leaf, tensors[buffer.tensor], persistent=buffer.persistent)
             self._paths[buffer.tensor] = buffer.path
             self._home[buffer.tensor] = (owner._buffers, leaf)
 
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
-        *parents, leaf = path.split(".")
-        owner: torch.nn.Module = self
-        for depth, name in enumerate(parents, 1):
-            if name not in owner._modules:
-                owner.add_module(name, Part(".".join(parents[:depth])))
-            owner = owner.get_submodule(name)
-        return owner, leaf
+        parent, _, leaf = path.rpartition(".")
+        return self._part(parent) if parent else self, leaf
 
     def _slot(self, tensor: str) -> Slot:
-        resting, sizes = self.program.strategy.resting[tensor], self.program.place.sizes
-        largest = largest_shard(self.graph.tensors[tensor].shape, resting, sizes)
-        whole = tensor in self.program.strategy.whole_gradients
+        resting, sizes = self._program.strategy.resting[tensor], self._program.place.sizes
+        largest = largest_shard(self._graph.tensors[tensor].shape, resting, sizes)
+        whole = tensor in self._program.strategy.whole_gradients
         held, key = self._home[tensor]
         return Slot(held[key], replica_axes(resting, sizes), int(largest), whole)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled(self.device.type):
+        if torch.is_autocast_enabled(self._device.type):
             raise RunError(
                 "The module is called under torch.autocast, and was captured without: pieces of operators would be cast "
                 "otherwise than the operators.",
@@ -147,7 +198,7 @@ class ParallelModule(torch.nn.Module):
         inputs = self._planned.arguments.matched(args, kwargs)
         if not self._met:
             self._meet(inputs)
-        self._same_rows(inputs, torch.get_rng_state() if self.draws else None)
+        self._same_rows(inputs, torch.get_rng_state() if self._draws else None)
         return self._execution_for(inputs)(inputs)
 
     def _execution_for(self, inputs: Mapping[str, Tensor]) -> Execution:
@@ -170,11 +221,11 @@ class ParallelModule(torch.nn.Module):
 
     def _differentiated(self, inputs: frozenset[str]) -> Program:
         """The program in which gradients flow back to these inputs too, under the same strategy."""
-        program, graph = self.program, with_input_gradients(self.graph, inputs)
+        program, graph = self._program, with_input_gradients(self._graph, inputs)
         where = (graph, program.strategy, program.mesh, program.place.coordinate)
         try:
             validate_program(lower(*where, device="meta"))
-            return lower(*where, device=self.device.type)
+            return lower(*where, device=self._device.type)
         except LoweringError as error:
             raise RunError(
                 f"The plan has no way for the gradient of the input {', '.join(sorted(inputs))}: {error.message}",
@@ -188,22 +239,44 @@ class ParallelModule(torch.nn.Module):
         agree({"batch": digest(given)})
         self._met = True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
+        """A copy with parameters and buffers of its own, on the same mesh (``AveragedModel`` makes one)."""
+        tensors: dict[str, torch.nn.Parameter | Tensor] = {}
+        for name, (held, key) in self._home.items():
+            old = held[key]
+            new = old.detach().clone()
+            tensors[name] = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+            memo[id(old)] = tensors[name]
+        twin = ParallelModule(self._program, self._mesh, tensors, original=self, **self._options)
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            if name not in vars(twin):  # what the loop hung on the module
+                setattr(twin, name, copy.deepcopy(value, memo))
+        return twin.train(self.training)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RunError(
+            "A parallelized module belongs to the processes of its mesh and cannot be pickled.",
+            "Store its weights: shardwright.runtime.checkpoint.save_checkpoint(), or its state_dict() with "
+            "torch.distributed.checkpoint.",
+        )
+
     def _check_mode(self) -> None:
-        if self.training != self.graph.training and not self._mode_free:
-            mode = "training" if self.graph.training else "evaluation"
+        if self.training != self._graph.training and not self._mode_free:
+            mode = "training" if self._graph.training else "evaluation"
             raise RunError(
                 f"The plan was made for {mode} mode and the model behaves otherwise in the other one.",
-                f"Call model.{'train' if self.graph.training else 'eval'}(), or plan the model in the other mode too.",
+                f"Call model.{'train' if self._graph.training else 'eval'}(), or plan the model in the other mode too.",
             )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keep gradients back: backward passes inside add up locally, the next one outside reduces the total."""
-        self.gradients.hold, before = True, self.gradients.hold
+        self._gradients.hold, before = True, self._gradients.hold
         try:
             yield
         finally:
-            self.gradients.hold = before
+            self._gradients.hold = before
 
 
 def _constant(constant: Constant, program: Program, device: torch.device) -> Tensor:

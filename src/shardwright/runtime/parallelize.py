@@ -136,6 +136,7 @@ def parallelize(
         outputs=outputs,
         compare_batches=compare_batches,
         calling=Calling.of(model.forward, graph),
+        original=model,
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)

@@ -1,12 +1,14 @@
-"""The submodules of a parallelized module: they hold parameters and buffers under their names, and never run.
+"""What stands for the modules of the original model: parameters, buffers, attributes and methods under their names.
 
-The program computes across their borders, so there is no moment at which "the module has been called", and what hooks
-would be handed may not exist on any rank. Registering such a hook is therefore refused; hooks on parameters, on the
-parallelized module itself and those of ``state_dict`` work.
+A method of the original's class is called on what stands for it, so that ``model.config``, properties and helpers work
+unchanged. Submodules never run: the program computes across their borders, so there is no moment at which one "has been
+called", and what hooks would be handed may not exist on any rank. Registering such a hook is therefore refused; hooks on
+parameters, on the parallelized module itself and those of ``state_dict`` work.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any, NoReturn
 
@@ -18,12 +20,53 @@ from shardwright.errors import RunError
 _ELSEWHERE = "Register it on the parallelized module or on a parameter, or return the value from the model's forward."
 
 
-class Part(torch.nn.Module):
-    """A place in the module tree."""
+_OWN = frozenset(vars(torch.nn.Module()))
+_MISSING = object()
 
-    def __init__(self, path: str) -> None:
+
+class Standing(torch.nn.Module):
+    """A module that stands for one of the original model: what it lacks is looked up there."""
+
+    def stand_for(self, original: torch.nn.Module | None) -> None:
+        """Remember the class and the plain attributes of the original, not the original: its tensors are given up."""
+        known = {} if original is None else vars(original)
+        kept = {k: v for k, v in known.items() if k not in _OWN and not isinstance(v, torch.nn.Module | torch.Tensor)}
+        self.__dict__["_original"] = (type(original), kept)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            kind, attributes = self.__dict__.get("_original", (object, {}))
+            if name in attributes:
+                return attributes[name]
+            found = _MISSING if name.startswith("__") else inspect.getattr_static(kind, name, _MISSING)
+            if found is _MISSING:
+                raise
+            return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+
+
+class Part(Standing):
+    """A place in the module tree; lists, sequences and dictionaries of modules are opened as ever."""
+
+    def __init__(self, path: str, original: torch.nn.Module | None = None) -> None:
         super().__init__()
         self._path = path
+        self.stand_for(original)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self._modules[key]
+        return list(self._modules.values())[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Any:
+        return iter(self._modules.values())
+
+    def __bool__(self) -> bool:
+        return True
 
     def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RunError(f"The submodule {self._path} does not run by itself.", "Call the parallelized module.")
