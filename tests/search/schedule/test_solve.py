@@ -24,7 +24,7 @@ def _checked(problem: Pipeline, objective: str = "span", **options: float) -> tu
     timing = run(found.answer, problem)
     check_memory(timing)
     assert found.cost == (timing.span if objective == "span" else timing.makespan)
-    assert found.lower_bound <= found.cost
+    assert found.lower_bound <= found.cost and found.seconds >= 0
     return found.cost, found.lower_bound, found.optimal
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cache
 from math import inf
 
 import numpy as np
@@ -16,10 +17,9 @@ import numpy as np
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.schedules._flat import B, F, Flat, I, Ints, W, flatten, named, numbered, run_orders
 from shardwright.schedules.names import RECIPES, known_schedule
-from shardwright.schedules.pipeline import Pipeline
+from shardwright.schedules.pipeline import Pipeline, pipeline
 from shardwright.schedules.schedule import Schedule
 from shardwright.schedules.v_shapes import repeated
-from shardwright.search.choose import compiling
 from shardwright.search.schedule._listing import list_schedule
 from shardwright.search.schedule._moves import anneal, measure
 from shardwright.search.schedule.bounds import lower_bound
@@ -42,7 +42,7 @@ SMALL = 240
 
 
 def find_schedule(
-    pipeline: Pipeline, objective: str = "span", time_limit: float = 10.0, target: float = -inf, seed: int = 0
+    problem: Pipeline, objective: str = "span", time_limit: float = 10.0, target: float = -inf, seed: int = 0
 ) -> Solution[Schedule]:
     """The order with the shortest longest span of a device, or the shortest makespan.
 
@@ -56,11 +56,12 @@ def find_schedule(
     """
     if objective not in OBJECTIVES:
         raise ProblemError(f"there is no objective {objective!r}.", f"Objectives are {' and '.join(OBJECTIVES)}.")
+    _check_memory(problem)
+    _compile()
     began = _clock()
-    _check_memory(pipeline)
-    bound = lower_bound(pipeline, objective)
-    search = _Search(pipeline, objective == "makespan", bound, target)
-    for numbers in _starts(pipeline, search):
+    bound = lower_bound(problem, objective)
+    search = _Search(problem, objective == "makespan", bound, target)
+    for numbers in _starts(problem, search):
         search.offer(numbers)
         if search.enough or _clock() - began > time_limit:
             break
@@ -72,12 +73,21 @@ def find_schedule(
     left = time_limit - (_clock() - began)
     if not search.enough and len(search.best) <= SMALL and left > 0:
         search.prove(left)
-    answer = named(search.best, search.begins, pipeline.stages, pipeline.microbatches)
+    answer = named(search.best, search.begins, problem.stages, problem.microbatches)
     return Solution(answer, search.cost, min(search.bound, search.cost), search.met, _clock() - began)
 
 
-def _clock() -> float:
-    return time.process_time() - compiling.seconds()
+_clock = time.process_time
+
+
+@cache
+def _compile() -> None:
+    """Compile (or load) the kernels on the smallest pipeline, so that the first search does not pay for it."""
+    smallest = pipeline((0,), 1)
+    search = _Search(smallest, False, 0.0, -inf)
+    for numbers in _starts(smallest, search):
+        search.offer(numbers)
+    search.improve(0.0, 0.0, 0)
 
 
 class _Search:
