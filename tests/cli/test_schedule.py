@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,19 @@ def test_known_schedule_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "makespan 9" in shown
 
 
+def test_trace(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every pass once as a span on its device's row, none overlapping; memory as a counter."""
+    path = tmp_path / "trace.json"
+    assert _run(monkeypatch, "--stages", "4", "--microbatches", "3", "--schedule", "zb-v", "--trace", str(path)) == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert sorted(event["name"] for event in spans) == sorted(map(str, known_schedule("zb-v", 4, 3).actions()))
+    for device in (0, 1):
+        mine = sorted((event["ts"], event["ts"] + event["dur"]) for event in spans if event["pid"] == device)
+        assert all(end <= start for (_, end), (start, _) in pairwise(mine))
+    assert max(event["args"]["memory"] for event in events if event["ph"] == "C") == 4
+
+
 def test_v_shape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(monkeypatch, "--stages", "4", "--microbatches", "6", "--schedule", "zb-v", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
@@ -76,6 +90,8 @@ def test_v_shape(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         ("--stages", "4", "--devices", "5"),
         ("--sizes", "1,2"),
         ("--shape", "x"),
+        ("--schedule", "1f1b", "--csv", "no/such/folder/out.csv"),
+        ("--schedule", "1f1b", "--trace", "no/such/folder/out.json"),
     ],
 )
 def test_bad_input_is_one_sentence_and_a_remedy(

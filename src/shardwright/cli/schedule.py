@@ -48,6 +48,7 @@ def schedule(
     ] = "span",
     time_limit: Annotated[float, typer.Option(help="auto: seconds of processor time")] = 10.0,
     csv: Annotated[Path | None, typer.Option(help="Write the orders as torch's CSV")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev, one row per device")] = None,
     width: Annotated[int, typer.Option(help="Characters of the drawing")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -59,6 +60,7 @@ def schedule(
     """
     from shardwright.errors import ProblemError
     from shardwright.schedules import check_memory, known_schedule, pipeline, read_csv, run, stage_devices, write_csv
+    from shardwright.schedules.trace import write_trace
     from shardwright.search.schedule import OBJECTIVES, find_schedule, lower_bound
 
     if objective not in OBJECTIVES:
@@ -92,6 +94,8 @@ def schedule(
     check_memory(timing)
     if csv is not None:
         write_csv(order, csv)
+    if trace is not None:
+        write_trace(timing, trace)
     _show(schedule, timing, problem, objective, bound, seconds, width, as_json)
 
 

@@ -22,8 +22,11 @@ _OVERLAP = re.compile(r"\(([^)]*)\)OVERLAP_F_B")
 
 def write_csv(schedule: Schedule, path: str | Path) -> None:
     """Write the file; ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")`` reads it."""
-    with open(path, "w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(schedule.orders)
+    try:
+        with open(path, "w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(schedule.orders)
+    except OSError as error:
+        raise ProblemError(f"{str(path)!r} cannot be written: {error.strerror}.", "Check the path.") from None
 
 
 def read_csv(path: str | Path) -> Schedule:
