@@ -1,7 +1,7 @@
 """The examples in the docstrings do what they say.
 
-An example that speaks of what only the reader has (``model``, ``graph``, ``plan``) is an illustration: it ends where such
-a name comes up. Everything before that, and every example that speaks of nothing else, must give what is written under it.
+An example that speaks of what only the reader has (``model``, ``graph``, a file) is an illustration: it ends where that
+comes up. Everything before that, and every example that speaks of nothing else, must give what is written under it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ import torch
 
 import shardwright
 
-READERS = {
-    "args",
-    "cluster",
-    "graph",
-    "kwargs",
-    "mesh",
-    "model",
-    "plan",
-    "rules",
-    "stated",
-    "strategy",
-    "timeline",
-    "walk",
-    "x",
-}
+READERS = set(
+    [
+        "IPython",
+        "args",
+        "cluster",
+        "graph",
+        "kwargs",
+        "mesh",
+        "model",
+        "plan",
+        "rules",
+        "stated",
+        "step",
+        "strategy",
+        "timeline",
+        "walk",
+        "x",
+    ]
+)
 MODULES = sorted(module.name for module in pkgutil.walk_packages(shardwright.__path__, "shardwright."))
 
 
@@ -49,10 +53,16 @@ class Reader(doctest.DocTestRunner):
             self.wrong.append(f"{test.name}: {example.source.strip()}\n  expected {example.want!r}, got {got!r}")
 
     def report_unexpected_exception(self, out, test, example, exc_info):
-        unknown = getattr(exc_info[1], "name", None) if isinstance(exc_info[1], NameError) else None
-        self._illustrated |= unknown in READERS
+        self._illustrated |= belongs_to_the_reader(exc_info[1])
         if not self._illustrated:
             self.wrong.append(f"{test.name}: {example.source.strip()}\n  {exc_info[1]!r}")
+
+
+def belongs_to_the_reader(error: BaseException) -> bool:
+    """A name, a file or a notebook that only the reader has."""
+    if isinstance(error, NameError | ModuleNotFoundError):
+        return error.name in READERS
+    return isinstance(error, shardwright.ShardwrightError) and "No such file" in str(error)
 
 
 @pytest.fixture(autouse=True)
