@@ -15,25 +15,23 @@ import torch
 
 import shardwright
 
-READERS = set(
-    [
-        "IPython",
-        "args",
-        "cluster",
-        "graph",
-        "kwargs",
-        "mesh",
-        "model",
-        "plan",
-        "rules",
-        "stated",
-        "step",
-        "strategy",
-        "timeline",
-        "walk",
-        "x",
-    ]
-)
+READERS = {
+    "IPython",
+    "args",
+    "cluster",
+    "graph",
+    "kwargs",
+    "mesh",
+    "model",
+    "plan",
+    "rules",
+    "stated",
+    "step",
+    "strategy",
+    "timeline",
+    "walk",
+    "x",
+}
 MODULES = sorted(module.name for module in pkgutil.walk_packages(shardwright.__path__, "shardwright."))
 
 
