@@ -74,17 +74,15 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
 
 def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
     """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0."""
-    from shardwright.frontend import capture
-    from shardwright.verification.precision import all_double
-    from shardwright.verification.verify import prepared, truth_of
+    from shardwright.verification.prepare import subject
+    from shardwright.verification.verify import truth_of
 
     row: dict[str, Any] = {"stage": "capture in float64"}
     with _reported(row):
-        model, args, kwargs = prepared(functools.partial(build, reference), True)
-        with all_double():
-            graph = capture(model, args, kwargs)  # on every rank, as parallelize does it
+        it = subject(functools.partial(build, reference), True)  # captured on every rank, as parallelize does it
         row["stage"] = "one process in float64"
-        truth = _from_first(rank, lambda: truth_of(model, tuple(args), kwargs, 2))
+        model, args, kwargs, graph = it.model, it.args, it.kwargs, it.graph
+        truth = _from_first(rank, lambda: truth_of(model, args, kwargs, 2))
         parts = {search: _verified(rank, search, model, args, kwargs, graph, truth) for search in searches}
         row |= {"stage": "verified", "searches": parts}
         for search, part in parts.items():
@@ -98,7 +96,7 @@ def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph:
 
     from shardwright.cluster import parse_cluster
     from shardwright.planner import Options, plan_graph
-    from shardwright.verification.verify import check
+    from shardwright.verification.verify import check, mesh_of_axes
 
     options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
     cluster = parse_cluster(f"local:{dist.get_world_size()}")
@@ -106,7 +104,9 @@ def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph:
     with _reported(part):
         strategy = _from_first(rank, lambda: plan_graph(graph, cluster, options).strategy, send=True)
         part["stage"] = "run"
-        answer = check(model, tuple(args), kwargs, strategy, steps=2, graph=graph, truth=truth)
+        mesh = mesh_of_axes(strategy.axes)
+        answer = check(model, args, kwargs, strategy, steps=2, mesh=mesh, graph=graph, truth=truth)
+        part["stage"] = "agrees"  # the first rank says so for all
         if answer is not None:
             worst = max((found.relative for found in answer.comparisons), default=0.0)
             part |= {"stage": "agrees" if answer.agrees else "differs", "relative": worst}

@@ -199,3 +199,14 @@ def test_the_fingerprint_sees_what_matters() -> None:
 
     assert of(3, 2) == of(3, 2)
     assert len({of(3, 2), of(5, 2), of(3, 4), of(3, 2, bias=False)}) == 4
+
+
+class Repeating(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.repeat_interleave(x, 2, dim=1, output_size=8)
+
+
+def test_a_size_that_only_repeats_what_follows_is_left_out() -> None:
+    """A piece of the operator has a size of its own: Mamba-2's would not run where its heads are cut."""
+    (op,) = faithful(Repeating(), (torch.randn(3, 4),)).ops
+    assert op.kwarg("output_size") is None

@@ -10,8 +10,10 @@ import torch
 
 from lowering.strategies import mesh_with, random_strategy
 from runtime.workers import device_mesh
+from shardwright.cluster import parse_cluster
 from shardwright.errors import AssumptionBroken
 from shardwright.frontend import capture
+from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.verification.precision import all_double
 from shardwright.verification.prepare import widened
@@ -37,7 +39,7 @@ def agrees(rank: int, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize(("name", "seed"), [("router", 0), ("guarded", 1), ("spiking", 2), ("hypernetwork", 3)])
 def test_same_numbers(pool, name, seed):
-    pool.run(agrees, name, seed)
+    pool.run(agrees, name, seed, seconds=100)
 
 
 def refused_on_every_rank(rank: int) -> None:
@@ -50,4 +52,35 @@ def refused_on_every_rank(rank: int) -> None:
 
 
 def test_a_batch_that_decides_otherwise(pool):
-    pool.run(refused_on_every_rank)
+    pool.run(refused_on_every_rank, seconds=100)
+
+
+class Walking(torch.nn.Module):
+    """Walks through names in another order on every rank, as models do that walk through a set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in "ab"})
+        self.order = "ab"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = {name: torch.tanh(self.layers[name](x)) for name in self.order}
+        return found["a"] - 2 * found["b"]
+
+
+def traced_in_another_order(rank: int) -> None:
+    torch.manual_seed(0)
+    model, args = Walking().double(), (torch.randn(8, 8, dtype=torch.float64),)
+    first = capture(model, args)
+    planned = plan_graph(first, parse_cluster("local:4"), Options(search="fsdp", baselines=(), fewer_devices=False))
+    strategy = random_strategy(first, mesh_with((4,)), 0)
+    for way, others in ((planned, (0, 1, 2, 3)), (strategy, (1, 3))):  # rank 0 decides where no plan does
+        model.order = "ba" if rank in others else "ab"
+        mesh = None if way is planned else device_mesh((4,))
+        answer = check(model, args, {}, way, steps=2, mesh=mesh, graph=capture(model, args))
+        if rank == 0:
+            assert answer is not None and answer.agrees, answer.as_dict()
+
+
+def test_ranks_that_trace_in_another_order(pool):
+    pool.run(traced_in_another_order, seconds=100)

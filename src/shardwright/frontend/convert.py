@@ -160,7 +160,7 @@ class _Conversion:
                 name=node.name,
                 target=target,
                 args=tuple(self._value(a) for a in node.args),
-                kwargs=tuple((k, self._value(v)) for k, v in node.kwargs.items() if k not in ("device", "pin_memory")),
+                kwargs=tuple((k, self._value(v)) for k, v in node.kwargs.items() if k not in _left_out(target)),
                 outputs=tuple(outputs),
                 module=module_of(node),
                 source=source_of(node),
@@ -233,6 +233,12 @@ def _passes_through(target: str, node: Node, source: Tensor, tracked: bool) -> b
     if kind not in ("to", "type_as", "_to_copy") or not isinstance(value, torch.Tensor):
         return False
     return source.dtype == _dtype(value) and source.shape == _shape(value, node)
+
+
+def _left_out(target: str) -> tuple[str, ...]:
+    """Keywords that say nothing about what is computed: where, and sizes that follow from others (a piece has its own)."""
+    hints = ("output_size",) if target == "aten.repeat_interleave.self_int" else ()
+    return ("device", "pin_memory", *hints)
 
 
 def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:

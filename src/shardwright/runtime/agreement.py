@@ -34,14 +34,21 @@ def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
     RunError
         When a rank does not answer in time or differs from the majority.
     """
+    mine = "\n".join(f"{what}\t{digest}" for what, digest in about.items())
+    answers = [dict(line.split("\t", 1) for line in text.splitlines()) for text in exchanged(mine, seconds)]
+    for what in about:
+        refuse_odd(what, {r: answer.get(what, "") for r, answer in enumerate(answers)})
+
+
+def exchanged(text: str, seconds: float = SECONDS) -> list[str]:
+    """What every rank says, by rank; a rank that does not answer in time is named in an error."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
-        return
+        return [text]
     rank, size, number = dist.get_rank(), dist.get_world_size(), next(_rounds)
     store = default_store()
     round_ = f"shardwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"  # stores outlive restarts
-    mine = "\n".join(f"{what}\t{digest}" for what, digest in about.items())
-    store.set(f"{round_}/{rank}", mine)
-    answers: list[dict[str, str]] = []
+    store.set(f"{round_}/{rank}", text)
+    answers: list[str] = []
     for other in range(size):
         key = f"{round_}/{other}"
         try:
@@ -51,9 +58,8 @@ def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
                 f"Rank {other} has not arrived after {seconds:.0f} s; rank {rank} gives up waiting for it.",
                 f"Look at the output of rank {other}: it failed, or it is still loading its model.",
             ) from None
-        answers.append(dict(line.split("\t", 1) for line in store.get(key).decode().splitlines()))
-    for what in about:
-        refuse_odd(what, {r: answer.get(what, "") for r, answer in enumerate(answers)})
+        answers.append(store.get(key).decode())
+    return answers
 
 
 def refuse_odd(what: str, digests: Mapping[int, object]) -> None:

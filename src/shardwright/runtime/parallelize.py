@@ -22,12 +22,13 @@ from shardwright._torch_compat import map_tree
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
-from shardwright.graph import Graph, fingerprint
+from shardwright.graph import Graph, fingerprint, from_json, to_json
+from shardwright.graph.computation import computation
 from shardwright.lowering.program import lower
 from shardwright.lowering.validate import validate_program
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.runtime.agreement import agree, digest, sample
+from shardwright.runtime.agreement import agree, digest, exchanged, sample
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
@@ -116,6 +117,7 @@ def parallelize(
         graph = _captured(captured, plan, args, kwargs)
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
+    graph = _common(plan, graph)
     if isinstance(plan, Plan):
         plan.check(graph)
     recompute = strategy.recomputed if recompute is None else recompute
@@ -151,6 +153,22 @@ def _refuse_shards(model: torch.nn.Module) -> None:
                 f"The parameter {name} is a DTensor: this model has been split already.",
                 "Use what parallelize() gave the first time; to split a model twice, call it with keep=True.",
             )
+
+
+def _common(plan: Union[Plan, Strategy], graph: Graph) -> Graph:
+    """One graph for all ranks, where theirs differ in the order of operators alone: the plan's, or that of rank 0.
+
+    Models that walk through a set of names are traced in another order in every process
+    (:mod:`shardwright.graph.computation`); the plan's splits go by the numbers of one of them.
+    """
+    if isinstance(plan, Plan):
+        if plan.captured is None or fingerprint(graph) == plan.signature.fingerprint:
+            return graph
+        own = plan.graph(trusted=True)  # only taken where it computes exactly what this process has captured itself
+        return own if computation(own) == computation(graph) else graph
+    if len(set(exchanged(fingerprint(graph)))) == 1 or len(set(exchanged(computation(graph)))) > 1:
+        return graph  # where they compute different things, the comparison below says so
+    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "")[0])
 
 
 def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
