@@ -94,7 +94,8 @@ def pictures(browser: Any, name: str, path: Path, folder: Path) -> None:
         page.wait_for_selector("html[data-ready]")
         page.evaluate("shardwright.view.zoom(12, shardwright.view.whole * 0.37)")
         page.wait_for_timeout(300)
-        page.screenshot(path=str(folder / f"page_{name}_{width}_{theme}.png"), full_page=True)
+        path_of = str(folder / f"page_{name}_{width}_{theme}.jpg")
+        page.screenshot(path=path_of, full_page=True, type="jpeg", quality=70)
         page.close()
 
 

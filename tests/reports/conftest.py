@@ -81,12 +81,13 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
         path = tmp_path / f"page{len(pages)}.html"
         path.write_text(text, encoding="utf-8")
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme, offline=True)
+        page.set_default_timeout(120_000)  # on a machine that others keep busy
         pages.append(page)
         said: list[str] = []
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
         page.goto(f"file://{path}")
-        page.wait_for_selector("html[data-ready]", timeout=30_000)
+        page.wait_for_selector("html[data-ready]", timeout=120_000)
         return Opened(page, said)
 
     yield open_page

@@ -166,6 +166,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
             assert math.isclose(number(page, "what-if", name), said[name], rel_tol=1e-9, abs_tol=1e-15), (setting, name)
         for stream, busy in said["busy_seconds"].items():
             assert math.isclose(number(page, "what-if", f"busy {stream}"), busy, rel_tol=1e-9), (setting, stream)
+        page.wait_for_function("shardwright.memory.run.total === shardwright.timeline.groups[0].run.total")
         curve = page.evaluate("(() => { const c = shardwright.memory.curve; return [c.times, c.total]; })()")
         assert max(curve[1]) == max(size for _, size in said["memory_curve"])
         seen.add(said["step_seconds"])

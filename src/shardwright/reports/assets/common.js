@@ -43,9 +43,11 @@ function swatch(colour, className = "swatch") {
   return made;
 }
 
-// A colour that the style sheet defines, in the theme that is on.
+// A colour that the style sheet defines, in the theme that is on; asked for once per theme, for thousands of bars.
+const colours = new Map();
 function themed(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+  return colours.get(name);
 }
 
 const ACTS = { // what a bar of the timeline is

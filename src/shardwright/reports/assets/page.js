@@ -16,7 +16,7 @@ function themeButton() {
 }
 
 const drawings = [];
-function redraw() { for (const drawing of drawings) (drawing.ask ?? drawing.draw).call(drawing); }
+function redraw() { colours.clear(); for (const drawing of drawings) (drawing.ask ?? drawing.draw).call(drawing); }
 
 function legend(box, acts) {
   box.replaceChildren(...acts.map((act) => element("li", {}, swatch(`var(--act-${act})`), ACTS[act])));
@@ -65,9 +65,12 @@ function planPage(data) {
   const steps = data.steps.map(decodeStep), view = new View(1), banner = document.querySelector(".banner");
   const memory = new MemoryChart(document.getElementById("memory"), view, data.limit);
   let timeline = null;
+  let waiting = 0;
   const whatIf = new WhatIf(document.getElementById("what-if"), data, steps, (runs, changed) => {
-    timeline.again(runs); memory.show(runs[0]);
+    timeline.again(runs);
     banner.hidden = !changed;
+    clearTimeout(waiting); // a slider that moves asks many times a second, and memory is the slower picture
+    waiting = setTimeout(() => memory.show(runs[0]), 60);
   });
   timeline = timelineSection(data, whatIf.plan, view);
   memory.show(whatIf.plan[0]);

@@ -115,8 +115,9 @@ function simulateStep(step, whatIf = {}) {
   }
   const run = { step, starts, ends, issued, seconds, cause };
   run.total = count ? ends.reduce((most, end) => Math.max(most, end), clock) : 0;
-  run.sum = seconds.reduce((sum, s) => sum + s, 0);
-  run.busy = step.streams.map((_, s) => seconds.reduce((sum, x, i) => (stream[i] === s ? sum + x : sum), 0));
+  run.sum = 0;
+  run.busy = step.streams.map(() => 0);
+  for (let i = 0; i < count; i += 1) { run.sum += seconds[i]; run.busy[stream[i]] += seconds[i]; }
   run.exposed = exposedSeconds(run);
   run.bound = lowerBound(run, hostSpeed);
   return run;

@@ -73,6 +73,9 @@ class Timeline {
         pen.fillRect(from, top + 2, Math.max(to - from - (to - from > 3 ? 0.75 : 0), 0.5), ROW - 4);
         pen.globalAlpha = 1;
         drawnTo = Math.ceil(to); drawnAct = act; this.shown += 1;
+        if (to - from < 1) { // what else begins and ends within this pixel would be painted over it
+          k = Math.max(k, firstAfter(row.ids, view.from + (drawnTo - left) / scale, group.end, k) - 1);
+        }
         if (to - from > 44) {
           pen.save(); pen.beginPath(); pen.rect(from + 3, top, to - from - 6, ROW); pen.clip();
           pen.fillStyle = themed(`on-${act}`) || "#fff";
@@ -96,13 +99,12 @@ class Timeline {
     const { pen, width, height } = sized(this.overview, 22), { view } = this, group = this.groups[0], row = group.rows[0];
     const scale = width / view.whole;
     pen.fillStyle = themed("lane"); pen.fillRect(0, 0, width, height);
-    let drawnTo = -1;
-    for (const i of row.ids) {
-      const from = group.start(i) * scale, to = group.end(i) * scale;
-      if (to < drawnTo) continue;
-      pen.fillStyle = themed(`act-${group.act(i)}`); pen.globalAlpha = 0.55;
-      pen.fillRect(from, 3, Math.max(to - from, 1), height - 6);
-      drawnTo = Math.ceil(to);
+    pen.globalAlpha = 0.55;
+    for (let k = 0; k < row.ids.length; k += 1) {
+      const i = row.ids[k], from = group.start(i) * scale, to = Math.max(group.end(i) * scale, from + 1);
+      pen.fillStyle = themed(`act-${group.act(i)}`);
+      pen.fillRect(from, 3, to - from, height - 6);
+      k = Math.max(k, firstAfter(row.ids, Math.ceil(to) / scale, group.end, k) - 1);
     }
     pen.globalAlpha = 1; pen.strokeStyle = themed("ink"); pen.lineWidth = 2;
     pen.strokeRect(view.from * scale + 1, 1, Math.max((view.to - view.from) * scale - 2, 4), height - 2);
@@ -157,8 +159,8 @@ class Timeline {
 }
 
 // The first of these events that ends after a time; on one stream they are in order.
-function firstAfter(ids, time, end) {
-  let low = 0, high = ids.length;
+function firstAfter(ids, time, end, from = 0) {
+  let low = from, high = ids.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (end(ids[middle]) > time) high = middle; else low = middle + 1;

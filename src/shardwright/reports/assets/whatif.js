@@ -10,7 +10,7 @@ class WhatIf {
     box.querySelector(".reset").addEventListener("click", () => this.reset());
     this.plan = this.simulate();
     this.show(this.plan);
-    this.sensitivity();
+    setTimeout(() => this.sensitivity(), 200); // nobody has scrolled there yet
   }
 
   control(controls, key, label) {
