@@ -279,11 +279,8 @@ class StagePricer:
         caps = self.profile.caps if exact else self.profile.few_caps
         for number, cap in enumerate(caps):
             lower = caps[number - 1] if number else 0.0
-            for mode, table, price in (
-                (AT_LEAST, bound, lower),
-                (WHATEVER_FOLLOWS, answer, cap),
-                (FIRST_IS_KEPT, answer, cap),
-            ):
+            modes = [(AT_LEAST, bound, lower), (WHATEVER_FOLLOWS, answer, cap)]
+            for mode, table, price in [*modes, (FIRST_IS_KEPT, answer, cap)] if exact else modes:
                 need = (excess[over] + price) / held[over]
                 if exact:
                     ends = in_a_row([self.ends(parts, cap, mode) for parts in ids])

@@ -366,20 +366,37 @@ class _Space:
             raise ProblemError(f"there is no pipeline baseline {name!r}.", f"Known: {', '.join(BASELINES)}.")
         plans = []
         for count in range(1, self.most + 1):
-            if self.blocks % count or self.devices % count or (self.blocks // count) % self.grain:
+            if self.devices % count:
                 continue
-            per, units = self.blocks // count // self.grain, self.devices // count
-            for price in {row.price.mesh: None for row in self.rows if row.units == units}:
+            units = self.devices // count
+            cuts = _even_cuts(self.cuts - 1, count)
+            picked = []
+            for k in range(count):
+                where = (self.first == cuts[k]) & (self.last == cuts[k + 1])
+                held = self.microbatches if name == "gpipe" and count > 1 else count - k
+                picked.append((int(np.nonzero(where)[0][0]), units, (count - 1 - k) * units, held))
+            for mesh in {row.price.mesh: None for row in self.rows if row.units == units}:
                 for kind in ("megatron", "data-parallel", "fsdp", "auto"):
-                    rows = [r for r in self.rows if r.price.mesh == price and r.price.name == kind and r.units == units]
-                    picked = []
-                    for k in range(count):
-                        where = (self.first == k * per) & (self.last == (k + 1) * per)
-                        held = self.microbatches if name == "gpipe" else count - k
-                        picked.append((int(np.nonzero(where)[0][0]), units, (count - 1 - k) * units, held))
-                    plans.append(self._timed(picked, rows, "gpipe" if name == "gpipe" else "1f1b") if rows else None)
+                    alike = [
+                        row for row in self.rows if (row.units, row.price.mesh, row.price.name) == (units, mesh, kind)
+                    ]
+                    if alike:
+                        plans.append(self._timed(picked, alike, "gpipe" if name == "gpipe" else "1f1b"))
         fitting = [plan for plan in plans if plan is not None]
         return min(fitting, key=lambda plan: plan.step_seconds, default=None)
+
+
+def _even_cuts(blocks: int, stages: int) -> list[int]:
+    """Equal runs of blocks; what does not divide goes to the stages in the middle, for the first and last have more to do.
+
+    >>> _even_cuts(7, 3)
+    [0, 2, 5, 7]
+    """
+    counts = [blocks // stages] * stages
+    middle = sorted(range(stages), key=lambda k: (k in (0, stages - 1), k))
+    for k in middle[: blocks % stages]:
+        counts[k] += 1
+    return [sum(counts[:k]) for k in range(stages + 1)]
 
 
 def _used(stages: Sequence[object]) -> int:
