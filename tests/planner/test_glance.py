@@ -31,8 +31,8 @@ def deep() -> Graph:
 def test_it_agrees_with_the_simulation_of_every_event(deep: Graph, cluster: str, name: str) -> None:
     mesh = mesh_of(parse_cluster(cluster))
     strategy = find_strategy(describe_graph(deep), mesh, name).strategy
-    whole = predict(deep, strategy, mesh, "adamw", 1.0)
-    short = glance(deep, strategy, mesh, "adamw", 1.0, mesh.device.usable_memory)
+    whole = predict(deep, strategy, mesh, "adamw")
+    short = glance(deep, strategy, mesh, "adamw", mesh.device.usable_memory)
     assert short is not None
     for field in ("step_seconds", "memory_bytes", "communication_bytes"):
         assert getattr(short, field) == pytest.approx(getattr(whole, field), rel=SLACK), field
@@ -41,12 +41,12 @@ def test_it_agrees_with_the_simulation_of_every_event(deep: Graph, cluster: str,
 def test_a_shallow_model_is_simulated_as_it_is() -> None:
     graph, mesh = _gpt(4), mesh_of(parse_cluster("8xH100"))
     strategy = find_strategy(describe_graph(graph), mesh, "fsdp").strategy
-    assert glance(graph, strategy, mesh, "adamw", 1.0, 1e12) is None
+    assert glance(graph, strategy, mesh, "adamw", 1e12) is None
 
 
 def test_what_a_plan_predicts_is_never_a_glance(deep: Graph) -> None:
     cluster = parse_cluster("8xH100")
     made = plan_graph(deep, cluster, Options(baselines=("fsdp",), fewer_devices=False))
     mesh = next(mesh for mesh in meshes(cluster, 2) if mesh.names == made.strategy.axes)
-    assert predict(deep, made.strategy, mesh, "adamw", made.prediction.sum_seconds) == made.prediction
+    assert predict(deep, made.strategy, mesh, "adamw") == made.prediction
     assert made.candidates[0].prediction == made.prediction

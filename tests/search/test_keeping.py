@@ -33,14 +33,14 @@ def test_with_room_for_all_fsdp_becomes_zero_2(described: Described) -> None:
 def test_what_is_used_last_is_kept_first_and_memory_grows_by_the_room_at_most(described: Described) -> None:
     graph = described.graph
     fsdp = find_strategy(described, MESH, "fsdp").strategy
-    before = predict(graph, fsdp, MESH, "adamw", None)
+    before = predict(graph, fsdp, MESH, "adamw")
     room = sum(graph.tensors[t].bytes for t in fsdp.regathered) / 3
     kept = keep_gathered(graph, described.rules, fsdp, room)
     assert kept is not None
     stays = fsdp.regathered - kept.regathered
     assert stays and kept.regathered
     assert sum(graph.tensors[t].bytes for t in stays) <= room
-    after = predict(graph, kept, MESH, "adamw", None)
+    after = predict(graph, kept, MESH, "adamw")
     assert after.memory_bytes <= before.memory_bytes + 1.02 * room
     assert after.sum_seconds < before.sum_seconds
     weights = {p.paths[0]: p.tensor for p in graph.parameters if p.paths[0].endswith("feed.up.weight")}

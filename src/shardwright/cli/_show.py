@@ -13,7 +13,17 @@ from rich.table import Table
 
 from shardwright.units import bytes_text, seconds_text
 
-__all__ = ["bytes_text", "console", "mesh_text", "messages", "print_json", "progress", "seconds_text", "table"]
+__all__ = [
+    "bytes_text",
+    "console",
+    "mesh_text",
+    "messages",
+    "print_json",
+    "progress",
+    "proof_text",
+    "seconds_text",
+    "table",
+]
 
 console = Console() if Console().is_terminal else Console(width=140)
 messages = Console(stderr=True)
@@ -31,6 +41,26 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
+
+
+def proof_text(proof: Any, prediction: Any) -> str:
+    """What is proved of a plan: of its step, of the work it adds up to, and over which plans."""
+    step, total = prediction.step_seconds, prediction.sum_seconds
+    said = []
+    if proof.step_bound:
+        over = 100 * (step / proof.step_bound - 1)
+        said.append(
+            f"Proved: no step is shorter than {seconds_text(proof.step_bound)} (this one is at most {over:.1f} % above)"
+        )
+    if proof.lower_bound:
+        known = "optimal" if proof.optimal else f"at most {100 * proof.gap:.2f} % above the optimum"
+        said.append(
+            f"{'n' if said else 'Proved: n'}o plan adds up to fewer than {seconds_text(proof.lower_bound)} of work a device "
+            f"(smallest found {seconds_text(proof.cost)}, {known}; this plan {seconds_text(total)})"
+        )
+    if not said:
+        return f"Nothing is proved about {proof.scope}."
+    return f"{'; '.join(said)}. Over {proof.scope}."
 
 
 def print_json(data: Any) -> None:

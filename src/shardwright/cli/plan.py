@@ -9,7 +9,7 @@ import typer
 
 from shardwright.cli._checks import check_numbers
 from shardwright.cli._plans import TrustOption, build_model
-from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
+from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
 
 
 def plan(
@@ -176,14 +176,12 @@ def _print(found: Any) -> None:
                 ("yes" if p.fits else "no") + (", recomputed" if candidate.note else ""),
             ]
         )
-    proof = found.proof
-    quality = "optimal" if proof.optimal else f"at most {100 * proof.gap:.2f} % above the optimum"
     table(
         f"{found.model or 'model'} on {found.cluster.name}",
         ["strategy", "mesh", "step (simulated)", "ratio", "memory/device", "communication/device", "fits"],
         rows,
-        caption=f"The search's smallest sum of seconds is {seconds_text(proof.cost)}, {quality} ({proof.scope}); the "
-        f"simulator chose among the best. Planned in {proof.seconds:.1f} s. Prices: {found.calibration}.",
+        caption=f"{proof_text(found.proof, found.prediction)} Planned in {found.proof.seconds:.1f} s. "
+        f"Prices: {found.calibration}.",
     )
     for note in found.notes:
         console.print(note)

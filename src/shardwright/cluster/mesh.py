@@ -37,8 +37,9 @@ class Axis:
         return next(((latency, rate) for name, latency, rate in self.fits if name == kind), None)
 
     def without_latency(self) -> Axis:
-        """The same axis where a message costs only its bytes."""
-        return replace(self, latency=0.0, fits=tuple((name, 0.0, rate) for name, _, rate in self.fits))
+        """The same axis where a message costs only its bytes, at the best rate at which any was measured."""
+        least = tuple((name, ((1.0, min(1.0, *(r for _, r in points))),)) for name, points in self.ratios)
+        return replace(self, latency=0.0, fits=tuple((name, 0.0, rate) for name, _, rate in self.fits), ratios=least)
 
     def ratio(self, kind: str, amount: Any) -> Any:
         """By how much messages of so many bytes miss the fitted line (a number or an array of them)."""

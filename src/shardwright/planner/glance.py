@@ -32,22 +32,26 @@ SLACK = 0.005
 """How far from the simulation of every event a glance may be, relatively (tested)."""
 
 
-def glance(
-    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float, limit: float
-) -> Prediction | None:
+def deep(graph: Graph) -> bool:
+    """Whether a graph is one whose strategies can be judged at a glance."""
+    run = longest_run(graph)
+    return run is not None and run.count >= DEEP and _parameter_bytes(graph, run) >= LARGE
+
+
+def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit: float) -> Prediction | None:
     """About what simulating ``strategy``, the same for all blocks of a run, would predict; nothing for a shallow graph.
 
     ``fits`` unless the memory is clearly above ``limit``.
     """
     run = longest_run(graph)
-    if run is None or run.count < DEEP or _parameter_bytes(graph, run) < LARGE:
+    if run is None or not deep(graph):
         return None
     short = [shortened(graph, count) for count in (FEW, MORE)]
     ends = [_measured(part, strategy, mesh, optimiser) for part in short if part is not None]
     if len(ends) < 2:
         return None
     further = (run.count - MORE) / (MORE - FEW)
-    seconds, peak, sent, exposed = (more + further * (more - few) for few, more in zip(*ends, strict=True))
+    seconds, summed, peak, sent, exposed = (more + further * (more - few) for few, more in zip(*ends, strict=True))
     return Prediction(seconds, summed, peak, sent, max(exposed, 0.0), peak <= limit * (1 + SLACK))
 
 
@@ -57,7 +61,8 @@ def _parameter_bytes(graph: Graph, run: Repeat) -> int:
     return sum(graph.tensors[name].bytes for name in read if name in graph.parameter_of)
 
 
-def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str) -> tuple[float, float, float, float]:
+def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str) -> tuple[float, ...]:
     there = tuple(path for path in strategy.recomputed if span_of(graph, path))
     timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimiser=optimiser)
-    return timeline.seconds, timeline.peak_bytes, timeline.communication_bytes, timeline.exposed_seconds
+    summed, sent = timeline.walk.seconds, timeline.communication_bytes
+    return timeline.seconds, summed, timeline.peak_bytes, sent, timeline.exposed_seconds

@@ -1,16 +1,18 @@
 """The one function that walks the whole way, from a model to the simulated winner.
 
-Capture the model, factor the cluster into meshes, state and solve the choice problem on each, price every baseline by
-the same rules, simulate the best few, and keep the fastest that fits; where none does, search again with the activations
-of repeated blocks recomputed. The sum that the search minimises ignores overlap, so the search also runs with parameter
-traffic discounted, and one axis at a time; the simulator decides. The proof that comes with the plan is the solver's lower
-bound on the summed seconds over every mesh tried.
+Capture the model, factor the cluster into meshes, state and solve the choice problem on each, price every recipe by
+the same rules, simulate all answers, and keep the fastest that fits. Where memory binds, search again with the activations
+of repeated blocks recomputed; where communication may outweigh computation, on fewer devices. The proof that comes with the
+plan bounds what every candidate was judged by (:mod:`shardwright.planner.proving`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from math import inf
+from operator import or_
 from time import perf_counter
 from typing import Any
 
@@ -18,31 +20,25 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
+from shardwright.planner.outcomes import ANOTHER, LEAST_UNHIDDEN, Outcome, bounds, search_by_name
+from shardwright.planner.proving import OPTIMAL, proof, scope
 from shardwright.planner.trials import Found, Trials, collection_paused
-from shardwright.plans import Candidate, Plan, Proof
+from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
+from shardwright.search.baselines import BASELINES
 from shardwright.search.constraints import meant_meshes
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
 from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
 
-SCOPE = "splits of every operator, repeated blocks alike, summed seconds"
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
-OVERLAPS = (0.8,)
-"""Shares of hidden parameter traffic the exact search is also run with; the simulator picks among the answers."""
-
-ANOTHER = "recursive"
-"""A search that is nearly free and whose answer, hardly ever better by the sum, now and then overlaps better."""
-
-FEW_MESHES = 3
-"""Up to this many meshes are all searched; more are first ranked by their optimum without a memory limit."""
-
-WORTHWHILE = 1.1
-"""A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
 
 CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
+
+FEW = 3
+"""Of deep models, whose steps take long to simulate, only so many of them."""
 
 FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
 
@@ -134,6 +130,14 @@ def plan_graph(
         return _plan(graph, cluster, options or Options(), progress, reference)
 
 
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """All searches with the same blocks recomputed: outcomes by name."""
+
+    trials: Trials
+    outcomes: Mapping[str, Outcome]
+
+
 def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress | None, reference: str) -> Plan:
     say = progress or (lambda text: None)
     started = perf_counter()
@@ -144,60 +148,50 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
     if max(mesh.devices for mesh in shapes) == 1:
         options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
-    found, notes = _search_all(described, shapes, options, say)
-    fitting = {n for n, one in found.items() if one.prediction.fits and options.search != LEAST_MEMORY}
-    if options.recompute == "auto" and options.search not in fitting and described.blocks:
-        say("searching with recomputed blocks")
-        rest = [name for name in options.baselines if name not in fitting]
-        again, notes = _search_all(described, shapes, replace(options, baselines=rest, recompute="blocks"), say)
-        for name, one in again.items():
-            found[name] = min(one, found.get(name, one), key=lambda f: f.ranked(options.search))
-    best = found.get(options.search)
-    if options.search == "auto" and (best is None or not best.prediction.fits):
-        say("nothing fits; searching for what needs least")
-        blocks = "blocks" if described.blocks and options.recompute != "none" else "none"
-        least = replace(options, search=LEAST_MEMORY, baselines=(), recompute=blocks)
-        smallest, seen = _search_all(described, shapes, least, say)
-        if LEAST_MEMORY in smallest:
-            best = found["auto"] = replace(smallest[LEAST_MEMORY], name="auto")
-            notes |= seen
+    shown = tuple(dict.fromkeys([options.search, *options.baselines]))
     open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
-    eligible = [f for n, f in found.items() if open_search or n == options.search]
-    winner = min(eligible, key=lambda f: f.ranked(options.search), default=None)
-    if best is None or winner is None:
-        why = notes.get(options.search, "there is nothing to search.")
-        raise Infeasible(
-            f"No {options.search} strategy of this model fits {cluster.name}: {why}", notes.get(":remedy", "")
-        )
-    if not winner.prediction.fits:
-        device, peak = shapes[0].device, winner.prediction.memory_bytes
-        limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
-        raise shortage(options.search, cluster.name, device, limit, peak, options.recompute)
+    names = shown
+    if options.search == "auto" and open_search and max(mesh.devices for mesh in shapes) > 1:
+        names = tuple(dict.fromkeys([*shown, *BASELINES]))
+    rounds = [_round(described, shapes, options, names, options.recompute == "blocks", inf, say)]
+    eligible = _eligible(rounds, options.search, open_search)
+    again = _worth_recomputing(rounds[0], eligible, shapes, options, open_search)
+    if again:
+        say("searching with recomputed blocks")
+        fastest = min((f.prediction.step_seconds for f in eligible if f.prediction.fits), default=inf)
+        rounds.append(_round(described, shapes, options, again, True, fastest, say))
+        eligible = _eligible(rounds, options.search, open_search)
+    trials = rounds[0].trials
+    if not any(found.prediction.fits for found in eligible):
+        raise _nothing_fits(rounds, eligible, shapes, options, cluster.name, say)
+    winner = trials.best(eligible, options.search)
     if options.search == "auto":
-        close = [f for f in eligible if f.prediction.step_seconds <= CLOSE * winner.prediction.step_seconds]
-        winner = min((_trials(described, options).keeping(f) for f in close), key=lambda f: f.rank)
-    found[options.search] = winner
+        kept = _kept(trials, eligible, winner)
+        eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")
+    fitting = [found for found in [*eligible, winner] if found.prediction.fits]
+    proved = reduce(or_, [bounds(r.trials, shapes, options.search) for r in rounds if options.search in r.outcomes])
+    constrained = bool(options.pins or options.forbidden)
+    where = scope(rounds[0].outcomes[options.search], _recomputed(rounds, options), constrained)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
     result = Plan(
         model=reference,
         signature=Signature.of(graph),
         cluster=cluster,
-        strategy=winner.searched.strategy,
+        strategy=winner.strategy,
         search=options.search,
         optimiser=options.optimiser,
         prediction=winner.prediction,
-        proof=_proof(best, notes, perf_counter() - started),
+        proof=proof(proved, fitting, perf_counter() - started, where),
         calibration=winner.mesh.calibration,
-        candidates=tuple(
-            _candidate(n, found, notes, shapes) for n in dict.fromkeys([options.search, *options.baselines])
-        ),
+        candidates=tuple(_candidate(name, rounds, winner, options.search, shapes) for name in shown),
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
     )
-    if options.fewer_devices and options.search != LEAST_MEMORY and _communication_bound(winner):
-        result = _perhaps_fewer(graph, cluster, options, result, say)
+    smaller = _half(cluster) if options.fewer_devices and options.search != LEAST_MEMORY else None
+    if smaller is not None and _could_be_faster(trials, smaller, options, result.prediction.step_seconds):
+        result = _perhaps_fewer(graph, cluster, smaller, options, result, say)
     return result
 
 
@@ -207,103 +201,152 @@ def describe_graph(graph: Graph) -> Described:
     return Described(graph, rules, label_loops(graph, rules))
 
 
-def _search_all(
-    described: Described, shapes: Sequence[Mesh], options: Options, say: Progress
-) -> tuple[dict[str, Found], dict[str, str]]:
-    """The best of every name over all meshes; ``notes`` holds why a name found nothing, and the proof."""
-    found: dict[str, Found] = {}
-    notes: dict[str, str] = {}
-    trials = _trials(described, options)
-    for name in dict.fromkeys([options.search, *options.baselines]):
-        tried: list[Found] = []
-        bounds, costs = [], []
-        for mesh, floor in _promising(trials, shapes, name, say):
-            sums = [one.prediction.sum_seconds for one in tried if one.prediction.fits]
-            if sums and floor > WORTHWHILE * min(sums):
-                continue
-            say(f"searching {name} on {_mesh_text(mesh)}")
-            try:
-                tried.append(trials.search(mesh, name))
-            except Infeasible as error:
-                notes.setdefault(name, error.message)
-                notes.setdefault(":remedy", error.remedy)
-        # What fits comes first: what does not fit after all is only worth correcting where it is faster.
-        for one in sorted(tried, key=lambda f: (not f.prediction.fits, f.prediction.step_seconds)):
-            result = trials.corrected(one, found.get(name))
-            found[name] = trials.better(found[name], result) if name in found else result
-            if name == options.search:
-                bounds.append(result.searched.solution.lower_bound)
-                costs.append((not result.prediction.fits, result.searched.solution.cost))
-        if costs:
-            notes |= {":bound": repr(float(min(bounds))), ":cost": repr(float(min(costs)[1]))}
-        for overlap in OVERLAPS if name == "auto" and name in found else ():
-            found[name] = trials.with_overlap(found[name], overlap)
-        if name == "auto" and name in found:
-            found[name] = trials.with_another(found[name], ANOTHER)
-        if name in found and not (name == "auto" and found[name].prediction.fits):  # that is simulated when it has won
-            found[name] = trials.exactly(found[name])
-    return found, notes
-
-
-def _trials(described: Described, options: Options) -> Trials:
-    return Trials(
+def _round(
+    described: Described,
+    shapes: Sequence[Mesh],
+    options: Options,
+    names: Sequence[str],
+    recompute: bool,
+    beat: float,
+    say: Progress,
+) -> _Round:
+    """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds."""
+    trials = Trials(
         described,
         optimiser=options.optimiser,
         memory_limit=options.memory_limit,
         ignore_device_memory=options.ignore_device_memory,
-        recompute=described.blocks if options.recompute == "blocks" else (),
+        recompute=described.blocks if recompute else (),
         constrained=("auto", ANOTHER, options.search),
         pins=options.pins,
         forbidden=options.forbidden,
         time_limit=options.time_limit,
         gap=options.gap,
     )
+    shown, outcomes = (options.search, *options.baselines), {}
+    for name in names:
+        outcomes[name] = search_by_name(trials, shapes, name, say, inf if name in shown else beat)
+        beat = min([beat, *(found.prediction.step_seconds for found in outcomes[name].fitting)])
+    return _Round(trials, outcomes)
 
 
-def _promising(trials: Trials, shapes: Sequence[Mesh], name: str, say: Progress) -> list[tuple[Mesh, float]]:
-    """Meshes by what they could at best give: the optimum without a memory limit, which bounds the one with it."""
-    if len(shapes) <= FEW_MESHES:
-        return [(mesh, 0.0) for mesh in shapes]
-    floors = []
-    for mesh in shapes:
-        say(f"bounding {name} on {_mesh_text(mesh)}")
-        floors.append((mesh, trials.floor(mesh, name)))
-    return sorted(floors, key=lambda pair: pair[1])
+def _eligible(rounds: Sequence[_Round], search: str, open_search: bool) -> list[Found]:
+    """Every candidate that may be the plan: where nothing restricts the search, those of the recipes too."""
+    outcomes = [o for one in rounds for name, o in one.outcomes.items() if open_search or name == search]
+    return [found for outcome in outcomes for found in outcome.candidates]
 
 
-def _mesh_text(mesh: Mesh) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in mesh.names)
+def _worth_recomputing(
+    plain: _Round, eligible: Sequence[Found], shapes: Sequence[Mesh], options: Options, open_search: bool
+) -> list[str]:
+    """The searches to repeat with blocks recomputed: those that found nothing that fits, and those held back by memory
+    for which the time that recomputing takes leaves anything to gain."""
+    if options.recompute != "auto" or not plain.trials.described.blocks:
+        return []
+    lacking = [name for name, outcome in plain.outcomes.items() if outcome.held_back and not outcome.fitting]
+    fitting = [found.prediction.step_seconds for found in eligible if found.prediction.fits]
+    held_back = plain.outcomes[options.search].held_back and options.search not in lacking
+    if options.search == LEAST_MEMORY:
+        return [LEAST_MEMORY]
+    if held_back and fitting:
+        again = Trials(
+            plain.trials.described,
+            optimiser=options.optimiser,
+            recompute=plain.trials.described.blocks,
+            ignore_device_memory=True,
+            constrained=plain.trials.constrained,
+            pins=options.pins,
+            forbidden=options.forbidden,
+            time_limit=options.time_limit,
+            gap=options.gap,
+        )
+        if min(again.floor(mesh, options.search, LEAST_UNHIDDEN) for mesh in shapes) < min(fitting):
+            lacking.append(options.search)
+    return lacking
 
 
-def _proof(best: Found, notes: Mapping[str, str], seconds: float) -> Proof:
-    """What the search proved about the sum it minimises; the simulator may prefer a plan with a larger sum."""
-    cost = float(notes[":cost"])
-    bound = min(float(notes[":bound"]), cost)
-    scope = SCOPE + ", blocks recomputed" * bool(best.note)
-    return Proof(cost, bound, cost <= bound * (1 + 1e-6), seconds, scope)
+def _nothing_fits(
+    rounds: Sequence[_Round],
+    eligible: Sequence[Found],
+    shapes: Sequence[Mesh],
+    options: Options,
+    where: str,
+    say: Progress,
+) -> Infeasible:
+    """What to tell a user for whom nothing fits: how much the smallest needs, or why there is no strategy at all."""
+    refusals = [r.outcomes[options.search].refusal for r in rounds if options.search in r.outcomes]
+    seen = list(eligible)
+    if options.search == "auto":
+        say("nothing fits; searching for what needs least")
+        least = replace(options, search=LEAST_MEMORY, baselines=())
+        blocks = bool(rounds[0].trials.described.blocks) and options.recompute != "none"
+        smallest = _round(rounds[0].trials.described, shapes, least, [LEAST_MEMORY], blocks, inf, say)
+        seen += smallest.outcomes[LEAST_MEMORY].candidates
+    if not seen:
+        why = next((refusal for refusal in refusals if refusal), Infeasible("there is nothing to search."))
+        return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)
+    device, peak = shapes[0].device, min(found.prediction.memory_bytes for found in seen)
+    limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
+    return shortage(options.search, where, device, limit, peak, options.recompute)
 
 
-def _communication_bound(found: Found) -> bool:
-    """Fewer devices can only be faster where communication outweighs computation."""
-    return found.prediction.exposed_seconds > 0.5 * found.prediction.step_seconds
+def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Found]:
+    """Close candidates with gathered parameters kept until backward, as far as there is room."""
+    near = CLOSE * winner.prediction.step_seconds
+    close = [f for f in eligible if f.prediction.fits and f.prediction.step_seconds <= near and f.strategy.regathered]
+    close.sort(key=lambda f: f.prediction.step_seconds)
+    best, tried = winner.prediction.step_seconds, []
+    for found in close[:FEW] if trials.deep else close:
+        if trials.unhidden(found.mesh, found.name, found.searched) < best:
+            kept = trials.keeping(found)
+            if kept is not None:
+                tried.append(kept)
+                best = min(best, kept.prediction.step_seconds) if kept.prediction.fits else best
+    return tried
 
 
-def _perhaps_fewer(graph: Graph, cluster: Cluster, options: Options, result: Plan, say: Progress) -> Plan:
-    """Half the devices, and half of those, as long as that is faster."""
-    smaller = _half(cluster)
-    if smaller is None:
-        return result
-    say(f"trying {smaller.name}, since communication dominates")
+def _recomputed(rounds: Sequence[_Round], options: Options) -> str:
+    again = options.recompute == "blocks" or options.search in (rounds[1].outcomes if len(rounds) > 1 else ())
+    if not again:
+        return "nothing recomputed"
+    return "all blocks recomputed" if len(rounds) == 1 else "all blocks or none recomputed"
+
+
+def _could_be_faster(trials: Trials, smaller: Cluster, options: Options, seconds: float) -> bool:
+    """Whether fewer devices could take less time: not where their computation alone takes longer."""
+    try:
+        shapes = meant_meshes(meshes(smaller, options.max_axes), options.pins, options.forbidden)
+        return min(trials.floor(mesh, options.search, LEAST_UNHIDDEN, limited=False) for mesh in shapes) < seconds
+    except ShardwrightError:  # what is asked for has no meaning there
+        return False
+
+
+def _perhaps_fewer(
+    graph: Graph, cluster: Cluster, smaller: Cluster, options: Options, result: Plan, say: Progress
+) -> Plan:
+    """Half the devices, and half of those, as long as computation leaves room for that to be faster."""
+    say(f"trying {smaller.name}, since communication may dominate")
     try:
         other = plan_graph(graph, smaller, replace(options, baselines=()), progress=say, reference=result.model)
     except Infeasible:
         return result
+    mine, theirs = result.proof, other.proof
+    cost, bound = min(mine.cost, theirs.cost), min(mine.lower_bound, theirs.lower_bound)
+    both = replace(
+        mine,
+        cost=cost,
+        lower_bound=bound,
+        optimal=(mine if mine.cost <= theirs.cost else theirs).optimal and cost <= bound * (1 + OPTIMAL),
+        seconds=mine.seconds + theirs.seconds,
+        scope=f"{mine.scope}; and the same on {theirs.scope.partition(' axis of ')[2].partition(',')[0]}",
+        step_bound=min(mine.step_bound, theirs.step_bound),
+    )
     if other.prediction.step_seconds >= result.prediction.step_seconds:
-        return result
+        return replace(result, proof=both)
     note = f"{other.strategy.devices} of {cluster.size} {FEWER_ARE_FASTER}"
     notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text))
     whole = replace(result.candidates[0], name=f"{options.search} on all {cluster.size} devices")
-    return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes)
+    return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes, proof=both)
 
 
 def _half(cluster: Cluster) -> Cluster | None:
@@ -316,7 +359,12 @@ def _half(cluster: Cluster) -> Cluster | None:
     return None
 
 
-def _candidate(name: str, found: Mapping[str, Found], notes: Mapping[str, str], shapes: Sequence[Mesh]) -> Candidate:
-    if name not in found:
-        return Candidate(name, shapes[0].names, None, notes.get(name, "does not apply"))
-    return Candidate(name, found[name].mesh.names, found[name].prediction, found[name].note)
+def _candidate(name: str, rounds: Sequence[_Round], winner: Found, search: str, shapes: Sequence[Mesh]) -> Candidate:
+    """A row of the comparison: the plan itself for the search, the best of its kind for a recipe."""
+    outcomes = [one.outcomes[name] for one in rounds if name in one.outcomes]
+    seen = [found for outcome in outcomes for found in outcome.candidates]
+    if not seen and name != search:
+        refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
+        return Candidate(name, shapes[0].names, None, refusal.message if refusal else "does not apply")
+    best = winner if name == search else rounds[0].trials.best(seen, name)
+    return Candidate(name, best.mesh.names, best.prediction, best.note)

@@ -1,8 +1,8 @@
-"""One search on one mesh, tried out: stated once, solved under the device's memory, simulated, and corrected.
+"""Strategies tried out: one search on one mesh, stated once and priced in several ways, its answers simulated.
 
-The search counts memory at two moments only and by estimate; the exact curve of its answer tells how much that missed.
-Where the answer does not fit after all, the limit is lowered by as much and the same problem solved again, so every
-round excludes the answer before it. The problem of a mesh is stated once for the bound without a limit and for every round.
+The search counts memory at two moments only and by estimate; the exact curve of an answer tells whether it fits. So answers
+under ever smaller limits are tried, each a little below what the one before uses. Where that ladder stands does not depend
+on the memory there is, so whoever has more of it tries all that others try, and more.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import isfinite
+from functools import cached_property
+from math import inf, isfinite
+
+import numpy as np
 
 from shardwright.cluster import Mesh
-from shardwright.errors import Infeasible
+from shardwright.errors import Infeasible, TooLarge
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.planner.glance import SLACK, glance
+from shardwright.planner.glance import SLACK, deep, glance
 from shardwright.plans import Prediction
-from shardwright.search.choose import evaluate
+from shardwright.search.bills import EXPECTED, LEAST, Pricing
+from shardwright.search.choose import evaluate, solve
 from shardwright.search.constraints import constraints
 from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import keep_gathered
@@ -28,8 +32,18 @@ from shardwright.search.options import Restriction
 from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, state
 from shardwright.simulator import simulate
 
-MEMORY_ROUNDS = 5
-"""How often a search is repeated with a corrected limit before giving up on the device's memory."""
+UNHIDDEN = Pricing(traffic=0.0)
+"""What cannot overlap: operators run one after the other, and whatever changes a tensor between two of them does so between
+them; only parameters travel beside."""
+
+RUNG, DEEP_RUNG = 0.85, 0.75
+"""How much less memory than an answer uses the next one is allowed; deep models' trials take longest, so fewer are made."""
+
+ENOUGH = 0.03
+"""How far from its optimum an answer under less memory than there is may be: it is only one more to try."""
+
+NEARLY = 0.98
+"""A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,18 +57,17 @@ class Found:
     exact: bool = True
 
     @property
-    def rank(self) -> tuple[bool, float]:
-        """What fits comes before what does not, then the faster (the smaller where nothing fits, or that is asked for)."""
-        return self.ranked(self.name)
+    def strategy(self) -> Strategy:
+        return self.searched.strategy
 
     def ranked(self, search: str) -> tuple[bool, float]:
-        """The rank this would have as an answer to another search."""
+        """As an answer to a search: what fits first, then the faster (the smaller where nothing fits, or that is asked)."""
         p = self.prediction
         return (not p.fits, p.step_seconds if p.fits and search != LEAST_MEMORY else p.memory_bytes)
 
     @property
     def note(self) -> str:
-        blocks = self.searched.strategy.recomputed
+        blocks = self.strategy.recomputed
         return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
 
 
@@ -70,15 +83,16 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def predict(
-    graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, summed: float | None, limit: float | None = None
-) -> Prediction:
-    """Simulate one step of a strategy; ``summed`` are its seconds by the search (those of the step's events otherwise)."""
+def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit: float | None = None) -> Prediction:
+    """Simulate one step of a strategy; ``limit`` are the bytes it may use (the device's otherwise).
+
+    >>> predict(graph, strategy, mesh, "adamw").step_seconds
+    """
     with collection_paused():
         timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
         return Prediction(
             step_seconds=timeline.seconds,
-            sum_seconds=float(timeline.walk.seconds if summed is None else summed),
+            sum_seconds=float(timeline.walk.seconds),
             memory_bytes=float(timeline.peak_bytes),
             communication_bytes=float(timeline.communication_bytes),
             exposed_seconds=timeline.exposed_seconds,
@@ -110,139 +124,138 @@ class Trials:
         self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
         self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
         self.time_limit, self.gap = time_limit, gap
-        self._stated: dict[tuple[Mesh, str, float], Formulation] = {}
+        self._stated: dict[tuple[Mesh, str, Pricing], Formulation] = {}
+        self._tried: dict[tuple[Mesh, str, bytes], Found] = {}
+
+    @cached_property
+    def deep(self) -> bool:
+        """Whether most candidates are judged at a glance."""
+        return deep(self.described.graph)
 
     def limit(self, mesh: Mesh) -> float:
         return limit_of(mesh.device, self.memory_limit, self.ignore_device_memory)
 
-    def floor(self, mesh: Mesh, name: str) -> float:
-        """What the search could at best give on a mesh: the bound of its optimum without a memory limit."""
-        return self._solve(mesh, name, 0.0, None).solution.lower_bound
-
-    def search(self, mesh: Mesh, name: str, overlap: float = 0.0) -> Found:
-        """What the search finds on a mesh by its own count of memory, simulated: it may not fit after all.
-
-        Raises
-        ------
-        Infeasible
-            When the search itself finds nothing within the limit.
-        """
-        return self._attempt(mesh, name, overlap, self.limit(mesh))
-
-    def corrected(self, found: Found, known: Found | None = None, overlap: float = 0.0) -> Found:
-        """A result that does not fit, searched again under a limit lowered by what its memory over time has shown.
-
-        Ends early at an answer that needs more memory and yet is slower than what is ``known`` to fit. Gives the best of all
-        rounds: the smallest where nothing fits.
-        """
-        better = known.prediction if known is not None and known.prediction.fits else None
-        best = last = self._surely(found, better)
-        for _ in range(MEMORY_ROUNDS - 1):
-            here = last.prediction
-            if here.fits or found.name == LEAST_MEMORY or (better and here.step_seconds > better.step_seconds):
-                break
-            counted = evaluate(last.searched.formulation.problem, last.searched.solution.answer).peak
-            allowed = counted - (here.memory_bytes - self.limit(found.mesh))
-            if not counted:
-                break
-            try:
-                last = self._surely(self._attempt(found.mesh, found.name, overlap, allowed), better)
-            except Infeasible:
-                break
-            best = self.better(best, last)
-        return best
-
-    def _surely(self, found: Found, better: Prediction | None) -> Found:
-        """The same, simulated event by event where a glance cannot tell whether it fits (and that matters)."""
-        near = abs(found.prediction.memory_bytes / self.limit(found.mesh) - 1.0) < SLACK
-        slower = better is not None and found.prediction.step_seconds > (1.0 + SLACK) * better.step_seconds
-        return self.exactly(found) if near and not slower else found
-
-    def better(self, one: Found, other: Found) -> Found:
-        """The better of two by rank, simulated event by event where both fit and a glance cannot tell."""
-        if one.prediction.fits and other.prediction.fits and not (one.exact and other.exact):
-            seconds = one.prediction.step_seconds, other.prediction.step_seconds
-            if max(seconds) < (1.0 + SLACK) * min(seconds):
-                one, other = self.exactly(one), self.exactly(other)
-        return min(one, other, key=lambda f: f.rank)
-
-    def exactly(self, found: Found) -> Found:
-        """The same, every event simulated."""
-        if found.exact:
-            return found
-        graph, strategy, summed = self.described.graph, found.searched.strategy, found.prediction.sum_seconds
-        prediction = predict(graph, strategy, found.mesh, self.optimiser, summed, self.limit(found.mesh))
-        return replace(found, prediction=prediction, exact=True)
-
-    def _attempt(self, mesh: Mesh, name: str, overlap: float, allowed: float) -> Found:
-        """Searched, and simulated at a glance where the model is deep and its blocks are all split alike."""
-        searched = self._solve(mesh, name, overlap, allowed)
-        graph, cost, limit = self.described.graph, float(searched.solution.cost), self.limit(mesh)
-        prediction = None
-        if name != LEAST_MEMORY and searched.formulation.within.fold:
-            prediction = glance(graph, searched.strategy, mesh, self.optimiser, cost, limit)
-        if prediction is not None:
-            return Found(name, mesh, searched, prediction, exact=False)
-        return Found(name, mesh, searched, predict(graph, searched.strategy, mesh, self.optimiser, cost, limit))
-
-    def with_overlap(self, best: Found, overlap: float) -> Found:
-        """The better of a result and what the same search finds with parameter traffic discounted."""
-        try:
-            return self._instead(best, self.corrected(self.search(best.mesh, best.name, overlap), best, overlap))
-        except Infeasible:
-            return best
-
-    def with_another(self, best: Found, name: str) -> Found:
-        """The better of a result and what another search finds on its mesh; not tried on deep models, judged at a glance."""
-        try:
-            return self._instead(best, self.search(best.mesh, name)) if best.exact else best
-        except Infeasible:
-            return best
-
-    def _instead(self, best: Found, other: Found) -> Found:
-        stated = best.searched.formulation  # price by the sum proper, so that every cost in a table means the same
-        cost = evaluate(stated.problem, stated.choice(other.searched.strategy)).cost
-        other = replace(other, name=best.name, prediction=replace(other.prediction, sum_seconds=cost))
-        return self.better(best, other)
-
-    def keeping(self, found: Found) -> Found:
-        """The same with gathered parameters kept until backward as memory allows, if the simulator finds that faster.
-
-        Exact, whatever was known before.
-        """
-        limit, searched = self.limit(found.mesh), found.searched
-        room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
-        strategy = keep_gathered(self.described.graph, self.described.rules, searched.strategy, room)
-        if strategy is None:
-            return self.exactly(found)
-        prediction = predict(self.described.graph, strategy, found.mesh, self.optimiser, None, limit)
-        other = replace(found, searched=replace(searched, strategy=strategy), prediction=prediction, exact=True)
-        faster = prediction.fits and prediction.step_seconds <= found.prediction.step_seconds
-        return other if faster else min(self.exactly(found), other, key=lambda f: f.rank)
-
-    def _solve(self, mesh: Mesh, name: str, overlap: float, memory_limit: float | None) -> Searched:
-        within = Restriction(name)
-        if name in self.constrained:
-            within = constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
-        key = (mesh, name, overlap)
-        if key not in self._stated:
+    def stated(self, mesh: Mesh, name: str, pricing: Pricing = EXPECTED) -> Formulation:
+        """The problem of a search on a mesh, its memory counted but not limited; stated once for all prices."""
+        key = (mesh, name, pricing)
+        if key not in self._stated and pricing != EXPECTED:
+            self._stated[key] = self.stated(mesh, name).repriced(pricing)
+        elif key not in self._stated:
             self._stated[key] = state(
                 self.described,
                 mesh,
                 name,
                 optimiser=self.optimiser,
-                overlap=overlap,
                 recompute=self.recompute,
-                within=within,
+                within=self._within(mesh, name),
             )
+        return self._stated[key]
+
+    def _within(self, mesh: Mesh, name: str) -> Restriction:
+        if name in self.constrained:
+            return constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
+        return Restriction(name)
+
+    def solve(self, mesh: Mesh, name: str, limit: float, pricing: Pricing = EXPECTED) -> Searched:
+        """What the search finds on a mesh with at most so many bytes in use, by its own count.
+
+        Raises
+        ------
+        Infeasible
+            When nothing keeps the limit.
+        """
+        stated = self.stated(mesh, name, pricing)
+        enough = 1.0 + sum(float(usage.amounts.max()) for usage in stated.problem.usages)
         return find_strategy(
             self.described,
             mesh,
             name,
             optimiser=self.optimiser,
-            memory_limit=memory_limit if memory_limit is None or isfinite(memory_limit) else None,
-            within=within,
+            memory_limit=min(limit, enough),
+            within=self._within(mesh, name),
             time_limit=self.time_limit,
-            gap=self.gap,
-            stated=self._stated[key],
+            gap=max(self.gap, ENOUGH) if limit < self.limit(mesh) else self.gap,
+            stated=stated,
         )
+
+    def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
+        """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
+        stated, limit = self.stated(mesh, name, pricing), self.limit(mesh)
+        free = solve(replace(stated.problem, usages=(), usage_limit=None), time_limit=self.time_limit, gap=self.gap)
+        used = evaluate(stated.problem, free.answer).peak
+        if not limited or not isfinite(limit) or (used <= limit and free.optimal):
+            return free.lower_bound
+        core, _ = stated.reduced
+        try:
+            bounded = solve(
+                replace(core, usage_limit=limit), time_limit=self.time_limit, method="limited", gap=self.gap
+            )
+        except Infeasible:
+            return inf
+        except TooLarge:  # no answer yet: what holds without a limit holds with one
+            return free.lower_bound
+        return max(free.lower_bound, bounded.lower_bound)
+
+    def unhidden(self, mesh: Mesh, name: str, searched: Searched) -> float:
+        """About what a step of an answer takes at least: its operators and what happens between them, one by one."""
+        return NEARLY * evaluate(self.stated(mesh, name, UNHIDDEN).problem, searched.solution.answer).cost
+
+    def ladder(self, mesh: Mesh, name: str, pricing: Pricing = EXPECTED, start: float = inf) -> Iterator[Searched]:
+        """Answers of a search under ever smaller limits, from ``start`` on, until nothing keeps the limit."""
+        limit = start
+        while True:
+            try:
+                searched = self.solve(mesh, name, limit, pricing)
+            except Infeasible:
+                if limit == start:
+                    raise
+                return
+            yield searched
+            limit = (DEEP_RUNG if self.deep else RUNG) * min(self.counted(mesh, name, searched), limit)
+
+    def counted(self, mesh: Mesh, name: str, searched: Searched) -> float:
+        """Bytes in use by the search's own count."""
+        return evaluate(self.stated(mesh, name).problem, searched.solution.answer).peak
+
+    def tried(self, mesh: Mesh, name: str, searched: Searched) -> Found:
+        """An answer simulated, at a glance where the model is deep and its blocks are all split alike; once for all."""
+        key = (mesh, name, np.asarray(searched.solution.answer).tobytes())
+        if key not in self._tried:
+            graph, limit, prediction = self.described.graph, self.limit(mesh), None
+            if name != LEAST_MEMORY and searched.formulation.within.fold:
+                prediction = glance(graph, searched.strategy, mesh, self.optimiser, limit)
+            exact = prediction is None
+            prediction = prediction or predict(graph, searched.strategy, mesh, self.optimiser, limit)
+            found = Found(name, mesh, searched, prediction, exact)
+            near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
+            self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
+        return self._tried[key]
+
+    def exactly(self, found: Found) -> Found:
+        """The same, every event simulated."""
+        if found.exact:
+            return found
+        limit = self.limit(found.mesh)
+        prediction = predict(self.described.graph, found.strategy, found.mesh, self.optimiser, limit)
+        return replace(found, prediction=prediction, exact=True)
+
+    def best(self, candidates: Sequence[Found], search: str) -> Found:
+        """The best answer to a search, simulated event by event wherever a glance cannot tell."""
+        ranked = sorted(candidates, key=lambda f: f.ranked(search))
+        first = self.exactly(ranked[0])
+        for other in ranked[1:]:
+            if not other.prediction.fits and first.prediction.fits:
+                break
+            if other.exact or other.prediction.step_seconds < (1.0 + SLACK) * first.prediction.step_seconds:
+                first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
+        return first
+
+    def keeping(self, found: Found) -> Found | None:
+        """The same with gathered parameters kept until backward as memory allows, simulated event by event."""
+        limit = self.limit(found.mesh)
+        room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
+        strategy = keep_gathered(self.described.graph, self.described.rules, found.strategy, room)
+        if strategy is None:
+            return None
+        prediction = predict(self.described.graph, strategy, found.mesh, self.optimiser, limit)
+        return replace(found, searched=replace(found.searched, strategy=strategy), prediction=prediction, exact=True)

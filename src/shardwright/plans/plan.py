@@ -33,16 +33,22 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the search knows about the optimum of the summed seconds: ``lower_bound`` holds within ``scope``."""
+    """What is known of all plans within ``scope``: none sums to less than ``lower_bound``, none steps in ``step_bound``.
+
+    ``cost`` is the smallest sum among the candidates that fit, ``optimal`` that it has met its bound, ``seconds`` how long
+    planning took. A bound of zero says nothing.
+    """
 
     cost: float
     lower_bound: float
     optimal: bool
     seconds: float
     scope: str
+    step_bound: float = 0.0
 
     @property
     def gap(self) -> float:
+        """How far above the smallest sum there is the smallest one found may be, relative to it."""
         return 0.0 if self.optimal or not self.cost else (self.cost - self.lower_bound) / self.cost
 
 

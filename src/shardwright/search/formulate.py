@@ -8,12 +8,16 @@ is converted to once.
 
 Memory is counted at two moments: the end of the forward pass, where saved activations peak, and the update, where all
 gradients are there; the exact curve over time is computed for the chosen plan by ``costs.memory``.
+
+One statement can be priced in several ways (:class:`Pricing`): as the search expects a step to cost, with parameter traffic
+taken to be hidden, and as no execution of a strategy undercuts, whatever shares its bundles and buckets and whatever it
+keeps gathered: the optimum at those prices bounds the summed seconds of every plan that can be delivered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +30,7 @@ from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.costs.replica_sums import replica_axes
 from shardwright.graph import Graph, Op, refs
+from shardwright.graph.backward import differentiated
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import representatives
 from shardwright.operators import analyse
@@ -38,7 +43,8 @@ from shardwright.operators.rules import (
     largest_shard,
     output_layouts,
 )
-from shardwright.search.choose import Edge, Problem, Usage
+from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
+from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
@@ -66,12 +72,13 @@ def formulate(
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
-    computation; the sum proper, and every bound on it, has ``overlap=0``. ``recompute`` names
-    blocks that keep only what leaves them and run forward twice.
+    computation; the sum proper has ``overlap=0``. ``recompute`` names blocks that keep only what leaves them and run
+    forward twice.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    return _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, overlap, recompute).build()
+    builder = _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, recompute)
+    return builder.build(Pricing(traffic=1.0 - overlap))
 
 
 class Home(NamedTuple):
@@ -81,21 +88,13 @@ class Home(NamedTuple):
     position: int = -1
 
 
-@dataclass
-class _Change:
-    """A change of layout between two nodes (``first`` is -1 for what no node decides), and how often it occurs.
+class Held(NamedTuple):
+    """Bytes per option that a node holds from one moment to another: as expected, and surely."""
 
-    ``reads`` and ``again`` as in :meth:`EdgePrices.price`.
-    """
-
-    tensor: str
-    first: int
-    sources: Sequence
-    second: int
-    needs: Sequence
-    reads: int
-    again: bool
-    times: int = 1
+    start: int
+    stop: int
+    expected: np.ndarray
+    sure: np.ndarray
 
 
 class _Builder:
@@ -109,10 +108,10 @@ class _Builder:
         rules: Mapping[str, OpRules],
         labels: Labels,
         fold: bool,
-        overlap: float,
         recompute: Sequence[str],
     ) -> None:
         self.recompute = tuple(recompute)
+        self.differentiated = differentiated(graph)
         self.again = recomputation(graph, recompute, mesh.device.kind)
         self.saving = saving(graph, mesh.device.kind, self.again.block)
         self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
@@ -120,25 +119,25 @@ class _Builder:
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
         self.op_by_name = {op.name: op for op in graph.ops}
         self.nodes: list[Node] = []
-        self.costs: list[np.ndarray] = []
+        self.seconds: list[Seconds] = []
         self.times: list[int] = []
-        self.held: dict[int, list[tuple[int, int, np.ndarray]]] = {}
+        self.held: dict[int, list[Held]] = {}
         self.number: dict[tuple[str, str], int] = {}
         self.homes: dict[str, Home] = {}
-        self.changes: dict[Hashable, _Change] = {}
-        self.pairs: dict[tuple[int, int], np.ndarray] = {}
-        self.prices = EdgePrices(mesh, within, graph.training, overlap)
-        # Otherwise a lone parameter that is gathered bears all of a collective, and who knows how many there will be.
-        self.shares = shares(graph, recompute) if within.together or overlap else {}
+        self.changes: dict[Hashable, Change] = {}
+        self.handed: list[Handed] = []
+        self.prices = EdgePrices(mesh, within, graph.training)
+        trained = [p.tensor for p in graph.parameters if p.trainable]
+        self.trained = graph.tensors[trained[0]].dtype if trained else "float32"
+        self.largest = max((graph.tensors[p.tensor].bytes for p in graph.parameters), default=0)
         self.made: dict[tuple[int, int], list[Layout]] = {}
         self.needed: dict[tuple[int, int], list[tuple[Need, ...]]] = {}
 
-    def build(self) -> Formulation:
+    def build(self, pricing: Pricing) -> Formulation:
         for op in self.graph.ops:
             self._operator(op)
         for parameter in self.graph.parameters:
             self._parameter(parameter.tensor)
-        self.costs = [costs * times for costs, times in zip(self.costs, self.times, strict=True)]
         for tensor, maker in self.graph.producer.items():
             if len(self.graph.consumers[tensor]) > 1:
                 self._kept(tensor, maker)
@@ -146,23 +145,32 @@ class _Builder:
             for position, name in enumerate(op.inputs):
                 if name not in op.inputs[:position]:
                     self._edge(name, op, position)
-        for change in self.changes.values():
-            self._pay(change)
         self._results()
-        usages = [
-            Usage(node, start, stop, amounts * self.times[node])
-            for node, entries in sorted(self.held.items())
-            for start, stop, amounts in entries
-        ]
-        edges = [Edge(u, v, costs) for (u, v), costs in self.pairs.items()]
-        problem = Problem(self.costs, edges, usages if self.limit is not None else (), self.limit, name="choice")
-        nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
-        return Formulation(self.graph, self.mesh, nodes, problem, self.number, self.rules, self.recompute, self.within)
+        together, bundled = self.within.together, shares(self.graph, self.recompute)
+        changes = tuple(self.changes.values())
+        bill = Bill(self.graph, self.prices, self.seconds, changes, self.handed, bundled, together)
+        usages = {sure: self._usages(sure) if self.limit is not None else () for sure in (False, True)}
 
-    def _add(self, kind: str, name: str, options: Sequence, costs: np.ndarray) -> int:
+        def priced(pricing: Pricing) -> Problem:
+            costs, edges = bill.total(pricing)
+            return Problem(costs, edges, usages[pricing.least], self.limit, name="choice")
+
+        nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
+        return Formulation(
+            self.graph, self.mesh, nodes, priced(pricing), self.number, self.rules, self.recompute, self.within, priced
+        )
+
+    def _usages(self, sure: bool) -> tuple[Usage, ...]:
+        return tuple(
+            Usage(node, held.start, held.stop, (held.sure if sure else held.expected) * self.times[node])
+            for node, entries in sorted(self.held.items())
+            for held in entries
+        )
+
+    def _add(self, kind: str, name: str, options: Sequence, seconds: Seconds) -> int:
         """A new decision; every further occurrence of it is one more of its ``times``."""
         self.nodes.append(Node(kind, name, options, 1))
-        self.costs.append(costs)
+        self.seconds.append(seconds)
         self.times.append(1)
         self.number[kind, name] = len(self.nodes) - 1
         return len(self.nodes) - 1
@@ -176,6 +184,8 @@ class _Builder:
     def _operator(self, op: Op) -> None:
         first = self.standing[op.name]
         node = self._again("op", op.name, self.number["op", first]) if first != op.name else self._first(op)
+        self.seconds[node].runs += 1 + (op.name in self.again.runs)
+        self.seconds[node].backs += op.name in self.differentiated
         for position, out in enumerate(op.outputs):
             if out is not None:
                 self.homes[out] = Home(node, position)
@@ -184,13 +194,12 @@ class _Builder:
         rules = self.rules[op.name]
         splits = splits_of(op, rules, self.mesh.sizes, dict(self.labels[op.name]), self.within)
         times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
-        seconds = times.sum(axis=1) + (times[:, 0] if op.name in self.again.runs else 0.0)
-        node = self._add("op", op.name, splits, seconds)
+        node = self._add("op", op.name, splits, Seconds(times[:, 0], times[:, 1]))
         saved = saved_bytes(
             self.graph, op, rules, splits, self.saving.get(representatives(self.graph)[op.name], ()), self.mesh.sizes
         )
-        if saved.any():
-            self.held[node] = [(FORWARD, UPDATE, saved)]
+        if saved.expected.any():
+            self.held[node] = [Held(FORWARD, UPDATE, saved.expected, saved.sure)]
         return node
 
     def _parameter(self, tensor: str) -> None:
@@ -200,7 +209,8 @@ class _Builder:
         if owner is not None and owner != readers[0].name and len(readers) == 1:
             twin = self.op_by_name[owner].inputs[readers[0].inputs.index(tensor)]
             if ("parameter", twin) in self.number:
-                self.homes[tensor] = Home(self._again("parameter", tensor, self.number["parameter", twin]))
+                node = self._again("parameter", tensor, self.number["parameter", twin])
+                self._owned(tensor, node)
                 return
         layouts = [layout for layout in layouts_of(meta, self.mesh.sizes) if self.within.rest(meta, layout)]
         layouts = layouts or [(Replicate(),) * len(self.mesh.sizes)]
@@ -208,11 +218,13 @@ class _Builder:
         local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
         sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
         seconds, own = np.zeros(len(sizes)), np.array(sizes, dtype=float)
+        sums = least_sums = np.zeros(len(sizes))
         rests, saved, updated = own, np.zeros(len(sizes)), np.zeros(len(sizes))
         if trainable:  # the gradient rests as the parameter does
-            launch = step_seconds(self.optimiser, [0], self.mesh.device)[0]  # one launch serves all parameters
-            seconds = np.array([step_seconds(self.optimiser, [size], self.mesh.device)[0] - launch for size in sizes])
-            seconds = seconds + self.prices.sums(layouts, sizes)
+            launch = self._update(0)  # one launch serves all parameters
+            seconds = np.array([self._update(size) - launch for size in sizes])
+            sums = self.prices.sums(layouts, sizes)
+            least_sums = self.prices.least_sums(layouts, sizes, self.largest, len(readers) == 1)
             rests = own + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
             summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
             rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step
@@ -222,10 +234,19 @@ class _Builder:
             inside = all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
                 saved = saved + meta.bytes
-        node = self._add("parameter", tensor, layouts, seconds)
-        self.homes[tensor] = Home(node)
+        node = self._add("parameter", tensor, layouts, Seconds(seconds, sums, least_sums))
+        self._owned(tensor, node)
         spans = ((FORWARD, END, rests), (FORWARD, UPDATE, saved), (UPDATE, END, updated))
-        self.held[node] = [(start, stop, amounts) for start, stop, amounts in spans if amounts.any()]
+        self.held[node] = [Held(start, stop, amounts, amounts) for start, stop, amounts in spans if amounts.any()]
+
+    def _update(self, size: int) -> float:
+        return step_seconds(self.optimiser, [size], self.mesh.device, self.trained)[0]
+
+    def _owned(self, tensor: str, node: int) -> None:
+        """One more parameter that rests as a node decides: updated, and summed where a gradient comes."""
+        self.homes[tensor] = Home(node)
+        self.seconds[node].runs += 1
+        self.seconds[node].backs += any(op.name in self.differentiated for op in self.graph.consumers[tensor])
 
     def _kept(self, tensor: str, op: Op) -> None:
         """A shared tensor's own decision; bringing it there costs its producer, once for all readers."""
@@ -239,12 +260,14 @@ class _Builder:
             for reader in self.graph.consumers[tensor]:
                 offered += [tuple(_resting(p) for p in need) for need in self._needs(reader, tensor)]
             options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
-            node = self._add("kept", tensor, options, np.zeros(len(options)))
+            node = self._add("kept", tensor, options, Seconds.none(len(options)))
         self.homes[tensor] = Home(node)
-        made = self._made(op, made_at.position)
-        self._count(
-            ("settle", made_at, node, again), tensor, made_at.node, made, node, self.nodes[node].options, 0, again
-        )
+        key = ("settle", made_at, node, again)
+        if key not in self.changes:
+            made = self._made(op, made_at.position)
+            self.changes[key] = Change(tensor, made_at.node, made, node, self.nodes[node].options, again=again)
+        self.changes[key].times += 1
+        self.changes[key].backs += op.name in self.differentiated
 
     def _made(self, op: Op, position: int) -> list[Layout]:
         """The layout of one output under every split; computed once for all repeats of the operator."""
@@ -268,47 +291,24 @@ class _Builder:
         arrives = self.within.arrives.get(tensor) if home is None else None
         meta = self.graph.tensors[tensor]
         key = (home or (meta.shape, meta.dtype, meta.grad, arrives), reader, position, again)
-        if key in self.changes:
-            self.changes[key].times += 1
-            return
-        needs, reads = self._needs(op, tensor), 0
+        change = self.changes.get(key)
+        if change is None:
+            change = self.changes[key] = self._change(tensor, op, home, again, arrives)
+        change.times += 1
+        change.backs += op.name in self.differentiated
+        change.sharers = max(change.sharers, len(self.graph.consumers[tensor]))
+
+    def _change(self, tensor: str, op: Op, home: Home | None, again: bool, arrives: Layout | None) -> Change:
+        needs, reader = self._needs(op, tensor), self.number["op", op.name]
         if home is None:
-            self._count(key, tensor, -1, [arrives or (Replicate(),) * len(self.mesh.sizes)], reader, needs, 0, False)
-            return
-        if self.nodes[home.node].kind == "parameter":
-            reads = 2 if again or (self.within.regather and needed_in_backward(self.graph, op, tensor)) else 1
+            sources = [arrives or (Replicate(),) * len(self.mesh.sizes)]
+            return Change(tensor, -1, sources, reader, needs)
+        kind = self.nodes[home.node].kind
+        parameter, settled = kind == "parameter", kind == "kept"
+        twice = parameter and self.within.regather and needed_in_backward(self.graph, op, tensor)
         made = self._made(self.graph.producer[tensor], home.position) if home.position >= 0 else None
-        self._count(key, tensor, home.node, made or self.nodes[home.node].options, reader, needs, reads, again)
-
-    def _count(
-        self,
-        key: Hashable,
-        tensor: str,
-        first: int,
-        sources: Sequence,
-        second: int,
-        needs: Sequence,
-        reads: int,
-        again: bool,
-    ) -> None:
-        """Note a change of layout; a further one with the same key costs the same and is only counted."""
-        if key in self.changes:
-            self.changes[key].times += 1
-        else:
-            self.changes[key] = _Change(tensor, first, sources, second, needs, reads, again and not reads)
-
-    def _pay(self, change: _Change) -> None:
-        """Add the price of an edge as often as it occurs; what comes from no node is the reader's own cost."""
-        first, second = change.first, change.second
-        tensor = self.graph.tensors[change.tensor]
-        share = self.shares.get(change.tensor, 1.0)
-        costs = self.prices.price(tensor, change.sources, change.needs, change.reads, change.again, share)
-        costs = costs * change.times
-        if first < 0 or first == second:
-            self.costs[second] = self.costs[second] + (costs[0] if first < 0 else np.diag(costs))
-            return
-        key, matrix = ((first, second), costs) if first < second else ((second, first), costs.T)
-        self.pairs[key] = self.pairs[key] + matrix if key in self.pairs else matrix
+        given: Sequence = made or self.nodes[home.node].options
+        return Change(tensor, home.node, given, reader, needs, parameter, again, twice, settled)
 
     def _results(self) -> None:
         """Producers pay for handing out results: sums are reduced, new buffer values made whole."""
@@ -328,7 +328,8 @@ class _Builder:
                 meta.shape, meta.dtype, made, list(dict.fromkeys(target)), self.mesh, grad=False
             )
             columns = places(target, list(dict.fromkeys(target)))
-            self.costs[node] = self.costs[node] + there[np.arange(len(made)), columns]
+            shared = whole and bool(self.graph.consumers[tensor])
+            self.handed.append(Handed(node, there[np.arange(len(made)), columns], shared))
 
 
 def _resting(need: Need) -> Replicate | Shard | Partial:

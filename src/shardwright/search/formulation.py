@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from shardwright.cluster import Mesh
 from shardwright.graph import Graph
 from shardwright.operators.rules import Layout, OpRules, Split, input_layouts
 from shardwright.operators.strategy import Strategy
+from shardwright.search.bills import Pricing
 from shardwright.search.choose import Problem
 from shardwright.search.choose.reductions import reduce_problem
 from shardwright.search.choose.workspace import Back
@@ -44,6 +45,16 @@ class Formulation:
     rules: Mapping[str, OpRules]
     recompute: tuple[str, ...] = ()
     within: Restriction = EVERYTHING
+    price: Callable[[Pricing], Problem] | None = None
+    """The same nodes and options at other prices."""
+
+    def repriced(self, pricing: Pricing) -> Formulation:
+        """The same statement at other prices.
+
+        >>> floor = stated.repriced(LEAST)
+        """
+        assert self.price is not None
+        return replace(self, problem=self.price(pricing))
 
     def strategy(self, choice: np.ndarray) -> Strategy:
         """The strategy a choice describes, unfolded over all repeats."""

@@ -1,8 +1,9 @@
 """What every pair of layouts costs on an edge, each distinct (shape, layout pair) priced once and shared between edges.
 
-An edge pays the forward change and its backward dual; a parameter's forward change may happen twice (gathered again for
-backward). A parameter's gradient rests as the parameter does, so its node pays for the sum between replicas. Parameters
-travel in bundles (:mod:`shardwright.costs.bundles`): each bears a share of what a collective costs besides its bytes.
+An edge pays the forward change and its backward dual. A parameter's gradient rests as the parameter does, so its node pays
+for the sum between replicas. Parameters travel in bundles (:mod:`shardwright.costs.bundles`): each bears a share of what a
+collective costs besides its bytes. What a bound needs is a price that no execution undercuts: the smallest share there can
+be of a bundle, of a bucket.
 """
 
 from __future__ import annotations
@@ -10,66 +11,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Mesh
 from shardwright.costs.redistribute import conversion_matrix
-from shardwright.costs.replica_sums import replica_axes, share_seconds
+from shardwright.costs.replica_sums import BUCKET_BYTES, replica_axes, replica_sum, share_seconds
 from shardwright.graph import Tensor
 from shardwright.operators.rules import Layout
 from shardwright.search.options import Restriction
 
 
-class EdgePrices:
-    """Prices on one mesh within one restriction; ``overlap`` is the share of parameter traffic taken to be hidden."""
+class Ways(NamedTuple):
+    """Seconds of changes of layout, [sources, needs]: ``there``, and of their duals in the backward pass, ``back``."""
 
-    def __init__(self, mesh: Mesh, within: Restriction, training: bool, overlap: float) -> None:
-        self.mesh, self.within, self.training, self.overlap = mesh, within, training, overlap
-        self._matrices: dict[object, np.ndarray] = {}
+    there: np.ndarray
+    back: np.ndarray
+
+
+class EdgePrices:
+    """Prices on one mesh within one restriction."""
+
+    def __init__(self, mesh: Mesh, within: Restriction, training: bool) -> None:
+        self.mesh, self.within, self.training = mesh, within, training
+        self._matrices: dict[object, Ways] = {}
         self._alive: list[object] = []
 
-    def price(
-        self,
-        tensor: Tensor,
-        sources: Sequence,
-        needs: Sequence,
-        reads: int = 0,
-        again: bool = False,
-        share: float = 1.0,
-    ) -> np.ndarray:
-        """Seconds of every change from a source to a need.
+    def price(self, tensor: Tensor, sources: Sequence, needs: Sequence, share: float | None = None) -> Ways:
+        """Seconds of every change from a source to a need, and of its backward dual.
 
-        ``reads`` is how often a parameter is read, 0 for what is no parameter; ``again`` says that the reader belongs to a
-        recomputed block, so the forward change happens twice; ``share`` which part of a collective's fixed costs it bears.
+        ``share`` is which part of a collective's fixed costs a parameter bears; nothing for what is no parameter.
         """
         grad = tensor.grad and self.training
         # Lists of layouts are shared between repeats, so their identity is enough for most look-ups.
-        quick = (tensor.shape, tensor.dtype, grad, reads, again, share, id(sources), id(needs))
+        quick = (tensor.shape, tensor.dtype, grad, share, id(sources), id(needs))
         if quick in self._matrices:
             return self._matrices[quick]
-        key = (tensor.shape, tensor.dtype, grad, reads, again, share, tuple(sources), tuple(needs))
+        key = (tensor.shape, tensor.dtype, grad, share, tuple(sources), tuple(needs))
         if key not in self._matrices:
             distinct, wanted = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
-            total = self._distinct(tensor, grad, distinct, wanted, reads, again, share)
-            self._matrices[key] = total[np.ix_(places(sources, distinct), places(needs, wanted))]
+            spread = np.ix_(places(sources, distinct), places(needs, wanted))
+            there, back = self._distinct(tensor, grad, distinct, wanted, share)
+            self._matrices[key] = Ways(there[spread], back[spread])
         self._alive += [sources, needs]  # an identity is only unique while its object lives
         self._matrices[quick] = self._matrices[key]
         return self._matrices[key]
 
-    def _distinct(
-        self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, reads: int, again: bool, share: float
-    ) -> np.ndarray:
+    def _distinct(self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, share: float | None) -> Ways:
         shape, dtype = tensor.shape, tensor.dtype
         there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad=grad)
-        if not reads:
-            return there * (2 if again else 1) + back
+        if share is None:
+            return Ways(there, back)
         if share < 1:
             bare = conversion_matrix(shape, dtype, sources, needs, self._bare, grad=grad)
             there, back = (least + share * (whole - least) for least, whole in zip(bare, (there, back), strict=True))
-        total = there * (reads if grad else 1) + back
-        return np.where(self._forbidden(sources, needs), np.inf, total * (1.0 - self.overlap))
+        return Ways(np.where(self._forbidden(sources, needs), np.inf, there), back)
 
     @cached_property
     def _bare(self) -> Mesh:
@@ -80,8 +78,25 @@ class EdgePrices:
     def sums(self, layouts: Sequence[Layout], sizes: Sequence[int]) -> np.ndarray:
         """Seconds in which the gradients of a parameter that rests so, in so many bytes, are summed between replicas."""
         axes = (replica_axes(layout, self.mesh.sizes) for layout in layouts)
-        seconds = [share_seconds(size, along, self.mesh) for size, along in zip(sizes, axes, strict=True)]
-        return np.array(seconds) * (1.0 - self.overlap)
+        return np.array([share_seconds(size, along, self.mesh) for size, along in zip(sizes, axes, strict=True)])
+
+    def least_sums(
+        self, layouts: Sequence[Layout], sizes: Sequence[int], largest: int, packed_alone: bool
+    ) -> np.ndarray:
+        """What these sums take at least, whatever shares their buckets; no parameter has more than ``largest`` bytes.
+
+        A sum's seconds per byte only fall as it grows (every leg is a line, the nest the least of several), and a bucket is
+        closed by what fills it, so none is larger than a full one and the largest parameter together.
+        """
+        most, seconds = BUCKET_BYTES + largest, []
+        mesh = self._bare if any(axis.ratios for axis in self.mesh.axes) else self.mesh
+        for layout, size in zip(layouts, sizes, strict=True):
+            axes = replica_axes(layout, self.mesh.sizes)
+            copied = 2 * size / self.mesh.device.bandwidth
+            if packed_alone:
+                copied = max(copied, self.mesh.device.launch_overhead)
+            seconds.append(copied + replica_sum(most, 1, axes, mesh).seconds * size / most if axes else 0.0)
+        return np.array(seconds)
 
     def _forbidden(self, sources: list[Layout], needs: list) -> np.ndarray:
         """Gathers of parameters over axes on which the restriction allows none."""

@@ -20,7 +20,16 @@ from shardwright.costs.memory_probe import Call, Forward, Strided, forward
 from shardwright.graph import Graph, Op
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import remembered, representatives
-from shardwright.operators.rules import OpRules, Split, Window, input_layouts, largest_shard, output_layouts
+from shardwright.operators import piece
+from shardwright.operators.rules import (
+    OpRules,
+    Split,
+    Window,
+    input_layouts,
+    largest_shard,
+    nested_chunk,
+    output_layouts,
+)
 
 _KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
 
@@ -134,21 +143,44 @@ class _Saving:
         )
 
 
+@dataclass(frozen=True)
+class SavedBytes:
+    """Bytes per split that an operator keeps until its backward: as far as can be foreseen, and surely."""
+
+    expected: np.ndarray
+    sure: np.ndarray
+
+
 def saved_bytes(
     graph: Graph, op: Op, rules: OpRules, splits: Sequence[Split], kept: Sequence[Kept], sizes: Sequence[int]
-) -> np.ndarray:
-    """Bytes per split that an operator keeps until its backward."""
-    total = np.zeros(len(splits))
+) -> SavedBytes:
+    """Bytes per split that an operator keeps until its backward.
+
+    What it keeps of its own is taken to be cut as the work is; not surely so where a kernel of ours takes its place.
+    """
+    total, unsure = np.zeros(len(splits)), np.zeros(len(splits))
     for row, split in enumerate(splits):
         needs = input_layouts(rules, split, len(op.inputs))
         made = output_layouts(rules, split, len(op.outputs))
         for entry in kept:
-            if entry.place == "inner":  # taken to be cut as the work is
+            if entry.place == "inner":
                 cut = [size for size, loop in zip(sizes, split, strict=True) if loop and rules.by_name[loop].divides]
                 total[row] += entry.share / math.prod(cut)
+                if cut and _replaced(graph, op, rules, split, sizes):
+                    unsure[row] += entry.share / math.prod(cut)
                 continue
             names, layouts = (op.inputs, needs) if entry.place == "input" else (op.outputs, made)
             tensor = graph.tensors[names[entry.position] or ""]
             plain = [Shard(p.dim) if isinstance(p, Window) else p for p in layouts[entry.position]]
             total[row] += entry.share * largest_shard(tensor.shape, plain, sizes) * DTYPE_BYTES[tensor.dtype]
-    return total
+    return SavedBytes(total, total - unsure)
+
+
+def _replaced(graph: Graph, op: Op, rules: OpRules, split: Split, sizes: Sequence[int]) -> bool:
+    """Whether a piece of the operator is computed by a kernel of its own."""
+    cuts: dict[str, list[tuple[int, int]]] = {}
+    for size, loop in zip(sizes, split, strict=True):
+        if loop is not None and rules.by_name[loop].divides:
+            cuts.setdefault(loop, []).append((size, 0))
+    ranges = {loop: nested_chunk(rules.by_name[loop].extent, pieces) for loop, pieces in cuts.items()}
+    return piece(op, graph.tensors, ranges).kernel is not None

@@ -76,21 +76,16 @@ def state(
     name: str = "auto",
     *,
     optimiser: str = "adamw",
-    overlap: float = 0.0,
     recompute: Sequence[str] = (),
     within: Restriction = EVERYTHING,
 ) -> Formulation:
-    """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited.
-
-    ``overlap`` is the share of parameter traffic (gathers, gradient reductions) assumed to hide under computation.
-    """
+    """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited."""
     space = _space(mesh, name, within)
     return formulate(
         described.graph,
         mesh,
         optimiser=optimiser,
         memory_limit=float("inf"),
-        overlap=overlap,
         recompute=recompute,
         within=space,
         rules=described.rules,

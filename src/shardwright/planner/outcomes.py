@@ -1,0 +1,180 @@
+"""All that one search by name comes to: every candidate on every mesh, tried out, and what no candidate can undercut.
+
+The sum that a search minimises ignores overlap, so the exact search runs at several prices (as expected, with parameters'
+traffic nearly free, as low as any execution gets) and the simulator decides between all answers. A search by another method
+has one answer under the limit, and further ones where that does not fit after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from shardwright.cluster import Mesh
+from shardwright.errors import Infeasible, TooLarge
+from shardwright.planner.trials import UNHIDDEN, Found, Trials
+from shardwright.search.baselines import ALIASES, BASELINES
+from shardwright.search.bills import EXPECTED, Pricing
+from shardwright.search.strategies import LEAST_MEMORY
+
+HIDDEN = Pricing(traffic=0.2)
+"""Parameters' traffic mostly hidden under computation; the simulator picks among the answers."""
+
+LEAST_UNHIDDEN = replace(UNHIDDEN, least=True)
+"""What cannot overlap, at prices that no execution undercuts: it bounds the step itself."""
+
+ANOTHER = "recursive"
+"""A search that is nearly free and whose answer, hardly ever better by the sum, now and then overlaps better."""
+
+FEW_MESHES = 3
+"""Up to this many meshes are all searched; more are first ranked by their optimum without a memory limit."""
+
+WORTHWHILE = 1.1
+"""A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
+
+FAR = 1.25
+"""Answers whose sum exceeds the best that fits by this factor are not tried any more."""
+
+ROUNDS = 5
+"""How many answers of a search by another method are tried."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """No strategy that fits sums to fewer ``seconds``, none takes a shorter ``step``; infinite where none fits at all."""
+
+    seconds: float
+    step: float
+
+    def __or__(self, other: Bounds) -> Bounds:
+        """What holds in both spaces."""
+        return Bounds(min(self.seconds, other.seconds), min(self.step, other.step))
+
+
+NOTHING_FITS = Bounds(inf, inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What searching under one name came to.
+
+    ``candidates`` are all that were simulated. ``held_back``: some answer was left out, or did not fit, for want of memory.
+    ``refusal`` says why a mesh has no answer, where one has none.
+    """
+
+    name: str
+    candidates: tuple[Found, ...]
+    meshes: tuple[Mesh, ...]
+    held_back: bool = False
+    refusal: Infeasible | None = None
+
+    @property
+    def fitting(self) -> tuple[Found, ...]:
+        return tuple(found for found in self.candidates if found.prediction.fits)
+
+
+def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress, beat: float = inf) -> Outcome:
+    """Search under one name on every promising mesh and try all answers that may take less than ``beat`` seconds a step.
+
+    >>> search_by_name(trials, meshes, "fsdp", print).fitting
+    """
+    tried: list[Found] = []
+    refusal: Infeasible | None = None
+    held_back = False
+    for mesh, floor in _promising(trials, meshes, name, say):
+        sums = [found.prediction.sum_seconds for found in tried if found.prediction.fits]
+        if sums and floor > WORTHWHILE * min(sums):
+            continue
+        say(f"searching {name} on {mesh_text(mesh)}")
+        try:
+            if beat < inf and trials.floor(mesh, name, LEAST_UNHIDDEN, limited=False) > beat:
+                continue
+            for found in _answers(trials, mesh, name, tried, beat):
+                held_back |= found is None or not found.prediction.fits
+                if found is not None:
+                    tried.append(found)
+        except (Infeasible, TooLarge) as error:
+            refusal, held_back = refusal or Infeasible(error.message, error.remedy), True
+    if name == "auto" and tried:
+        tried += _further(trials, tried, beat)
+    return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal)
+
+
+def bounds(trials: Trials, meshes: Sequence[Mesh], name: str) -> Bounds:
+    """What no strategy of a search on any of the meshes undercuts."""
+    found = NOTHING_FITS
+    for mesh in meshes:
+        found = found | Bounds(trials.floor(mesh, name), trials.floor(mesh, name, LEAST_UNHIDDEN))
+    return found
+
+
+def mesh_text(mesh: Mesh) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in mesh.names)
+
+
+def _promising(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress) -> list[tuple[Mesh, float]]:
+    """Meshes by what they could at best give: the optimum without a memory limit, which bounds the one with it."""
+    if len(meshes) <= FEW_MESHES:
+        return [(mesh, 0.0) for mesh in meshes]
+    floors = []
+    for mesh in meshes:
+        say(f"bounding {name} on {mesh_text(mesh)}")
+        floors.append((mesh, trials.floor(mesh, name, EXPECTED, limited=False)))
+    return sorted(floors, key=lambda pair: pair[1])
+
+
+def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat: float) -> Iterator[Found | None]:
+    """Answers on one mesh, tried; nothing for one that uses too much by the search's own count."""
+    if name == LEAST_MEMORY:
+        yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh)))
+    elif name not in ("auto", *BASELINES, *ALIASES):
+        for round_, searched in enumerate(trials.ladder(mesh, name, start=trials.limit(mesh))):
+            found = trials.tried(mesh, name, searched)
+            yield found
+            if found.prediction.fits or round_ + 1 == ROUNDS:
+                return
+    else:
+        yield from _descend(trials, mesh, name, EXPECTED, known, beat)
+        if name == "auto" and not trials.deep:
+            yield from _descend(trials, mesh, name, HIDDEN, known, beat)
+
+
+def _descend(
+    trials: Trials, mesh: Mesh, name: str, pricing: Pricing, known: Sequence[Found], beat: float
+) -> Iterator[Found | None]:
+    """Answers under ever smaller limits, until their sums are far above the best that fits (a recipe's: until one fits).
+
+    What uses too much even by the search's count, which leaves things out, need not be tried; nor what is slower without
+    any traffic of parameters than the best that fits is with it.
+    """
+    fitting = [found.prediction for found in known if found.prediction.fits]
+    least = min((p.sum_seconds for p in fitting), default=inf)
+    beat = min((p.step_seconds for p in fitting), default=beat)
+    for searched in trials.ladder(mesh, name, pricing):
+        if searched.solution.lower_bound > FAR * least:
+            return
+        if trials.counted(mesh, name, searched) > trials.limit(mesh):
+            yield None
+        elif trials.unhidden(mesh, name, searched) < beat:
+            found = trials.tried(mesh, name, searched)
+            yield found
+            if found.prediction.fits:
+                if name != "auto":
+                    return
+                least = min(least, found.prediction.sum_seconds)
+                beat = min(beat, found.prediction.step_seconds)
+
+
+def _further(trials: Trials, tried: Sequence[Found], beat: float) -> Iterator[Found]:
+    """What other searches find on the mesh of the best so far."""
+    mesh = min(tried, key=lambda found: found.ranked("auto")).mesh
+    try:
+        if trials.deep:
+            yield from filter(None, _descend(trials, mesh, "auto", HIDDEN, tried, beat))
+        else:
+            yield trials.tried(mesh, ANOTHER, trials.solve(mesh, ANOTHER, trials.limit(mesh)))
+    except (Infeasible, TooLarge):
+        return
