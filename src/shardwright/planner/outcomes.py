@@ -34,7 +34,8 @@ WORTHWHILE = 1.1
 """A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
 
 FAR = 1.25
-"""Answers whose sum exceeds the best that fits by this factor are not tried any more."""
+"""Answers for a deep model whose sum exceeds that without a limit by this factor are not tried once something fits. For
+others the streams decide: computation and every link of the mesh at most work all the time, all at once."""
 
 ROUNDS = 5
 """How many answers of a search by another method are tried."""
@@ -98,7 +99,7 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
                     tried.append(found)
         except (Infeasible, TooLarge) as error:
             refusal, held_back = refusal or Infeasible(error.message, error.remedy), True
-    if name == "auto" and tried:
+    if name == "auto" and tried and trials.deep:
         tried += _further(trials, tried, beat)
     return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal)
 
@@ -140,21 +141,24 @@ def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat
         yield from _descend(trials, mesh, name, EXPECTED, known, beat)
         if name == "auto" and not trials.deep:
             yield from _descend(trials, mesh, name, HIDDEN, known, beat)
+            yield from _another(trials, mesh)
 
 
 def _descend(
     trials: Trials, mesh: Mesh, name: str, pricing: Pricing, known: Sequence[Found], beat: float
 ) -> Iterator[Found | None]:
-    """Answers under ever smaller limits, until their sums are far above the best that fits (a recipe's: until one fits).
+    """Answers under ever smaller limits, until one fits and sums are so far above it that no overlap makes up for that (a
+    recipe's: until one fits).
 
     What uses too much even by the search's count, which leaves things out, need not be tried; nor what is slower without
     any traffic of parameters than the best that fits is with it.
     """
-    fitting = [found.prediction for found in known if found.prediction.fits]
-    least = min((p.sum_seconds for p in fitting), default=inf)
-    beat = min((p.step_seconds for p in fitting), default=beat)
+    fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
+    beat, least, fits = min(fitting, default=beat), inf, bool(fitting)
     for searched in trials.ladder(mesh, name, pricing):
-        if searched.solution.lower_bound > FAR * least:
+        least = min(least, searched.solution.cost)
+        enough = FAR * least if trials.deep else (1 + len(mesh.axes)) * beat
+        if fits and searched.solution.lower_bound > enough:
             return
         if trials.counted(mesh, name, searched) > trials.limit(mesh):
             yield None
@@ -164,17 +168,21 @@ def _descend(
             if found.prediction.fits:
                 if name != "auto":
                     return
-                least = min(least, found.prediction.sum_seconds)
-                beat = min(beat, found.prediction.step_seconds)
+                fits, beat = True, min(beat, found.prediction.step_seconds)
+
+
+def _another(trials: Trials, mesh: Mesh) -> Iterator[Found]:
+    """What another search finds there, if anything."""
+    try:
+        yield trials.tried(mesh, ANOTHER, trials.solve(mesh, ANOTHER, inf))
+    except (Infeasible, TooLarge):
+        return
 
 
 def _further(trials: Trials, tried: Sequence[Found], beat: float) -> Iterator[Found]:
-    """What other searches find on the mesh of the best so far."""
+    """Of a deep model: what the search finds on the mesh of the best so far, parameters' traffic mostly hidden."""
     mesh = min(tried, key=lambda found: found.ranked("auto")).mesh
     try:
-        if trials.deep:
-            yield from filter(None, _descend(trials, mesh, "auto", HIDDEN, tried, beat))
-        else:
-            yield trials.tried(mesh, ANOTHER, trials.solve(mesh, ANOTHER, trials.limit(mesh)))
+        yield from filter(None, _descend(trials, mesh, "auto", HIDDEN, tried, beat))
     except (Infeasible, TooLarge):
         return

@@ -22,7 +22,7 @@ from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.planner.outcomes import ANOTHER, LEAST_UNHIDDEN, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, proof, scope
-from shardwright.planner.trials import Found, Trials, collection_paused
+from shardwright.planner.trials import KEPT, Found, Trials, collection_paused
 from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
@@ -38,7 +38,7 @@ CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
 
 FEW = 3
-"""Of deep models, whose steps take long to simulate, only so many of them."""
+"""So many of them with several shares kept; of deep models, whose steps take long to simulate, no others at all."""
 
 FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
 
@@ -296,12 +296,11 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     close = [f for f in eligible if f.prediction.fits and f.prediction.step_seconds <= near and f.strategy.regathered]
     close.sort(key=lambda f: f.prediction.step_seconds)
     best, tried = winner.prediction.step_seconds, []
-    for found in close[:FEW] if trials.deep else close:
+    for place, found in enumerate(close[:FEW] if trials.deep else close):
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
-            kept = trials.keeping(found)
-            if kept is not None:
-                tried.append(kept)
-                best = min(best, kept.prediction.step_seconds) if kept.prediction.fits else best
+            most = 1 if trials.deep or place >= FEW else len(KEPT)
+            tried += trials.keeping(found, most)
+            best = min([best, *(kept.prediction.step_seconds for kept in tried if kept.prediction.fits)])
     return tried
 
 

@@ -26,7 +26,7 @@ from shardwright.search.bills import EXPECTED, LEAST, Pricing
 from shardwright.search.choose import evaluate, solve
 from shardwright.search.constraints import constraints
 from shardwright.search.formulation import Formulation
-from shardwright.search.keeping import keep_gathered
+from shardwright.search.keeping import gathered_copies, keep_gathered
 from shardwright.search.limits import limit_of
 from shardwright.search.options import Restriction
 from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, state
@@ -39,8 +39,11 @@ them; only parameters travel beside."""
 RUNG, DEEP_RUNG = 0.85, 0.75
 """How much less memory than an answer uses the next one is allowed; deep models' trials take longest, so fewer are made."""
 
+KEPT = (1.0, 0.75, 0.5, 0.25)
+"""Shares of gathered parameters that stay until backward where there is room."""
+
 ENOUGH = 0.03
-"""How far from its optimum an answer under less memory than there is may be: it is only one more to try."""
+"""How far from its optimum an answer under a smaller limit than the first may be: it is only one more to try."""
 
 NEARLY = 0.98
 """A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
@@ -156,7 +159,9 @@ class Trials:
             return constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
         return Restriction(name)
 
-    def solve(self, mesh: Mesh, name: str, limit: float, pricing: Pricing = EXPECTED) -> Searched:
+    def solve(
+        self, mesh: Mesh, name: str, limit: float, pricing: Pricing = EXPECTED, gap: float | None = None
+    ) -> Searched:
         """What the search finds on a mesh with at most so many bytes in use, by its own count.
 
         Raises
@@ -174,7 +179,7 @@ class Trials:
             memory_limit=min(limit, enough),
             within=self._within(mesh, name),
             time_limit=self.time_limit,
-            gap=max(self.gap, ENOUGH) if limit < self.limit(mesh) else self.gap,
+            gap=self.gap if gap is None else gap,
             stated=stated,
         )
 
@@ -205,7 +210,7 @@ class Trials:
         limit = start
         while True:
             try:
-                searched = self.solve(mesh, name, limit, pricing)
+                searched = self.solve(mesh, name, limit, pricing, self.gap if limit == start else max(self.gap, ENOUGH))
             except Infeasible:
                 if limit == start:
                     raise
@@ -250,12 +255,17 @@ class Trials:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
-    def keeping(self, found: Found) -> Found | None:
-        """The same with gathered parameters kept until backward as memory allows, simulated event by event."""
-        limit = self.limit(found.mesh)
+    def keeping(self, found: Found, most: int = len(KEPT)) -> Iterator[Found]:
+        """The same with shares of the gathered parameters kept until backward, as memory allows, simulated event by event.
+
+        Which shares are tried does not depend on the memory there is; ``most`` of them, the largest that there is room for.
+        """
+        limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
         room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
-        strategy = keep_gathered(self.described.graph, self.described.rules, found.strategy, room)
-        if strategy is None:
-            return None
-        prediction = predict(self.described.graph, strategy, found.mesh, self.optimiser, limit)
-        return replace(found, searched=replace(found.searched, strategy=strategy), prediction=prediction, exact=True)
+        total = sum(gathered_copies(graph, rules, found.strategy).values())
+        for share in [share for share in KEPT if share * total <= room][:most]:
+            strategy = keep_gathered(graph, rules, found.strategy, share * total)
+            if strategy is not None:
+                prediction = predict(graph, strategy, found.mesh, self.optimiser, limit)
+                searched = replace(found.searched, strategy=strategy)
+                yield replace(found, searched=searched, prediction=prediction, exact=True)

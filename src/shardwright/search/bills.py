@@ -3,7 +3,7 @@
 A search wants the price it expects: a gathered parameter is gathered again for the backward pass, a lone one bears a whole
 collective. A bound on delivered plans must stay below all of them: parameters may be kept gathered, share bundles
 (:mod:`shardwright.costs.bundles`) and buckets (:mod:`shardwright.costs.replica_sums`), and readers that need a tensor in
-the same layout share one change. At the ``least`` prices every part is charged the smallest share that any execution of it bears.
+the same layout share one change. At the ``least`` prices every part is charged the smallest share that an execution bears.
 """
 
 from __future__ import annotations

@@ -23,15 +23,21 @@ def keep_gathered(graph: Graph, rules: Mapping[str, OpRules], strategy: Strategy
     frozenset()
     """
     kept: set[str] = set()
+    for tensor, copy in gathered_copies(graph, rules, strategy).items():
+        if copy <= room:
+            room -= copy
+            kept.add(tensor)
+    return replace(strategy, regathered=strategy.regathered - kept) if kept else None
+
+
+def gathered_copies(graph: Graph, rules: Mapping[str, OpRules], strategy: Strategy) -> dict[str, int]:
+    """Bytes of the gathered copy of every parameter that is freed and gathered again, those used last first."""
+    copies: dict[str, int] = {}
     for op in reversed(graph.ops):
         needs = input_layouts(rules[op.name], strategy.splits[op.name], len(op.inputs))
         for tensor, need in zip(op.inputs, needs, strict=True):
-            if tensor not in strategy.regathered or tensor in kept:
-                continue
-            meta = graph.tensors[tensor]
-            layout = tuple(Shard(p.dim) if isinstance(p, Window) else p for p in need)
-            copy = largest_shard(meta.shape, layout, strategy.sizes) * DTYPE_BYTES[meta.dtype]
-            if copy <= room:
-                room -= copy
-                kept.add(tensor)
-    return replace(strategy, regathered=strategy.regathered - kept) if kept else None
+            if tensor in strategy.regathered and tensor not in copies:
+                meta = graph.tensors[tensor]
+                layout = tuple(Shard(p.dim) if isinstance(p, Window) else p for p in need)
+                copies[tensor] = int(largest_shard(meta.shape, layout, strategy.sizes) * DTYPE_BYTES[meta.dtype])
+    return copies
