@@ -295,7 +295,7 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     near = CLOSE * winner.prediction.step_seconds
     close = [f for f in eligible if f.prediction.fits and f.prediction.step_seconds <= near and f.strategy.regathered]
     close.sort(key=lambda f: f.prediction.step_seconds)
-    best, tried = winner.prediction.step_seconds, []
+    best, tried = winner.prediction.step_seconds, list[Found]()
     for place, found in enumerate(close[:FEW] if trials.deep else close):
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
             most = 1 if trials.deep or place >= FEW else len(KEPT)
