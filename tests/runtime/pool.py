@@ -22,6 +22,8 @@ from typing import Any
 import torch.multiprocessing as multiprocessing
 
 WORKERS = 4
+START_SECONDS = 200.0
+"""Four imports of torch on a busy machine; a pool that cannot start at all says so much sooner, by dying."""
 GRACE_SECONDS = 10.0
 """Once a worker has failed, the others have this long to say so too."""
 
@@ -88,7 +90,7 @@ class Pool:
             del os.environ["OMP_NUM_THREADS"]
         else:
             os.environ["OMP_NUM_THREADS"] = before
-        self._collect(60)
+        self._collect(START_SECONDS)
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Any]:
         """The results of ``function(rank, *args)`` on every worker, in rank order."""

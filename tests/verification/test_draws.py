@@ -110,7 +110,7 @@ def agree(rank: int, name: str) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize("name", ["gan", "encoder"])
 def test_models_that_draw_agree_with_one_process(pool, name):
-    agrees, names = pool.run(agree, name)[0]
+    agrees, names = pool.run(agree, name, seconds=200)[0]
     assert agrees and "batch" in names and "random numbers, whole" in names
 
 

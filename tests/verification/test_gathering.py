@@ -25,7 +25,7 @@ def share(rank: int):
 
 
 def test_every_rank_is_seen(pool):
-    (cut, spreads), *_ = pool.run(share)
+    (cut, spreads), *_ = pool.run(share, seconds=200)
     assert torch.equal(cut, torch.arange(12.0).view(6, 2))
     assert spreads["cut"] == (0.0, 0) and spreads["bits"] == (0.0, 0) and spreads["empty"] == (0.0, 0)
     assert spreads["copied"] == (0.5, 3) and spreads["stale"] == (1.0, 1)
