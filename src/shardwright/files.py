@@ -8,6 +8,7 @@ before minutes of work whether the answer can be written at all.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -15,6 +16,7 @@ import lzma
 import os
 import stat
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from shardwright.errors import FileError, ShardwrightError
 
 LARGEST = 1 << 28
 """Bytes of a file, after decompression, beyond which it is not read."""
+LEFT_BEHIND_SECONDS = 600.0
+"""How old an unfinished file must be for nobody to be writing it any more."""
 
 
 def read_bytes(path: str | Path, error: type[ShardwrightError] = FileError, *, largest: int = LARGEST) -> bytes:
@@ -94,6 +98,7 @@ def write(path: str | Path, content: str | bytes) -> None:
         if _special(target):  # a pipe or a terminal keeps no old content
             target.write_bytes(data)
             return
+        _sweep(target)
         number, scratch = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
         try:
             with os.fdopen(number, "wb") as file:
@@ -136,6 +141,15 @@ def _final(path: str | Path) -> Path:
 
 def _special(target: Path) -> bool:
     return target.exists() and not stat.S_ISREG(target.stat().st_mode) and not target.is_dir()
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left beside a file: content that never got its name."""
+    for entry in os.scandir(target.parent):
+        if entry.name.startswith(f".{target.name[:100]}.") and entry.name.endswith(".tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
+                    os.unlink(entry.path)
 
 
 def _mode(target: Path) -> int:
