@@ -20,19 +20,35 @@ if TYPE_CHECKING:
     from shardwright.operators import describe
     from shardwright.planner import plan
     from shardwright.plans import Plan
+    from shardwright.reports.explaining import explain
+    from shardwright.reports.looking import report, simulate
     from shardwright.runtime import parallelize
     from shardwright.verification import verify
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "ShardwrightError", "capture", "describe", "parallelize", "plan", "verify"]
+__all__ = [
+    "Plan",
+    "ShardwrightError",
+    "capture",
+    "describe",
+    "explain",
+    "parallelize",
+    "plan",
+    "report",
+    "simulate",
+    "verify",
+]
 
 _HOME = {
     "Plan": "shardwright.plans",
     "ShardwrightError": "shardwright.errors",
     "capture": "shardwright.frontend",
     "describe": "shardwright.operators",
+    "explain": "shardwright.reports.explaining",
     "parallelize": "shardwright.runtime",
     "plan": "shardwright.planner",
+    "report": "shardwright.reports.looking",
+    "simulate": "shardwright.reports.looking",
     "verify": "shardwright.verification",
 }
 

@@ -154,3 +154,16 @@ def test_a_plan_says_in_one_line_what_it_is() -> None:
     assert len(repr(made)) < 200
     assert "2xH100" in repr(made)
     assert isinstance(made.captured, Graph)
+
+
+def test_a_plan_made_in_python_is_explained_simulated_and_reported_in_python(tmp_path: Path) -> None:
+    import shardwright
+
+    made = _planned()
+    made.save(tmp_path / "plan.json")
+    for one in (made, Plan.load(tmp_path / "plan.json")):
+        assert shardwright.explain(one)["operators"][0]["operator"] == "linear"
+        assert any(option["chosen"] for option in shardwright.explain(one, "linear")[0]["options"])
+        assert shardwright.simulate(one).seconds == pytest.approx(made.prediction.step_seconds)
+        shardwright.report(one, tmp_path / "plan.svg")
+        assert (tmp_path / "plan.svg").read_text().lstrip().startswith("<")
