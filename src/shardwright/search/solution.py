@@ -23,6 +23,8 @@ class Solution(Generic[Answer]):
     seconds: float
 
     def __post_init__(self) -> None:
+        for name, plain in (("cost", float), ("lower_bound", float), ("optimal", bool)):  # not numpy's: files know none
+            object.__setattr__(self, name, plain(getattr(self, name)))
         slack = 1e-6 * max(1.0, abs(self.cost))
         if self.lower_bound > self.cost + slack:
             raise ValueError(f"a lower bound of {self.lower_bound} above the cost {self.cost} proves nothing")
