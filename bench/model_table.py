@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from bench.sweep_workers import OWN
 
 Rows = dict[str, dict[str, Any]]
+NOTES = Path(__file__).parent / "measured" / "models_notes.md"
+"""What is to be said about the rows that the file has now."""
 NO_TEST = {
     "eager": "the tiny model does not run by itself with the example inputs",
     "build": "no tiny model can be built from its configuration class",
@@ -34,7 +37,7 @@ VERIFY = {
 
 def table(captured: Rows, verified: Rows) -> str:
     """Both phases as Markdown."""
-    parts = [_HEAD]
+    parts = [_HEAD, *([NOTES.read_text()] if NOTES.exists() else [])]
     for title, own in (("Architectures of `transformers`", False), ("Models that are not Hugging Face's", True)):
         one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
         two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
