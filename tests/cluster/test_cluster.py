@@ -188,3 +188,10 @@ def test_the_share_of_a_processor_travels(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("processor_share = 0.25", "processor_share = 1.5"))
     with pytest.raises(ClusterError, match="processor_share"):
         parse_cluster(str(path))
+
+
+def test_a_cluster_file_without_any_group_is_one_sentence(tmp_path) -> None:
+    """Found by the fuzzer: the network was taken from the first of no nodes."""
+    (tmp_path / "empty.toml").write_text("group = []")
+    with pytest.raises(ClusterError, match="has no nodes"):
+        parse_cluster(str(tmp_path / "empty.toml"))

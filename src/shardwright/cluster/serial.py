@@ -256,6 +256,8 @@ def cluster_from(data: Mapping[str, Any], name: str, resolve: Callable[[str], No
         if not 1 <= count <= MOST_DEVICES:
             raise ClusterError(f"{where}: key 'nodes' is {count}.", "Write how many nodes like this there are.")
         nodes.extend([Node(device, _get(group, "devices", int, where), link, host)] * count)
+    if not nodes:
+        raise ClusterError(f"cluster file {name!r} has no nodes.", "Add a [[group]] with nodes and devices.")
     network = _get(data, "network", dict, f"cluster file {name!r}", None)
     if network is None and len(nodes) > 1:
         raise ClusterError(f"cluster file {name!r} has several nodes but no key 'network'.", "Add a [network].")
