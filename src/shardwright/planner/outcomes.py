@@ -33,10 +33,6 @@ FEW_MESHES = 3
 WORTHWHILE = 1.1
 """A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
 
-FAR = 1.25
-"""Answers for a deep model whose sum exceeds that without a limit by this factor are not tried once something fits. For
-others the streams decide: computation and every link of the mesh at most work all the time, all at once."""
-
 ROUNDS = 5
 """How many answers of a search by another method are tried."""
 
@@ -148,17 +144,15 @@ def _descend(
     trials: Trials, mesh: Mesh, name: str, pricing: Pricing, known: Sequence[Found], beat: float
 ) -> Iterator[Found | None]:
     """Answers under ever smaller limits, until one fits and sums are so far above it that no overlap makes up for that (a
-    recipe's: until one fits).
+    recipe's, and a deep model's: until one fits).
 
     What uses too much even by the search's count, which leaves things out, need not be tried; nor what is slower without
     any traffic of parameters than the best that fits is with it.
     """
     fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
-    beat, least, fits = min(fitting, default=beat), inf, bool(fitting)
+    beat, fits = min(fitting, default=beat), bool(fitting)
     for searched in trials.ladder(mesh, name, pricing):
-        least = min(least, searched.solution.cost)
-        enough = FAR * least if trials.deep else (1 + len(mesh.axes)) * beat
-        if fits and searched.solution.lower_bound > enough:
+        if fits and searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
             return
         if trials.counted(mesh, name, searched) > trials.limit(mesh):
             yield None
@@ -166,7 +160,7 @@ def _descend(
             found = trials.tried(mesh, name, searched)
             yield found
             if found.prediction.fits:
-                if name != "auto":
+                if name != "auto" or trials.deep:
                     return
                 fits, beat = True, min(beat, found.prediction.step_seconds)
 

@@ -248,7 +248,7 @@ def _worth_recomputing(
     held_back = plain.outcomes[options.search].held_back and options.search not in lacking
     if options.search == LEAST_MEMORY:
         return [LEAST_MEMORY]
-    if held_back and fitting:
+    if held_back and fitting and not plain.trials.deep:
         again = Trials(
             plain.trials.described,
             optimiser=options.optimiser,

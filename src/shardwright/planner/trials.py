@@ -45,6 +45,9 @@ KEPT = (1.0, 0.75, 0.5, 0.25)
 ENOUGH = 0.03
 """How far from its optimum an answer under a smaller limit than the first may be: it is only one more to try."""
 
+RUNG_SECONDS = 1.0
+"""How long such an answer may be searched for."""
+
 NEARLY = 0.98
 """A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
 
@@ -178,7 +181,7 @@ class Trials:
             optimiser=self.optimiser,
             memory_limit=min(limit, enough),
             within=self._within(mesh, name),
-            time_limit=self.time_limit,
+            time_limit=self.time_limit if gap is None else min(self.time_limit, RUNG_SECONDS),
             gap=self.gap if gap is None else gap,
             stated=stated,
         )
@@ -210,7 +213,7 @@ class Trials:
         limit = start
         while True:
             try:
-                searched = self.solve(mesh, name, limit, pricing, self.gap if limit == start else max(self.gap, ENOUGH))
+                searched = self.solve(mesh, name, limit, pricing, None if limit == start else max(self.gap, ENOUGH))
             except Infeasible:
                 if limit == start:
                     raise
