@@ -84,7 +84,7 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
     plan = plan_graph(graph, cluster, options)
     timeline = simulate(graph, plan.strategy, plan.mesh)
     predicted: dict[str, int] = {}
-    for (kind, _), (_, size) in timeline.walk.communication.items():
+    for (kind, _), (_, size) in timeline.priced.communication.items():
         predicted[kind] = predicted.get(kind, 0) + size
     axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in plan.mesh.axes}
     core = 0.0

@@ -93,9 +93,10 @@ def counts(graph: Any, plan: Any) -> list[int]:
 def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int, int]]]:
     """The operators that ranks compute with several others, and what those issue."""
     from shardwright.costs.kernels_memory import base_name
-    from shardwright.costs.walk_nodes import Compute, forward_nodes
+    from shardwright.program.dataflow import Compute
+    from shardwright.simulator import simulate_plan
 
-    nodes = forward_nodes(graph, plan.strategy, plan.mesh).nodes
+    nodes = simulate_plan(plan, graph).program.flow.nodes
     computed = [node for node in nodes if isinstance(node, Compute) and node.kernel is not None]
     return [(base_name(node.op.target), node.footprint.issued) for node in computed]
 

@@ -23,11 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shardwright.lowering import bind, collectives, randomness
+from shardwright.lowering import collectives, randomness
 from shardwright.operators.kernels import convolutions, losses, normalisations
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.registry import KERNELS
-from shardwright.runtime import bundles, execution, gradients, summing
+from shardwright.program import binding
+from shardwright.runtime import buckets, bundles, execution, executor, summing
 
 
 class Words(nn.Module):
@@ -154,10 +155,10 @@ def last_rank() -> bool:
 
 @mutation("gradient share not sent", perceptron)
 def _(stack: ExitStack) -> None:
-    def silent(original: Any, self: Any, slot: Any, gradient: Tensor, *rest: Any, **options: Any) -> Any:
-        return original(self, slot, gradient * 0 if last_rank() else gradient, *rest, **options)
+    def silent(original: Any, self: Any, tensor: str, gradient: Tensor) -> Any:
+        return original(self, tensor, gradient * 0 if last_rank() else gradient)
 
-    around(stack, gradients.Gradients, "_join", silent)
+    around(stack, buckets.Flat, "fill", silent)
 
 
 @mutation("wrong scatter piece", perceptron)
@@ -172,20 +173,13 @@ def _(stack: ExitStack) -> None:
 
 @mutation("stale bucket", perceptron)
 def _(stack: ExitStack) -> None:
-    def kept(original: Any, self: Any, slot: Any, gradient: Tensor) -> Any:
-        place = self.places[slot]
-        before = self.views[place].clone()
-        full = original(self, slot, gradient)
-        if before.abs().sum() > 0:
-            self.views[place].copy_(before)
-        return full
+    def kept(original: Any, self: Any, tensor: str, gradient: Tensor) -> None:
+        before = self._parts[tensor].clone() if tensor in self._parts else None
+        original(self, tensor, gradient)
+        if before is not None:
+            self._parts[tensor].copy_(before)
 
-    def allocate(original: Any, self: Any, like: Tensor) -> None:
-        original(self, like)
-        self.flat.zero_()
-
-    around(stack, gradients._Prepared, "_allocate", allocate)
-    around(stack, gradients._Prepared, "fill", kept)
+    around(stack, buckets.Flat, "fill", kept)
 
 
 @mutation("sum on rank 0 only", perceptron)
@@ -223,11 +217,16 @@ def _(stack: ExitStack) -> None:
 
 @mutation("tied share lost", words)
 def _(stack: ExitStack) -> None:
-    def forgetful(original: Any, self: Any, slot: Any, gradient: Tensor, alone: bool) -> Any:
-        self._shared.pop(slot, None)
-        return original(self, slot, gradient, alone)
+    def forgetful(original: Any, self: Any, instruction: Any) -> Any:
+        if instruction.name not in self.flow.graph.parameter_of:
+            return original(self, instruction)
 
-    around(stack, gradients.Gradients, "_sum", forgetful)
+        def last_only(run: Any) -> None:
+            run.slots[instruction.writes[0]] = run.slots[instruction.reads[1]]
+
+        return last_only
+
+    around(stack, executor.Executor, "_accumulate", forgetful)
 
 
 @mutation("swapped gather", perceptron)
@@ -236,7 +235,8 @@ def _(stack: ExitStack) -> None:
         parts = stacked.chunk(line.size)
         return original(torch.cat([parts[1], parts[0], *parts[2:]]), dim, extent, line)
 
-    around(stack, collectives, "in_place", swapped)
+    for owner in (collectives, executor):
+        around(stack, owner, "in_place", swapped)
 
 
 @mutation("embedding boundary off by one", words)
@@ -376,7 +376,7 @@ def _(stack: ExitStack) -> None:
         if not last_rank():
             original(self, tensor, value)
 
-    around(stack, execution.Execution, "_store", never)
+    around(stack, execution.Execution, "_replace", never)
 
 
 @mutation("halved logits", words)
@@ -423,7 +423,7 @@ def _(stack: ExitStack) -> None:
         moved = [w._replace(start=w.start - 1, stop=w.stop - 1) if i == last else w for i, w in enumerate(step.wants)]
         return step._replace(wants=tuple(moved))
 
-    around(stack, bind, "_windowed", further)
+    around(stack, binding, "_windowed", further)
 
 
 def faulty(name: str, model: Callable[[], Any]) -> Any:

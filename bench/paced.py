@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 import fake_rank
 from shardwright.cluster import Device
 from shardwright.cluster.pace import Yardstick, on_quietest_core
-from shardwright.costs.walk import Event
+from shardwright.costs.pricing import Event
 from shardwright.simulator.engine import run
 
 Repeat = Sequence[float]
@@ -78,7 +78,7 @@ def compare(repeats: Sequence[Repeat], events: Sequence[Event], device: Device) 
 
 
 def _seconds(events: Sequence[Event], pace: float) -> float:
-    return run([replace(event, host=event.host * pace) for event in events]).seconds
+    return run([event._replace(host=event.host * pace) for event in events]).seconds
 
 
 def summary(times: Sequence[float], sizes: Sequence[float]) -> str:

@@ -23,12 +23,10 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore  # the only way to this backend
 
 from bench.runtime_native import PAIRS, context, find_plan, native_engine, optimiser, train_step
-from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.lowering.collectives import BoundStep, Line, convert, counting, exchange
+from shardwright.lowering.collectives import convert, counting, exchange
+from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime import parallelize
-from shardwright.runtime.gradients import Gradients, Slot
-from shardwright.runtime.leaves import Leaf
-from shardwright.runtime.reading import Reader, ReadingQueue
+from shardwright.runtime.bundles import Gathering, Scattering, packed_gradients, packed_shards
 from shardwright.zoo.reference import resolve
 
 RANKS = 2
@@ -107,19 +105,15 @@ def parts(rounds: int) -> None:
     ones = torch.ones(4, 4)
     reduced = (BoundStep("all_reduce", line),)
     gather, scatter = (BoundStep("all_gather", line, 0, 8),), (BoundStep("reduce_scatter", line, 0, 8),)
-    priced = mesh_of(parse_cluster(f"local:{RANKS}"), (RANKS,))
-    leaf, queue, gradients = torch.zeros(4, 4, requires_grad=True), ReadingQueue(), Gradients(priced, [line])
 
     def parameter() -> torch.nn.Parameter:
         return torch.nn.Parameter(DTensor.from_local(torch.zeros(4, 4), mesh, (Replicate(),), run_check=False))
 
-    gathered = Reader(Slot(parameter(), (), 16), gather, scatter, queue, gradients, again=False, alone=True, dtype=None)
-    used = Leaf({"weight": parameter()}, "weight")
-    used.give(Slot(parameter(), (), 16), gradients, alone=True)
+    def gather_one() -> None:
+        Gathering.start(packed_shards([x.detach()], gather), gather[0]).wait()
 
-    def gather_one() -> torch.Tensor:
-        queue.begin([leaf])
-        return gathered.forward(leaf)
+    def scatter_one() -> None:
+        Scattering.start(packed_gradients([torch.ones(8, 4)], scatter), scatter).wait()
 
     def passed(function: Callable[[], torch.Tensor], gradient: torch.Tensor) -> Callable[[], None]:
         return lambda: function().backward(gradient)
@@ -129,8 +123,8 @@ def parts(rounds: int) -> None:
         "a collective, forward alone": lambda: convert(x, reduced, ()),
         "a collective, forward and backward": passed(lambda: convert(x, reduced, reduced), ones),
         "an exchange, forward and backward": passed(lambda: exchange(x, "sum", (line,)), ones),
-        "an operator on a parameter": passed(lambda: used.tensor() * 2, ones),
-        "a gathered and scattered parameter": passed(gather_one, torch.ones(8, 4)),
+        "a parameter gathered": gather_one,
+        "a gradient scattered": scatter_one,
     }
     print("\nmicroseconds of one part")
     for name, function in rows.items():

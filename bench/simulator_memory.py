@@ -22,9 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.costs.memory import memory
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.simulator import simulate
 
 
 def measured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -69,7 +69,7 @@ def row(name: str) -> tuple[int, int]:
     model, args, kwargs = zoo.build(name, **zoo.entry(name).small)
     mesh = mesh_of(parse_cluster("local:1"))
     graph = capture(model, args, kwargs)
-    return memory(graph, whole(graph, mesh), mesh).peak, measured(model, args, kwargs)
+    return simulate(graph, whole(graph, mesh), mesh).peak_bytes, measured(model, args, kwargs)
 
 
 def main() -> None:

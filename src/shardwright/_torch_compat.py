@@ -397,3 +397,28 @@ def is_operator(target: Any) -> bool:
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor has been written to."""
     return tensor._version
+
+
+def owns_storage(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor lies in a tensor's storage and none of its elements lies upon another
+    (``torch._C._storage_Use_Count``; the storage that is looked at counts once more)."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) <= 2 and 0 not in tensor.stride()
+
+
+def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[torch.Tensor], mode: Any) -> Any:
+    """The operators that a function of two lists of fake tensors calls, below autograd, as an ``fx.Graph``."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
+
+
+def is_view_operator(target: Any) -> bool:
+    """Whether an operator only looks at its argument (``OpOverload.is_view``), or takes one of several results."""
+    return bool(getattr(target, "is_view", False))
+
+
+def writes_in_place(target: Any) -> bool:
+    """Whether an operator writes into an argument."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.is_mutable

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardwright.cluster import Device, Profile
-from shardwright.costs.walk_events import Event
+from shardwright.costs.pricing import Event
+from shardwright.program import Instruction, Kind, Phase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -20,7 +21,7 @@ DEVICE = Device("d", "cuda", 10**11, 1e12, 7e-6, (("float32", 1e13),), profile=P
 
 
 def events(host: float, seconds: float) -> list[Event]:
-    return [Event("operator", "forward", "a", "compute", seconds, host) for _ in range(10)]
+    return [Event(Instruction(Kind.OPERATOR, Phase.FORWARD, "a", "compute"), seconds, host) for _ in range(10)]
 
 
 def test_a_slow_host_slows_what_it_bounds_and_nothing_else():

@@ -11,8 +11,11 @@ from torch.nn import functional as F
 from shardwright.cluster import Device, Profile
 from shardwright.costs.host import dispatch_seconds, modules_entered
 from shardwright.costs.host_runtime import Runtime, with_runtime
-from shardwright.costs.walk_events import Event
+from shardwright.costs.pricing import Event
 from shardwright.frontend import capture
+from shardwright.program import Instruction, Kind, Phase
+from shardwright.program.instructions import Traveller
+from shardwright.program.steps import BoundStep, Line, Step
 
 TABLE = (
     ("linear", 2e-5, 3e-5),
@@ -83,12 +86,18 @@ def test_modules_are_counted_where_they_are_entered():
 
 
 def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
+    one = Traveller(0, Step("all_gather", 0, 0, None, 4, 8), BoundStep("all_gather", Line("axis", 2, 0)))
+
+    def event(kind: Kind, stream: str = "axis", collective: str = "", travellers: int = 0) -> Event:
+        instruction = Instruction(kind, Phase.FORWARD, "a", stream, collective=collective, steps=(one,) * travellers)
+        return Event(instruction, 1.0, 1e-6)
+
     events = [
-        Event("operator", "forward", "a", "compute", 1.0, 1e-6),
-        Event("change", "forward", "b", "axis", 1.0, 1e-6, 8, "all_gather"),
-        Event("change", "forward", "d", "axis", 1.0, 1e-6, 8, "all_gather", travellers=3),
-        Event("exchange", "forward", "c", "axis", 1.0, 1e-6, 8, "all_reduce"),
-        Event("update", "update", "adamw", "compute", 1.0, 1e-6),
+        event(Kind.OPERATOR, "compute"),
+        event(Kind.CHANGE, collective="all_gather", travellers=1),
+        event(Kind.GATHER, collective="all_gather", travellers=3),
+        event(Kind.EXCHANGE, collective="all_reduce"),
+        event(Kind.UPDATE, "compute"),
     ]
     found = with_runtime(events, 5, device, Runtime(1, parameter=10, collective=20, exchange=30, traveller=5))
     added = [0.0, 80e-6, 140e-6, 120e-6, 204e-6]

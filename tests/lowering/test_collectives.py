@@ -6,15 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardwright.lowering.collectives import (
-    BoundStep,
-    Line,
-    Region,
-    convert,
-    exchange,
-    piece,
-    scale_gradient,
-)
+from shardwright.lowering.collectives import convert, exchange, scale_gradient
+from shardwright.program.steps import BoundStep, Line, Region
 
 SHAPES = [(8, 4), (9, 7), (10, 5), (4, 13)]
 
@@ -32,7 +25,7 @@ def of_rank(shape: tuple[int, ...], rank: int) -> torch.Tensor:
 
 
 def shard(x: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
-    return x.narrow(dim, *_span(piece(x.shape[dim], Line("", 4, rank))))
+    return x.narrow(dim, *_span(Line("", 4, rank).piece(x.shape[dim])))
 
 
 def _span(region: Region) -> tuple[int, int]:
@@ -120,7 +113,7 @@ def scales(rank: int) -> None:
 def halos(rank: int, extent: int, reach: tuple[int, int]) -> None:
     """A window that reaches further than one neighbour included."""
     x = whole((2, extent))
-    holds = tuple(piece(extent, Line("", 4, r)) for r in range(4))
+    holds = tuple(Line("", 4, r).piece(extent) for r in range(4))
     wants = tuple(Region(max(h.start - reach[0], 0), min(h.stop + reach[1], extent)) for h in holds)
     local = x[:, holds[rank].start : holds[rank].stop].clone().requires_grad_()
     there = BoundStep("halo", line(rank), 1, extent, wants=wants, holds=holds)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.lowering.collectives import BoundStep, Line, run_step
+from shardwright.lowering.collectives import run_step
+from shardwright.program.steps import BoundStep, Line
 
 MASKED = BoundStep("mask", Line("axis", 2, 1))
 

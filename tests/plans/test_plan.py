@@ -47,7 +47,7 @@ def test_a_plan_survives_its_file(made: Plan, tmp_path: Path) -> None:
 
 def test_a_plan_is_readable_and_free_of_code(made: Plan) -> None:
     data = json.loads(to_json(made))
-    assert data["format"] == "shardwright-plan-1"
+    assert data["format"] == "shardwright-plan-2"
     assert set(data["splits"]) == set(made.strategy.splits)
     assert "H100" in data["cluster"]["name"]
 
@@ -62,7 +62,7 @@ def test_the_right_model_is_accepted_and_another_refused_in_words(made: Plan) ->
         made.check(capture(_model().eval(), (torch.empty(16, 32, device="meta"),)))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "shardwright-plan-1"}', '{"format": "other"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "shardwright-plan-2"}', '{"format": "other"}'])
 def test_damaged_files_are_one_sentence(text: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)

@@ -125,9 +125,9 @@ def kinds_of_tensors(rank: int, plans) -> None:
     for inputs in ("whole", "local"):
         for outputs in ("whole", "local", "dtensor"):
             parallel = split(block, plan, inputs=inputs, outputs=outputs)
-            program, resting = parallel.program, parallel.program.strategy.resting["x"]
+            flow, resting = parallel.program.flow, parallel.program.strategy.resting["x"]
             laid_out = distribute_tensor(x, mesh, resting)
-            layout = program.results[0].layout
+            layout = flow.values[flow.results[0]].needs
             given = {
                 "whole": x.clone(),
                 "local": laid_out.to_local().clone(),

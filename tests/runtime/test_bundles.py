@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with
 from runtime.workers import built, device_mesh
-from shardwright.lowering.collectives import BoundStep, Line, convert, counting, in_place, piece
+from shardwright.lowering.collectives import convert, counting, in_place
+from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime import parallelize
-from shardwright.runtime.bundles import Gathering, Scattering
+from shardwright.runtime.bundles import Gathering, Scattering, packed_gradients, packed_shards
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -31,19 +32,19 @@ def of_rank(shape: tuple[int, ...], rank: int) -> torch.Tensor:
 
 
 def shard(x: torch.Tensor, dim: int, rank: int) -> torch.Tensor:
-    mine = piece(x.shape[dim], line(rank))
+    mine = line(rank).piece(x.shape[dim])
     return x.narrow(dim, mine.start, mine.length)
 
 
 def arrive_as_alone(rank: int) -> None:
     cases = [(of_rank(shape, 7), dim) for shape in SHAPES for dim in range(len(shape))]
     steps = [BoundStep("all_gather", line(rank), dim, x.shape[dim]) for x, dim in cases]
-    gathering = Gathering.start([shard(x, dim, rank) for x, dim in cases], steps)
+    gathering = Gathering.start(packed_shards([shard(x, dim, rank) for x, dim in cases], steps), steps[0])
     for (x, dim), step, stacked in zip(cases, steps, gathering.wait(), strict=True):
         torch.testing.assert_close(in_place(stacked, dim, step.extent, step.line), x, rtol=0, atol=0)
     gradients = [of_rank(tuple(x.shape), rank) for x, _ in cases]
     steps = [BoundStep("reduce_scatter", line(rank), dim, x.shape[dim]) for x, dim in cases]
-    for (x, dim), mine in zip(cases, Scattering.start(gradients, steps).wait(), strict=True):
+    for (x, dim), mine in zip(cases, Scattering.start(packed_gradients(gradients, steps), steps).wait(), strict=True):
         total = sum(of_rank(tuple(x.shape), r) for r in range(4))
         torch.testing.assert_close(mine, shard(total, dim, rank))
 
@@ -54,8 +55,10 @@ def several_under_way(rank: int) -> None:
     expected = torch.cat([of_rank((3, 2), r) for r in range(4)])
     gather, scatter = (BoundStep(kind, line(rank), 0, 12) for kind in ("all_gather", "reduce_scatter"))
     for _ in range(40):
-        gathers = [Gathering.start([x] * count, [gather] * count) for count in (1, 1, 2, 3)]
-        scatters = [Scattering.start([expected] * count, [scatter] * count) for count in (1, 1, 2, 3)]
+        gathers = [Gathering.start(packed_shards([x] * n, [gather] * n), gather) for n in (1, 1, 2, 3)]
+        scatters = [
+            Scattering.start(packed_gradients([expected] * n, [scatter] * n), [scatter] * n) for n in (1, 1, 2, 3)
+        ]
         total = convert(x, (BoundStep("all_reduce", line(rank)),), ())
         assert all(torch.equal(whole, expected) for gathering in gathers for whole in gathering.wait())
         for scattering in scatters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -11,10 +12,12 @@ from torch.distributed.tensor import Shard
 
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.program import Sizes
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import save_checkpoint
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.materialise import parameters_on_meta
+from shardwright.runtime.parallelize import decisions_of
 
 LAYERS, WIDTH, BATCH = 128, 1024, 8
 MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
@@ -55,15 +58,14 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     torch.randn(WIDTH, WIDTH) @ torch.randn(WIDTH, WIDTH)  # let the libraries allocate what they need once
     dist.barrier()
     limit_memory(int(0.85 * MODEL_BYTES))
-    parallel = parallelize(model, strategy, graph=graph, initialise=keep_size)
-    parallel.queue.ahead_bytes = 2**22
+    decisions = replace(decisions_of(strategy), sizes=Sizes(ahead=2**22))
+    parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)
     first = train(parallel, x)
     save_checkpoint(folder, 1, parallel)
     before = train(parallel, x)
     del parallel
     gc.collect()
-    again = parallelize(model, strategy, graph=graph, weights=f"{folder}/step-1")
-    again.queue.ahead_bytes = 2**22
+    again = parallelize(model, strategy, graph=graph, weights=f"{folder}/step-1", decisions=decisions)
     return first + before, train(again, x), whole_model_does_not_fit()
 
 

@@ -20,10 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from lowering.strategies import mesh_with
 from shardwright.frontend import capture
 from shardwright.graph import Graph, Op
-from shardwright.lowering.collectives import Line, all_gather, all_reduce, all_to_all, reduce_scatter
+from shardwright.lowering.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from shardwright.operators.rules import OpRules, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import describe_graph
+from shardwright.program.steps import Line
 from shardwright.search.options import EVERYTHING, Restriction, splits_of
 from shardwright.search.strategies import find_strategy
 from shardwright.verification.verify import check

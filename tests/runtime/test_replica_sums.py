@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from lowering.strategies import mesh_with
+from program.steps import priced
 from runtime.workers import device_mesh
 from shardwright.cluster import Axis, Mesh, mesh_of, parse_cluster
-from shardwright.costs import walk_gradients
-from shardwright.costs.walk import walk
+from shardwright.costs.deciding import ByPrice
 from shardwright.frontend import capture
 from shardwright.lowering.collectives import counting
 from shardwright.operators.strategy import Strategy
+from shardwright.program import Sizes
 from shardwright.runtime import parallelize
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
@@ -26,7 +26,7 @@ from shardwright.search.formulate import formulate
 from shardwright.search.options import Restriction
 
 SIZES = (2, 2)
-BUCKETS = {"one each": (1, 1), "few": (300, 900), "default": None}
+BUCKETS = {"one each": Sizes(first_bucket=1, bucket=1), "few": Sizes(first_bucket=300, bucket=900), "default": Sizes()}
 
 
 class Odd(torch.nn.Module):
@@ -73,11 +73,10 @@ def example(dtype: torch.dtype = torch.float64, cut: bool = False) -> tuple[Any,
 
 
 def split(model: Any, graph: Any, strategy: Strategy, bucket: str, **options: Any) -> Any:
-    parallel = parallelize(copy.deepcopy(model), strategy, mesh=device_mesh(SIZES), graph=graph, **options)
-    parallel.gradients.mesh = mesh()
-    if (sizes := BUCKETS[bucket]) is not None:
-        parallel.gradients.first_bucket_bytes, parallel.gradients.bucket_bytes = sizes
-    return parallel
+    decisions = ByPrice(mesh(), BUCKETS[bucket])
+    return parallelize(
+        copy.deepcopy(model), strategy, mesh=device_mesh(SIZES), graph=graph, decisions=decisions, **options
+    )
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,7 +87,7 @@ def trains_alike(rank: int, bucket: str, cut: bool) -> None:
     model, tokens, graph, strategy = example(cut=cut)
     reference, parallel = copy.deepcopy(model), split(model, graph, strategy, bucket)
     optimisers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (reference, parallel)]
-    for step in range(4):  # the first without prepared buckets, the last two without letting go of the gradients
+    for step in range(4):  # the last two without letting go of the gradients
         reference(tokens).backward()
         parallel(tokens).backward()
         for name, parameter in reference.named_parameters():
@@ -140,14 +139,7 @@ def reduces_in_bfloat16(rank: int) -> None:
 def sends_what_was_predicted(rank: int, bucket: str, cut: bool) -> None:
     model, tokens, graph, strategy = example(cut=cut)
     parallel = split(model, graph, strategy, bucket)
-    before = walk_gradients.FIRST_BUCKET_BYTES, walk_gradients.BUCKET_BYTES
-    try:
-        if (sizes := BUCKETS[bucket]) is not None:
-            walk_gradients.FIRST_BUCKET_BYTES, walk_gradients.BUCKET_BYTES = sizes
-        # Changes of layout are lowered with this machine's figures; where parameters are gathered, so must they be walked.
-        predicted = walk(graph, strategy, mesh_with(SIZES) if cut else mesh())
-    finally:
-        walk_gradients.FIRST_BUCKET_BYTES, walk_gradients.BUCKET_BYTES = before
+    predicted = priced(graph, strategy, mesh(), sizes=BUCKETS[bucket])
     axis_of = {group: name for name, group in parallel.groups.items()}
     for _ in range(3):
         parallel.zero_grad()
@@ -162,7 +154,7 @@ def sends_what_was_predicted(rank: int, bucket: str, cut: bool) -> None:
     if not cut:
         assert predicted.communication["reduce_scatter", "b"] == predicted.communication["all_gather", "b"]
         expected = {"one each": 8, "few": 3, "default": 1}[bucket]
-        assert len(predicted.buckets) == predicted.communication["reduce_scatter", "b"][0] == expected
+        assert len(predicted.program.buckets) == predicted.communication["reduce_scatter", "b"][0] == expected
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["replicated", "sharded on one axis"])

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lowering.strategies import mesh_with, random_strategy
+from program.steps import priced
 from runtime.workers import built, device_mesh
-from shardwright.costs.walk import walk
 from shardwright.frontend import capture
 from shardwright.lowering.collectives import counting
 from shardwright.runtime import parallelize
@@ -78,7 +78,7 @@ def sends_what_was_predicted(rank: int, reference: str, sizes: tuple[int, ...], 
         loss_of(parallel(*args, **kwargs)).backward()
     axis_of = {group: name for name, group in parallel.groups.items()}
     sent = {(kind, axis_of[group]): (n, performed.bytes[kind, group]) for (kind, group), n in performed.steps.items()}
-    predicted = walk(graph, strategy, mesh).communication
+    predicted = priced(graph, strategy, mesh).communication
     if rank == 0:  # predictions are about the largest shard, which rank 0 holds
         halos = ("halo", "halo_reduce")  # a border rank sends to one side only; predictions are about inner ranks
         assert {k: v[0] for k, v in sent.items()} == {k: v[0] for k, v in predicted.items()}

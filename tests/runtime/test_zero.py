@@ -12,6 +12,7 @@ from lowering.strategies import mesh_with
 from runtime.workers import built, device_mesh
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.program import Kind
 from shardwright.runtime import parallelize
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
@@ -59,21 +60,14 @@ def scattered_before_the_end(rank: int, name: str) -> int:
     """How many gradients have been sent on their way when the backward pass is through."""
     model, args, kwargs, graph = built(MODEL)
     parallel = parallelize(model, stage(name, (4,)), mesh=device_mesh((4,)), graph=graph, keep=True)
-    gradients, early = parallel.gradients, []
-    finish, scatter, over = gradients.finish, gradients._scatter, []
-
-    def watched(shares: list) -> None:
-        early.extend([not over] * len(shares))
-        scatter(shares)
-
-    def ends() -> None:
-        over.append(True)
-        finish()
-
-    gradients._scatter, gradients.finish = watched, ends  # type: ignore[method-assign] # to look on
+    executor = parallel._planned.executor
+    executor.log = []
     loss_of(parallel(*args, **kwargs)).backward()
-    assert early
-    return sum(early)
+    performed = [parallel.program.instructions[number] for number in executor.log]
+    computing = max(n for n, i in enumerate(performed) if i.kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT))
+    sent = [n for n, i in enumerate(performed) if i.kind is Kind.SCATTER]
+    assert sent
+    return sum(n < computing for n in sent)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -100,19 +94,16 @@ def test_what_is_whole_when_is_predicted() -> None:
     """
     resolved = resolve("gpt:layers=6,width=1024,heads=16,seq=64,vocab=1000", batch=4)
     graph, mesh = capture(resolved.model, resolved.args, resolved.kwargs), mesh_with((4,))
-    parameters = sum(graph.tensors[p.tensor].bytes for p in graph.parameters)
     peaks, times = {}, {}
     for name in STAGES:
         stated = formulate(graph, mesh, within=restriction(name, 1))
         strategy = stated.strategy(solve(stated.problem).answer)
         assert (bool(strategy.whole_gradients), bool(strategy.regathered)) == (name == "zero1", name == "zero3")
         timeline = simulate(graph, strategy, mesh)
-        whole = [storage for storage in timeline.memory.storages if storage.what == "whole gradient"]
-        if name == "zero1":
-            assert sum(storage.bytes for storage in whole) > 0.99 * parameters
-            assert max(storage.born for storage in whole) < min(storage.dies for storage in whole)
-        else:
-            assert not whole
+        program = timeline.program
+        last = max(n for n, i in enumerate(program.instructions) if i.kind is Kind.WEIGHT)
+        scattered = [n for n, i in enumerate(program.instructions) if i.kind is Kind.SCATTER]
+        assert all((n > last) == (name == "zero1") for n in scattered[:-1])
         peaks[name], times[name] = timeline.peak_bytes, timeline.seconds
     assert peaks["zero1"] == pytest.approx(peaks["zero2"], rel=0.05)
     assert peaks["zero3"] < 0.9 * peaks["zero1"]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from program.steps import priced
 from shardwright.cluster import meshes, parse_cluster
-from shardwright.costs.memory import memory_of
-from shardwright.costs.walk import walk
+from shardwright.costs.memory import memory
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths
@@ -72,13 +72,13 @@ def test_no_execution_undercuts_the_least_prices_nor_uses_less_memory(reference:
             strategy = stated.strategy(choice)
             for one in filter(None, (strategy, keep_gathered(graph, stated.rules, strategy, float("inf")))):
                 timeline = simulate(graph, one, mesh)
-                assert kept_at_best(least, choice) <= timeline.walk.seconds * (1 + 1e-9)
+                assert kept_at_best(least, choice) <= timeline.priced.seconds * (1 + 1e-9)
                 assert kept_at_best(unhidden, choice) <= timeline.seconds * (1 + 1e-9)
                 assert evaluate(least.problem, choice).peak <= timeline.peak_bytes
 
 
 def test_what_feeds_no_loss_has_no_backward_and_costs_none() -> None:
-    """Logits beside a loss: the walk runs no backward for them, and neither price nor bound may count one."""
+    """Logits beside a loss: the program runs no backward for them, and neither price nor bound may count one."""
     import torch
 
     class Two(torch.nn.Module):
@@ -94,7 +94,7 @@ def test_what_feeds_no_loss_has_no_backward_and_costs_none() -> None:
     mesh = meshes(parse_cluster("2xH100"), 1)[0]
     stated = formulate(graph, mesh)
     choice = solve(stated.problem).answer
-    steps = walk(graph, stated.strategy(choice), mesh)
+    steps = priced(graph, stated.strategy(choice), mesh)
     assert not any(event.name == "linear_1" and event.phase == "backward" for event in steps.events)
     assert evaluate(stated.repriced(LEAST).problem, choice).cost <= steps.seconds
-    assert memory_of(steps).peak > 0
+    assert memory(steps.program, mesh.device).peak > 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
+from program.steps import priced
 from shardwright.cluster import meshes, parse_cluster
-from shardwright.costs.walk import walk
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -54,14 +54,14 @@ def test_an_input_arrives_as_it_is_pinned_and_what_that_costs_is_priced(gpt: Gra
     name = next(i.tensor for i in gpt.inputs if i.tensor)
     free = formulate(gpt, MESH)
     best = solve(free.problem)
-    before = best.cost, walk(gpt, free.strategy(best.answer), MESH).seconds
+    before = best.cost, priced(gpt, free.strategy(best.answer), MESH).seconds
     for layout, text in (((Shard(1), Replicate()), "S1,R"), ((Shard(0), Shard(0)), "S0,S0")):
         stated = formulate(gpt, MESH, within=constraints(gpt, MESH.names, [f"{name}={text}"], []))
         solution = solve(stated.problem)
         strategy = stated.strategy(solution.answer)
         assert strategy.resting[name] == layout
         added = solution.cost - before[0]  # below zero where the cut that arrives need not be made
-        assert walk(gpt, strategy, MESH).seconds - before[1] == pytest.approx(added, rel=0.05, abs=1e-8)
+        assert priced(gpt, strategy, MESH).seconds - before[1] == pytest.approx(added, rel=0.05, abs=1e-8)
 
 
 def test_constraints_choose_among_meshes_by_their_axes() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from program.steps import memory_of
 from shardwright.cluster import meshes, parse_cluster
-from shardwright.costs.memory import memory
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths
@@ -67,5 +67,5 @@ def test_what_the_search_counts_is_what_the_exact_curve_shows_of_a_deep_model(na
     within = EVERYTHING if name == "everything" else restriction(name, len(mesh.sizes))
     stated = formulate(graph, mesh, memory_limit=float("inf"), within=within)
     answer = solve(stated.problem).answer
-    exact = memory(graph, stated.strategy(answer), mesh).peak
+    exact = memory_of(graph, stated.strategy(answer), mesh).peak
     assert 0.7 * exact <= evaluate(stated.problem, answer).peak <= 1.03 * exact

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
+from program.steps import priced
 from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.costs.walk import walk
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -135,7 +135,7 @@ def test_the_search_and_the_walk_of_a_step_agree_on_the_sum(reference: str, name
     mesh = mesh_of(parse_cluster("8xH100"))
     stated = formulate(graph, mesh, within=EVERYTHING if name == "auto" else restriction(name, 1))
     solution = solve(stated.problem)
-    assert walk(graph, stated.strategy(solution.answer), mesh).seconds == pytest.approx(solution.cost, rel=0.05)
+    assert priced(graph, stated.strategy(solution.answer), mesh).seconds == pytest.approx(solution.cost, rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["auto", "fsdp", "megatron", "zero-2"])
@@ -147,7 +147,7 @@ def test_they_agree_on_recomputed_blocks_too(name: str) -> None:
     within = EVERYTHING if name == "auto" else restriction(name, 1)
     stated = formulate(graph, mesh, within=within, recompute=block_paths(graph))
     solution = solve(stated.problem)
-    events = walk(graph, stated.strategy(solution.answer), mesh)
+    events = priced(graph, stated.strategy(solution.answer), mesh)
     assert events.seconds == pytest.approx(solution.cost, rel=0.02)
     assert sum(event.seconds for event in events.events if event.phase == "recompute") > 0.1 * events.seconds
 

@@ -115,16 +115,16 @@ def test_inference_keeps_nothing_for_backward(graph: Graph, mesh: Mesh) -> None:
     training, inference = simulate(graph, strategy, mesh), simulate(graph, strategy, mesh, training=False)
     assert {e.phase for e in inference.events} == {"forward"}
     assert inference.peak_bytes < 0.5 * training.peak_bytes
-    assert "optimiser state" not in inference.memory.breakdown
+    assert "optimizer state" not in inference.memory.breakdown
 
 
 def test_the_optimiser_counts(graph: Graph, mesh: Mesh) -> None:
     strategy = _strategy(graph, mesh, "data-parallel")
     held = {o: simulate(graph, strategy, mesh, optimiser=o).memory.breakdown for o in ("adamw", "momentum", "sgd")}
     parameters = held["adamw"]["parameters"]
-    assert held["adamw"]["optimiser state"] == 2 * parameters
-    assert held["momentum"]["optimiser state"] == parameters
-    assert "optimiser state" not in held["sgd"]
+    assert held["adamw"]["optimizer state"] == 2 * parameters
+    assert held["momentum"]["optimizer state"] == parameters
+    assert "optimizer state" not in held["sgd"]
 
 
 def test_trace_is_what_perfetto_reads(timelines: dict[str, Timeline], tmp_path: Path) -> None:

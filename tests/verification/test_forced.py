@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from shardwright.cluster import mesh_of, meshes, parse_cluster
+from shardwright.costs.deciding import ByPrice
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.lowering.program import lower
-from shardwright.lowering.validate import validate_program
 from shardwright.operators import analyse
+from shardwright.program.dataflow import dataflow
+from shardwright.program.validate import validate_dataflow
 from shardwright.verification.forced import cut_by, forced_strategies
 from shardwright.verification.ignored import ignored_value, with_ignored_labels
 
@@ -52,7 +53,7 @@ def test_every_loop_of_every_operator_is_cut_by_some_strategy(graph, kinds, size
     assert {"batch", "batch, parameters sharded", "features", "reductions", *kinds} <= set(found)
     for strategy in found.values():
         for rank in range(mesh.devices):
-            validate_program(lower(graph, strategy, mesh, mesh.coordinates(rank), "meta"))
+            validate_dataflow(dataflow(graph, strategy, mesh.coordinates(rank), ByPrice(mesh)))
     for name, strategy in found.items():
         cut = cut_by(graph, strategy)
         assert 0 < cut.operators <= cut.of and cut.work > 0.1

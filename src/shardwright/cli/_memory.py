@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     """The peak per kind of content, and the ten largest things alive at it with their module paths."""
-    from shardwright.costs.memory import memory_of
-    from shardwright.costs.walk import walk
+    from shardwright.simulator import simulate_plan
 
-    events = walk(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser)
-    use = memory_of(events)
-    moment = events.events[use.at]
+    timeline = simulate_plan(plan, graph)
+    use = timeline.memory
+    moment = timeline.events[use.at]
     limit = plan.mesh.device.usable_memory
     if as_json:
         print_json(

@@ -35,8 +35,7 @@ def simulate(
     What if the links inside nodes were half as fast: shardwright simulate plan.json --link-rate gpu=0.5
     """
     from shardwright.files import check_writable
-    from shardwright.simulator import WhatIf
-    from shardwright.simulator import simulate as run
+    from shardwright.simulator import WhatIf, simulate_plan
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
@@ -46,7 +45,7 @@ def simulate(
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
         asked.check(loaded.mesh)
-        timeline = run(graph, loaded.strategy, loaded.mesh, graph.training, loaded.optimiser, what_if=asked)
+        timeline = simulate_plan(loaded, graph, what_if=asked)
     if trace is not None:
         write_trace(timeline, trace)
     if as_json:
@@ -73,7 +72,7 @@ def _factors(texts: list[str]) -> dict[str, float]:
 def _document(timeline: Timeline) -> dict[str, Any]:
     return {
         "step_seconds": timeline.seconds,
-        "sum_seconds": timeline.walk.seconds,
+        "sum_seconds": timeline.priced.seconds,
         "exposed_seconds": timeline.exposed_seconds,
         "lower_bound_seconds": timeline.lower_bound,
         "busy_seconds": timeline.busy,
@@ -82,7 +81,7 @@ def _document(timeline: Timeline) -> dict[str, Any]:
         "reserved_bytes": timeline.memory.reserved,
         "communication": [
             {"collective": kind, "axis": axis, "times": count, "bytes": size}
-            for (kind, axis), (count, size) in timeline.walk.communication.items()
+            for (kind, axis), (count, size) in timeline.priced.communication.items()
         ],
         "memory_curve": timeline.memory_curve,
     }
@@ -102,7 +101,7 @@ def _print(plan: Plan, timeline: Timeline) -> None:
     table(title, ["stream", "busy", "share of the step"], rows, caption)
     talk = [
         [kind, axis, str(count), bytes_text(size)]
-        for (kind, axis), (count, size) in timeline.walk.communication.items()
+        for (kind, axis), (count, size) in timeline.priced.communication.items()
     ]
     if talk:
         table("Communication of one rank", ["collective", "axis", "times", "bytes"], talk)

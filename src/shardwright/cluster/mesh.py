@@ -8,7 +8,7 @@ groups along an axis all communicate at the same time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from shardwright.cluster.hardware import Cluster, Device, Link, Ratios, weakest
 from shardwright.errors import ClusterError
+from shardwright.operators.rules import Cut, chunk
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,19 @@ class Axis:
     processor_share: float = 0.0
     ratios: Ratios = ()
     processor_seconds: float = 0.0
+    shares: tuple[float, ...] = ()
+    """The part of the work that each device takes, adding up to one; equal parts where there are none."""
+
+    @property
+    def cut(self) -> Cut:
+        """How the axis cuts: its size, or the shares of its devices."""
+        return self.shares or self.size
+
+    def longest(self, extent: int) -> int:
+        """Length of the longest piece of a dim of this extent."""
+        if not self.shares:
+            return -(-extent // self.size)
+        return max(stop - start for start, stop in (chunk(extent, self.shares, i) for i in range(self.size)))
 
     def fit(self, kind: str) -> tuple[float, float] | None:
         """Measured (latency, bandwidth) of one kind of collective, where there is one."""
@@ -67,6 +81,17 @@ class Mesh:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(axis.size for axis in self.axes)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How every axis cuts: its size, or the shares of its devices."""
+        return tuple(axis.cut for axis in self.axes)
+
+    def with_shares(self, shares: Mapping[str, tuple[float, ...]]) -> Mesh:
+        """The same mesh whose axes of these names are cut in these proportions."""
+        if not shares:
+            return self
+        return replace(self, axes=tuple(replace(axis, shares=shares.get(axis.name, ())) for axis in self.axes))
 
     @property
     def devices(self) -> int:

@@ -4,13 +4,12 @@ from shardwright.costs.compute import op_times
 from shardwright.costs.host import dispatch_seconds
 from shardwright.costs.layouts import dual
 from shardwright.costs.optimizer import OPTIMIZERS, Optimizer, optimizer, state_bytes, step_seconds
-from shardwright.costs.redistribute import Conversion, Step, conversion, conversion_matrix
+from shardwright.costs.redistribute import Conversion, conversion, conversion_matrix
 
 __all__ = [
     "OPTIMIZERS",
     "Conversion",
     "Optimizer",
-    "Step",
     "conversion",
     "conversion_matrix",
     "dispatch_seconds",

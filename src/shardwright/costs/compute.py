@@ -30,7 +30,7 @@ def _cuts(rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
     return np.array(table, dtype=np.int64).reshape(len(splits), -1)
 
 
-def _local_extents(shape: Sequence[int], needs: Sequence, cuts: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+def _local_extents(shape: Sequence[int], needs: Sequence, cuts: np.ndarray, sizes: Sequence[float]) -> np.ndarray:
     """[splits, dims]: local extents of one tensor; ``needs`` is what each loop asks of (or gives) it."""
     pieces = np.ones((len(cuts), len(shape)))
     extra = np.zeros((len(cuts), len(shape)))
@@ -42,11 +42,16 @@ def _local_extents(shape: Sequence[int], needs: Sequence, cuts: np.ndarray, size
                 overlap = max(need.high - need.low + 1 - need.scale, 0)
                 extra[:, need.dim] += np.where((cuts == number).any(axis=1), overlap, 0)
     extents = np.array(shape, dtype=float)
-    return np.minimum(np.ceil(extents / pieces) + extra, extents) if len(shape) else np.ones((len(cuts), 0))
+    return np.minimum(_longest(extents, pieces) + extra, extents) if len(shape) else np.ones((len(cuts), 0))
+
+
+def _longest(extents: np.ndarray | float, pieces: np.ndarray) -> np.ndarray:
+    """Points of the largest of so many pieces (shares make them fractions, hence the room for rounding)."""
+    return np.ceil(extents / pieces - 1e-9)
 
 
 def localise(
-    op: Op, rules: OpRules, tensors: Mapping[str, Tensor], splits: Sequence[Split], sizes: Sequence[int]
+    op: Op, rules: OpRules, tensors: Mapping[str, Tensor], splits: Sequence[Split], sizes: Sequence[float]
 ) -> LocalOp:
     """The operator as the rank with the largest pieces sees it, for every split."""
     cuts = _cuts(rules, splits)
@@ -56,7 +61,7 @@ def localise(
     for number, loop in enumerate(rules.loops):
         if loop.divides and loop.extent > 0:
             pieces = np.where(cuts == number, np.array(sizes), 1).prod(axis=1)
-            share *= np.ceil(loop.extent / pieces) / loop.extent
+            share *= _longest(loop.extent, pieces) / loop.extent
     return LocalOp(
         op,
         rules.kind,
@@ -166,13 +171,15 @@ def op_times(
     mesh: Mesh,
     training: bool = True,
     copies: str = "",
+    pieces: Sequence[float] | None = None,
 ) -> np.ndarray:
     """Forward and backward seconds of an operator on the device, one row per split.
 
-    ``copies`` names the kernel by which a view copies its input where it cannot alias it. The host's time to issue the
+    ``copies`` names the kernel by which a view copies its input where it cannot alias it; ``pieces`` says, for a rank that
+    takes its own share, into how many pieces as large as that every mesh axis cuts. The host's time to issue the
     operator is not part of it (:func:`~shardwright.costs.host.dispatch_seconds`): on an accelerator it runs ahead.
     """
-    local = localise(op, rules, tensors, splits, mesh.sizes)
+    local = localise(op, rules, tensors, splits, mesh.sizes if pieces is None else pieces)
     forward, backward = kernels(local, copies)
     seconds = np.zeros((len(splits), 2))
     for work in forward:

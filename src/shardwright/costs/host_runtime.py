@@ -11,10 +11,10 @@ benchmark.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwright.cluster import Device
-from shardwright.costs.walk_events import Event
+from shardwright.costs.pricing import Event
 
 
 @dataclass(frozen=True)
@@ -44,4 +44,4 @@ def with_runtime(events: Sequence[Event], parameters: int, device: Device, runti
         added.get(event.kind, collective + traveller * event.travellers if event.collective else 0.0)
         for event in events
     )
-    return tuple(replace(e, host=e.host + m) if m else e for e, m in zip(events, more, strict=True))
+    return tuple(e._replace(host=e.host + m) if m else e for e, m in zip(events, more, strict=True))

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from shardwright.operators.rules import Layout, Partial, Placement, Replicate, Shard
+from shardwright.operators.rules import Cut, Layout, Partial, Placement, Replicate, Shard, chunk
 
 REPLICATE, PARTIAL, SHARD = 0, 1, 2
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "zero_pad", "mask")
@@ -117,23 +117,29 @@ def dual(layout: Layout) -> Layout:
     )
 
 
-def nonempty(extent: int, pieces: Sequence[int]) -> bool:
-    """Whether cutting an extent by these axes in turn leaves every rank something (pieces as ``torch.chunk`` makes)."""
-    if not pieces:
-        return True
-    step = -(-extent // pieces[0])
-    last = extent - step * (pieces[0] - 1)
-    return last > 0 and nonempty(last, pieces[1:])
+def nonempty(extent: int, cuts: Sequence[Cut]) -> bool:
+    """Whether cutting an extent by these axes in turn leaves every rank something."""
+    if not cuts:
+        return extent > 0
+    count = len(cuts[0]) if isinstance(cuts[0], tuple) else cuts[0]
+    lengths = {stop - start for start, stop in (chunk(extent, cuts[0], i) for i in _ends(count, cuts[0]))}
+    return min(lengths) > 0 and all(nonempty(length, cuts[1:]) for length in lengths)
 
 
-def largest(extent: int, pieces: Sequence[int]) -> int:
-    """Length of the first, largest piece after cutting by these axes in turn."""
-    for count in pieces:
-        extent = -(-extent // count)
+def _ends(count: int, cut: Cut) -> Sequence[int]:
+    """The pieces to look at: all where shares differ, the first and the last of equal ones."""
+    return range(count) if isinstance(cut, tuple) else (0, count - 1)
+
+
+def largest(extent: int, cuts: Sequence[Cut]) -> int:
+    """Length of the largest piece after cutting by these axes in turn."""
+    for cut in cuts:
+        count = len(cut) if isinstance(cut, tuple) else cut
+        extent = max(stop - start for start, stop in (chunk(extent, cut, i) for i in _ends(count, cut)))
     return extent
 
 
-def local_elements(shape: Sequence[int], graph: LayoutGraph, sizes: Sequence[int]) -> np.ndarray:
+def local_elements(shape: Sequence[int], graph: LayoutGraph, sizes: Sequence[Cut]) -> np.ndarray:
     """Elements of the largest shard in every state; infinite where some rank would have nothing."""
     elements = np.ones(len(graph.digits))
     subsets = [s for count in range(graph.axes + 1) for s in itertools.combinations(range(graph.axes), count)]

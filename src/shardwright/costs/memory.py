@@ -1,8 +1,9 @@
 """Memory over time: the peak of one training step, when it is reached and what makes it up.
 
-Lifetimes of all storages (:mod:`~shardwright.costs.memory_lifetimes`) are summed over the events of the walk; on CUDA they
-pass through a model of PyTorch's caching allocator, whose rounding counts. What is predicted is what
-``torch.cuda.max_memory_allocated`` reports in a steady training loop that sets gradients to ``None`` after each step.
+The instructions of a program are replayed: a value's storage comes to life where it is written and dies with the last value
+that lies in it. Parameters, buffers, inputs, buckets and optimizer state live throughout. On CUDA storages pass through a
+model of PyTorch's caching allocator, whose rounding counts. What is predicted is what ``torch.cuda.max_memory_allocated``
+reports in a steady training loop that sets gradients to ``None`` after each step.
 """
 
 from __future__ import annotations
@@ -11,17 +12,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cluster import Mesh
+from shardwright.cluster import Device
 from shardwright.costs.memory_allocator import Allocator
-from shardwright.costs.memory_ledger import Storage
-from shardwright.costs.memory_lifetimes import lifetimes
-from shardwright.costs.walk import Walk, walk
-from shardwright.graph import Graph
-from shardwright.operators.strategy import Strategy
+from shardwright.costs.optimizer import optimizer
+from shardwright.program import Instruction, Kind, Program
+from shardwright.program.device_kernels import workspace
+
+PARAMETERS, OPTIMIZER, BUFFERS, INPUTS = "parameters", "optimizer state", "buffers", "inputs"
+GRADIENTS, ACTIVATIONS, FLOWING = "gradients", "activations", "activation gradients"
+COMMUNICATION, TEMPORARIES, WORKSPACE = "communication buffers", "temporaries", "library workspace"
+KIND_OF = {"value": ACTIVATIONS, "saved": ACTIVATIONS, "gradient": FLOWING, "flat": COMMUNICATION}
+KIND_OF |= {"gathered": COMMUNICATION, "resting": GRADIENTS}
+
+
+@dataclass
+class Storage:
+    """Bytes that live from the start of instruction ``born`` (-1: before the step) to the end of instruction ``dies``.
+
+    ``what`` and ``module`` say what they are for.
+    """
+
+    bytes: int
+    kind: str
+    what: str
+    module: str
+    born: int
+    dies: int
 
 
 @dataclass(frozen=True)
-class Thing:
+class Alive:
     """Something alive at the peak."""
 
     bytes: int
@@ -35,15 +55,15 @@ class MemoryUse:
     """Bytes of one device over one step.
 
     ``peak`` is what the allocator has handed out at the worst moment, ``reserved`` what it has taken from the device by
-    then. ``at`` is the number of the event of the peak, ``curve`` the bytes alive during every event, ``alive`` everything
-    alive at the peak, the largest first, and ``breakdown`` its sum per kind.
+    then. ``at`` is the number of the instruction of the peak, ``curve`` the bytes alive during every instruction, ``alive``
+    everything alive at the peak, the largest first, and ``breakdown`` its sum per kind.
     """
 
     peak: int
     reserved: int
     at: int
     curve: tuple[int, ...]
-    alive: tuple[Thing, ...]
+    alive: tuple[Alive, ...]
     breakdown: dict[str, int]
     storages: tuple[Storage, ...]
 
@@ -53,21 +73,15 @@ class MemoryUse:
         return [(thing.bytes, thing.what, thing.module) for thing in self.alive[:10]]
 
 
-def memory(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str = "adamw", training: bool = True) -> MemoryUse:
-    """Bytes over time of one step of ``graph`` split by ``strategy``.
+def memory(program: Program, device: Device) -> MemoryUse:
+    """Bytes over time of one step.
 
     Example
     -------
-    >>> use = memory(graph, strategy, mesh)
-    >>> use.peak <= mesh.device.usable_memory
+    >>> memory(program, mesh.device).peak <= mesh.device.usable_memory                           # doctest: +SKIP
     """
-    return memory_of(walk(graph, strategy, mesh, training, optimiser))
-
-
-def memory_of(events: Walk) -> MemoryUse:
-    """Bytes over time of a walk."""
-    storages = lifetimes(events)
-    count = max(len(events.events), 1)
+    storages = lifetimes(program, device)
+    count = max(len(program.instructions), 1)
     change = np.zeros(count + 1, dtype=np.int64)
     for storage in storages:
         change[max(storage.born, 0)] += storage.bytes
@@ -75,14 +89,137 @@ def memory_of(events: Walk) -> MemoryUse:
     curve = np.cumsum(change[:count])
     at = int(curve.argmax())
     peak = reserved = int(curve[at])
-    if events.nodes.mesh.device.kind == "cuda":
+    if device.kind == "cuda":
         peak, reserved = _allocated(storages, count)
     alive = sorted((s for s in storages if s.born <= at <= s.dies and s.bytes), key=lambda s: -s.bytes)
     breakdown: dict[str, int] = {}
     for storage in alive:
         breakdown[storage.kind] = breakdown.get(storage.kind, 0) + storage.bytes
-    things = tuple(Thing(s.bytes, s.kind, s.what, s.module) for s in alive)
+    things = tuple(Alive(s.bytes, s.kind, s.what, s.module) for s in alive)
     return MemoryUse(peak, reserved, at, tuple(int(b) for b in curve), things, breakdown, tuple(storages))
+
+
+def lifetimes(program: Program, device: Device) -> list[Storage]:
+    """Every storage of a step, in the order in which they come to life."""
+    return _Replay(program, device).run()
+
+
+class _Replay:
+    def __init__(self, program: Program, device: Device) -> None:
+        self.program, self.flow, self.device = program, program.flow, device
+        self.end = max(len(program.instructions) - 1, 0)
+        self.storages: list[Storage] = []
+        self.lies_in: dict[int, int] = {}
+        """Value → the value in whose storage it lies."""
+        self.of: dict[int, Storage] = {}
+        self.held: dict[int, int] = {}
+        """Per storage, by the value that it was made for, how many values still need it."""
+
+    def run(self) -> list[Storage]:
+        self._rest()
+        for number, instruction in enumerate(self.program.instructions):
+            for slot in instruction.writes:
+                self._write(slot, number, instruction)
+            if instruction.temporary:
+                self._passing(instruction, number)
+            if instruction.kind is Kind.DEPOSIT:
+                self._deposited(instruction)
+            if instruction.kind is Kind.UPDATE:
+                self._update(number, instruction)
+            for slot in instruction.last:
+                self._let_go(slot, number, slot in instruction.early)
+        self.storages.sort(key=lambda storage: storage.born)
+        return self.storages
+
+    def _make(self, size: int, kind: str, what: str, module: str, born: int) -> Storage:
+        storage = Storage(size, kind, what, module, born, self.end)
+        self.storages.append(storage)
+        return storage
+
+    def _rest(self) -> None:
+        """What lives throughout."""
+        graph = self.flow.graph
+        paths = {p.tensor: (PARAMETERS, p.paths[0]) for p in graph.parameters}
+        paths |= {b.tensor: (BUFFERS, b.path) for b in graph.buffers}
+        paths |= {c.tensor: (BUFFERS, c.tensor) for c in graph.constants}
+        states = optimizer(self.program.optimizer).states if self.program.training else 0
+        for tensor, value in self.flow.rest.items():
+            kind, path = paths.get(tensor, (INPUTS, tensor))
+            size = self.flow.values[value].local.bytes
+            self._hold(value, self._make(size, kind, tensor if kind == INPUTS else kind[:-1], path, -1))
+            if kind == PARAMETERS and graph.parameter_of[tensor].trainable:
+                for _ in range(states):
+                    self._make(size, OPTIMIZER, f"{self.program.optimizer} state", path, -1)
+        for bucket in self.program.buckets:
+            if bucket.prepared:
+                path = graph.parameter_of[bucket.tensors[-1]].paths[0]
+                self._make(bucket.bytes, GRADIENTS, f"bucket of {len(bucket.tensors)} gradients", path, -1)
+        if extra := workspace(self.device, self.program.training):
+            self._make(extra, WORKSPACE, "workspace of matrix products", "", -1)
+
+    def _hold(self, slot: int, storage: Storage) -> None:
+        self.lies_in[slot], self.of[slot], self.held[slot] = slot, storage, 1
+
+    def _write(self, slot: int, number: int, instruction: Instruction) -> None:
+        known = self.program.slots[slot]
+        if known.alias >= 0:
+            root = self.lies_in.get(known.alias)
+            if root is not None:  # a prepared bucket is there anyway
+                self.lies_in[slot] = root
+                self.held[root] += 1
+            return
+        what, kind = self._described(slot, instruction), KIND_OF[known.role]
+        self._hold(slot, self._make(known.bytes, kind, what, instruction.module, number))
+
+    def _described(self, slot: int, instruction: Instruction) -> str:
+        known = self.program.slots[slot]
+        if instruction.kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT):
+            name = self.program.operator_name(instruction)
+            return f"gradient from {name}" if known.role == "gradient" else name
+        if known.role == "flat":
+            return instruction.name + " in one"
+        if known.role == "gradient":
+            return f"gradient of {known.tensor}" if known.tensor else "gradients"
+        return f"{known.tensor} in another layout"
+
+    def _passing(self, instruction: Instruction, number: int) -> None:
+        if instruction.collective:
+            what, kind = f"{instruction.collective} buffer", COMMUNICATION
+        elif instruction.node >= 0 and instruction.kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT):
+            what, kind = f"inside {self.program.operator_name(instruction)}", TEMPORARIES
+        else:
+            what, kind = f"inside {instruction.kind}", TEMPORARIES
+        self._make(instruction.temporary, kind, what, instruction.module, number).dies = number
+
+    def _let_go(self, slot: int, number: int, early: bool) -> None:
+        root = self.lies_in.pop(slot, None)
+        if root is None:
+            return
+        self.held[root] -= 1
+        if self.held[root] == 0:
+            storage = self.of.pop(root)
+            storage.dies = max(storage.born, number - 1 if early else number)
+
+    def _deposited(self, instruction: Instruction) -> None:
+        """A parameter's gradient stays for the optimizer."""
+        root = self.lies_in.get(instruction.reads[0])
+        if root is not None:
+            storage = self.of[root]
+            storage.kind, storage.what = GRADIENTS, "gradient"
+            storage.module = self.flow.graph.parameter_of[instruction.name].paths[0]
+
+    def _update(self, number: int, instruction: Instruction) -> None:
+        sizes = [
+            self.flow.values[self.flow.rest[p.tensor]].local.bytes
+            for p in self.flow.graph.parameters
+            if p.tensor in self.program.trained
+        ]
+        if optimizer(self.program.optimizer).states == 2 and sizes:
+            # AdamW's denominator: of all parameters at once where PyTorch updates them together (CUDA), else one by one:
+            # its square root, the quotient, and the one of the parameter before, which the loop still holds.
+            one_by_one = max(before + 2 * here for before, here in zip([0, *sizes], sizes, strict=False))
+            size = sum(sizes) if self.device.kind == "cuda" else one_by_one
+            self._make(size, TEMPORARIES, f"inside {instruction.name}", "", number).dies = number
 
 
 def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
@@ -92,15 +229,12 @@ def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
     deaths: list[list[int]] = [[] for _ in range(count)]
     allocator = Allocator()
     blocks: dict[int, object] = {}
-    lasting = []
     for number, storage in enumerate(storages):
         if storage.born < 0:
-            lasting.append(number)
+            allocator.take(storage.bytes)
         else:
             births[storage.born].append(number)
             deaths[storage.dies].append(number)
-    for number in lasting:
-        allocator.take(storages[number].bytes)
     for _ in range(2):
         allocator.peak_allocated = allocator.allocated
         for event in range(count):

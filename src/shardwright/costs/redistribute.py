@@ -3,7 +3,7 @@
 Layouts form a graph (:mod:`~shardwright.costs.layouts`) whose edges are single collectives with a price; a change of
 layout is a shortest path in it, found for all pairs at once (Floyd 1962, Warshall 1962) and shared by all tensors of
 equal shape, dtype and mesh. The gradient of a tensor laid out A, used as B, travels from dual(B) to dual(A), again along
-a shortest path. The same steps are priced here and executed by the lowered program.
+a shortest path.
 
 A :class:`~shardwright.operators.rules.Window` need is reached from a shard by an exchange with the neighbours (``halo``,
 backwards ``halo_reduce``: overlaps are sent back and added) or from a replica by taking the region (``slice`` with a
@@ -13,7 +13,7 @@ window, backwards ``zero_pad`` with it); the cheaper way is chosen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,48 +24,34 @@ from shardwright.costs import collectives
 from shardwright.costs.layouts import KINDS, LayoutGraph, dual, layout_graph, local_elements
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.rules import Layout, Need, Partial, Replicate, Shard, Window
+from shardwright.program.steps import COMMUNICATION, Route, Step
 
 COLLECTIVE_LAUNCHES = 4
 """Issuing a collective costs the host as much as several operators (measured: about 20 µs against 5)."""
-COMMUNICATION = frozenset(("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "halo", "halo_reduce"))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of a change of layout on one mesh axis; bytes are those of one (the largest) rank.
+def step_seconds(step: Step, mesh: Mesh) -> float:
+    """Seconds of one step of a change of layout."""
+    device = mesh.device
+    if not step.communicates:
+        amount = 2 * step.bytes_out if step.kind == "slice" else step.bytes_in + step.bytes_out
+        return device.launch_overhead + amount / device.bandwidth
+    return collective_seconds([step], mesh)
 
-    ``dim`` is the dim gathered, scattered, sliced, padded or exchanged; an all-to-all turns shards of ``dim`` into
-    shards of ``to_dim``. ``reduce`` is the reduction of an all-reduce or reduce-scatter.
+
+def collective_seconds(steps: Sequence[Step], mesh: Mesh) -> float:
+    """Seconds of one collective that carries the bytes of several steps of one kind along one axis.
+
+    Collectives concatenate along the first dim; any other dim costs each of them a transposing copy.
     """
-
-    kind: str
-    axis: int
-    dim: int | None
-    to_dim: int | None
-    bytes_in: int
-    bytes_out: int
-    seconds: float
-    reduce: str | None = None
-    window: Window | None = None
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes the collective is about (the larger side); zero for steps that do not communicate."""
-        return max(self.bytes_in, self.bytes_out) if self.kind in COMMUNICATION else 0
-
-
-def first_gather(kinds: Iterable[str]) -> int | None:
-    """Which step of a parameter's change of layout is started ahead of use: the first that gathers, if any does.
-
-    >>> first_gather(["slice", "all_gather", "all_gather"])
-    1
-    """
-    return next((place for place, kind in enumerate(kinds) if kind == "all_gather"), None)
-
-
-def first_scatter(kinds: Iterable[str]) -> int | None:
-    """Which step on a gradient's way home is started without waiting: the first that scatters, if any does."""
-    return next((place for place, kind in enumerate(kinds) if kind == "reduce_scatter"), None)
+    first, axis, device = steps[0], mesh.axes[steps[0].axis], mesh.device
+    launch = COLLECTIVE_LAUNCHES * device.launch_overhead
+    if first.window is not None:
+        overlap = abs(first.bytes_out - first.bytes_in)
+        return launch + float(collectives.halo(overlap, axis)) + 2 * first.wire_bytes / device.bandwidth
+    amount = max(sum(step.bytes_in for step in steps), sum(step.bytes_out for step in steps))
+    ordered = sum(2 * step.wire_bytes / device.bandwidth for step in steps if step.dim or step.to_dim)
+    return launch + float(collectives.SECONDS[first.kind](amount, axis)) + ordered
 
 
 @dataclass(frozen=True)
@@ -81,6 +67,10 @@ class Conversion:
     def bytes(self) -> int:
         """Bytes communicated by one rank, forward and backward."""
         return sum(step.wire_bytes for step in (*self.forward, *self.backward))
+
+    @property
+    def route(self) -> Route:
+        return Route(self.forward, self.backward)
 
     @property
     def possible(self) -> bool:
@@ -135,7 +125,7 @@ def _all_pairs(count: int, graph: LayoutGraph, edges: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=1024)
 def _prices(shape: tuple[int, ...], dtype: str, mesh: Mesh, linear: tuple[bool, ...]) -> _Prices:
     graph = layout_graph(len(shape), len(mesh.axes), linear)
-    local = local_elements(shape, graph, mesh.sizes) * DTYPE_BYTES[dtype]
+    local = local_elements(shape, graph, mesh.cuts) * DTYPE_BYTES[dtype]
     edges = _edge_seconds(graph, local, mesh)
     return _Prices(graph, local, edges, _all_pairs(len(local), graph, edges))
 
@@ -167,47 +157,49 @@ def _bases(target: Sequence[Need]) -> list[_Base]:
 
 def _window_step(
     axis: int, window: Window, held: Sequence[int], base: Layout, itemsize: int, mesh: Mesh, backward: bool
-) -> Step:
-    """The step from (to, in the backward pass) a plain layout to (from) a window; ``held`` is the local shape there."""
-    size, device = mesh.axes[axis].size, mesh.device
+) -> tuple[Step, bool]:
+    """The step from (to, in the backward pass) a plain layout to (from) a window, and whether it can be done.
+
+    ``held`` is the local shape there. A halo cannot reach past the neighbour.
+    """
     other = float(np.prod([n for dim, n in enumerate(held) if dim != window.dim])) * itemsize
     overlap = max(window.high - window.low + 1 - window.scale, 0)
     if isinstance(base[axis], Shard):
         rows, reach = held[window.dim], max(-window.low, window.high - window.scale + 1)
-        amount = overlap * other
-        seconds = COLLECTIVE_LAUNCHES * device.launch_overhead + float(collectives.halo(amount, mesh.axes[axis]))
-        seconds += 2 * (rows * other + amount) / device.bandwidth
-        if reach > rows:  # the halo would reach past the neighbour
-            seconds = np.inf
-        whole, part = rows * other + amount, rows * other
+        whole, part = (rows + overlap) * other, rows * other
         ins, outs = (whole, part) if backward else (part, whole)
         kind = "halo_reduce" if backward else "halo"
-        return Step(kind, axis, window.dim, None, int(ins), int(outs), seconds, "sum" if backward else None, window)
-    rows = -(-held[window.dim] // size) + overlap
-    region, whole = rows * other, held[window.dim] * other
-    seconds = device.launch_overhead + (region + (whole if backward else region)) / device.bandwidth
+        step = Step(kind, axis, window.dim, None, int(ins), int(outs), "sum" if backward else None, window)
+        return step, reach <= rows
+    region, whole = (mesh.axes[axis].longest(held[window.dim]) + overlap) * other, held[window.dim] * other
     ins, outs = (region, whole) if backward else (whole, region)
-    return Step("zero_pad" if backward else "slice", axis, window.dim, None, int(ins), int(outs), seconds, None, window)
+    kind = "zero_pad" if backward else "slice"
+    return Step(kind, axis, window.dim, None, int(ins), int(outs), None, window), True
 
 
-def _largest_shape(shape: Sequence[int], layout: Layout, sizes: Sequence[int]) -> list[int]:
+def _largest_shape(shape: Sequence[int], layout: Layout, mesh: Mesh) -> list[int]:
     held = list(shape)
-    for placement, size in zip(layout, sizes, strict=True):
+    for placement, axis in zip(layout, mesh.axes, strict=True):
         if isinstance(placement, Shard):
-            held[placement.dim] = -(-held[placement.dim] // size)
+            held[placement.dim] = axis.longest(held[placement.dim])
     return held
 
 
-def _window_steps(shape: Sequence[int], dtype: str, base: _Base, mesh: Mesh, backward: bool) -> list[Step]:
-    held = _largest_shape(shape, base.layout, mesh.sizes)
-    steps = []
+def _window_steps(
+    shape: Sequence[int], dtype: str, base: _Base, mesh: Mesh, backward: bool
+) -> tuple[list[Step], float]:
+    """The steps between a plain layout and the windows, and their seconds."""
+    held = _largest_shape(shape, base.layout, mesh)
+    steps, seconds = [], 0.0
     for axis, window in base.windows:
-        steps.append(_window_step(axis, window, held, base.layout, DTYPE_BYTES[dtype], mesh, backward))
+        step, possible = _window_step(axis, window, held, base.layout, DTYPE_BYTES[dtype], mesh, backward)
+        steps.append(step)
+        seconds += step_seconds(step, mesh) if possible else np.inf
         overlap = max(window.high - window.low + 1 - window.scale, 0)
         if isinstance(base.layout[axis], Replicate):
-            held[window.dim] = -(-held[window.dim] // mesh.axes[axis].size)
+            held[window.dim] = mesh.axes[axis].longest(held[window.dim])
         held[window.dim] += overlap  # a second window exchanges the first one's halo too: corners travel
-    return steps[::-1] if backward else steps
+    return (steps[::-1] if backward else steps), seconds
 
 
 def _path(prices: _Prices, start: int, goal: int, source: Layout, target: Layout) -> list[Step]:
@@ -230,7 +222,6 @@ def _path(prices: _Prices, start: int, goal: int, source: Layout, target: Layout
                 to_dim if to_dim >= 0 else None,
                 int(prices.bytes[here]),
                 int(prices.bytes[after]),
-                float(prices.edges[best]),
                 reduce,
             )
         )
@@ -261,18 +252,18 @@ def conversion(
     prices = _prices(shape, dtype, mesh, _linear([source, base.layout], len(mesh.axes)))
     state = prices.graph.state
     forward_steps = _path(prices, state(source), state(base.layout), source, base.layout)
-    forward_steps += _window_steps(shape, dtype, base, mesh, backward=False)
+    forward_steps += _window_steps(shape, dtype, base, mesh, backward=False)[0]
     backward_steps: list[Step] = []
     if grad:
         back = _prices(shape, dtype, mesh, (True,) * len(mesh.axes))
         start, goal = dual(base.layout), dual(source)
-        backward_steps = _window_steps(shape, dtype, base, mesh, backward=True)
+        backward_steps = _window_steps(shape, dtype, base, mesh, backward=True)[0]
         backward_steps += _path(back, back.graph.state(start), back.graph.state(goal), start, goal)
     return Conversion(
         tuple(forward_steps),
         tuple(backward_steps),
-        sum(step.seconds for step in forward_steps),
-        sum(step.seconds for step in backward_steps),
+        sum(step_seconds(step, mesh) for step in forward_steps),
+        sum(step_seconds(step, mesh) for step in backward_steps),
     )
 
 
@@ -282,8 +273,8 @@ def _seconds(
     """Forward and backward seconds from each source to one base and on to its windows."""
     axes = len(mesh.axes)
     forward, backward = np.empty(len(sources)), np.zeros(len(sources))
-    extra = sum(step.seconds for step in _window_steps(shape, dtype, base, mesh, backward=False))
-    extra_back = sum(step.seconds for step in _window_steps(shape, dtype, base, mesh, backward=True))
+    extra = _window_steps(shape, dtype, base, mesh, backward=False)[1]
+    extra_back = _window_steps(shape, dtype, base, mesh, backward=True)[1]
     every = (True,) * axes
     for linear in {_linear([source, base.layout], axes) for source in sources}:
         rows = [i for i, source in enumerate(sources) if _linear([source, base.layout], axes) == linear]

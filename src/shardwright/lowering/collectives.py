@@ -1,11 +1,11 @@
 """The steps of a layout change as functions of one rank's tensor, and their differentiable composition.
 
 A step moves a tensor along one mesh axis: gather, reduce, scatter, exchange, or a free local cut. Shards follow
-``torch.chunk`` (every piece but the last non-empty one has the same length), so uneven shards are padded to that length
-for gathers and scatters and cut off again afterwards; exchanges send exact sizes. :func:`convert` runs the forward steps
-and, in the backward pass, the backward steps that the plan priced (gradient layouts are dual: ``Shard`` stays ``Shard``,
-``Replicate`` and ``Partial`` change places). Everything is built of collectives that become functional ones where they are
-traced, and of static integers, so that ``torch.compile(fullgraph=True)`` traces it.
+``torch.chunk`` (every piece but the last non-empty one has the same length) or the shares of their axis, so uneven shards
+are padded to the longest for gathers and scatters and cut off again afterwards; exchanges send exact sizes.
+:func:`convert` runs the forward steps and, in the backward pass, the backward steps (gradient layouts are dual: ``Shard``
+stays ``Shard``, ``Replicate`` and ``Partial`` change places). Everything is built of collectives that become functional ones
+where they are traced, and of static integers, so that ``torch.compile(fullgraph=True)`` traces it.
 """
 
 from __future__ import annotations
@@ -14,65 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwright._torch_compat import all_reduced, exchanged, start_gathering, start_scattering
-from shardwright.costs.redistribute import COMMUNICATION
-from shardwright.operators.rules import chunk
-
-
-class Line(NamedTuple):
-    """The ranks along one mesh axis through this rank: their process group, how many, and which of them is this one."""
-
-    group: str
-    size: int
-    position: int
-
-
-class Region(NamedTuple):
-    """``[start, stop)`` of a dim."""
-
-    start: int
-    stop: int
-
-    def overlap(self, other: Region) -> Region:
-        start = max(self.start, other.start)
-        return Region(start, max(start, min(self.stop, other.stop)))
-
-    @property
-    def length(self) -> int:
-        return self.stop - self.start
-
-
-class BoundStep(NamedTuple):
-    """A step with everything one rank needs to run it: only numbers and strings, which the compiler takes as constants.
-
-    ``extent`` is the length of ``dim`` (``to_extent`` that of ``to_dim``) before this axis cuts it. ``wants`` and
-    ``holds`` say for a window, per rank of the line, which region of ``dim`` it needs and which it has.
-    """
-
-    kind: str
-    line: Line
-    dim: int = 0
-    extent: int = 0
-    to_dim: int = 0
-    to_extent: int = 0
-    reduce: str = "sum"
-    wants: tuple[Region, ...] = ()
-    holds: tuple[Region, ...] = ()
-
-    @property
-    def mine(self) -> Region:
-        """This rank's part of ``dim``: its window where there is one, else its shard."""
-        return self.wants[self.line.position] if self.wants else piece(self.extent, self.line)
-
-
-def piece(extent: int, line: Line, index: int | None = None) -> Region:
-    """The region that one rank of the line holds of a dim of this extent."""
-    return Region(*chunk(extent, line.size, line.position if index is None else index))
+from shardwright.program.steps import COMMUNICATION, BoundStep, Line, Region
 
 
 def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
@@ -84,17 +32,18 @@ def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
 
 def even_shard(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     """A shard as long as every other one, as it is gathered: contiguous and padded where it is the shorter one."""
-    return _pad(x, dim, -(-extent // line.size)).contiguous().resolve_conj()
+    return _pad(x, dim, line.longest(extent)).contiguous().resolve_conj()
 
 
 def in_place(stacked: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     """From shards stacked along dim 0, as they arrive, to the tensor whose ``dim`` they are shards of."""
-    if dim == 0:
+    if dim == 0 and not isinstance(line.cut, tuple):
         return stacked.narrow(0, 0, extent) if stacked.shape[0] != extent else stacked
     parts = stacked.chunk(line.size)
-    if extent % line.size == 0:
+    lengths = [line.piece(extent, i).length for i in range(line.size)]
+    if len(set(lengths)) == 1:
         return torch.cat(parts, dim)
-    return torch.cat([part.narrow(dim, 0, piece(extent, line, i).length) for i, part in enumerate(parts)], dim)
+    return torch.cat([part.narrow(dim, 0, length) for part, length in zip(parts, lengths, strict=True)], dim)
 
 
 def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
@@ -105,13 +54,16 @@ def all_gather(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
 
 def even_stack(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     """The shards of ``dim`` stacked along dim 0, each as long as every other one, as they are scattered."""
-    padded = _pad(x, dim, -(-extent // line.size) * line.size)
+    if isinstance(line.cut, tuple):
+        pieces = (x.narrow(dim, *_span(line.piece(extent, i))) for i in range(line.size))
+        return torch.cat([_pad(part, dim, line.longest(extent)) for part in pieces])
+    padded = _pad(x, dim, line.longest(extent) * line.size)
     return (padded if dim == 0 else torch.cat(padded.chunk(line.size, dim))).contiguous()
 
 
 def own_part(shard: Tensor, dim: int, extent: int, line: Line) -> Tensor:
     """A shard as it arrives without what it was padded with."""
-    length = piece(extent, line).length
+    length = line.piece(extent).length
     return shard.narrow(dim, 0, length) if length != shard.shape[dim] else shard
 
 
@@ -125,10 +77,10 @@ def reduce_scatter(x: Tensor, dim: int, extent: int, reduce: str, line: Line) ->
 
 def all_to_all(x: Tensor, dim: int, extent: int, to_dim: int, to_extent: int, line: Line) -> Tensor:
     """From shards of ``dim`` to shards of ``to_dim``: every rank sends every other its piece."""
-    parts = [x.narrow(to_dim, *_span(piece(to_extent, line, i))) for i in range(line.size)]
+    parts = [x.narrow(to_dim, *_span(line.piece(to_extent, i))) for i in range(line.size)]
     shape = list(x.shape)
-    shape[to_dim] = piece(to_extent, line).length
-    received = [[*shape[:dim], piece(extent, line, i).length, *shape[dim + 1 :]] for i in range(line.size)]
+    shape[to_dim] = line.piece(to_extent).length
+    received = [[*shape[:dim], line.piece(extent, i).length, *shape[dim + 1 :]] for i in range(line.size)]
     return torch.cat(_send(parts, received, line), dim)
 
 

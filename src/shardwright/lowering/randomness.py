@@ -36,12 +36,26 @@ def draws(op: Op, kind: str) -> bool:
     return kind == "random"
 
 
+def random_state(device: torch.device) -> tuple[Tensor, ...]:
+    """Where the generators are that operators on this device draw from (the host's gives seeds everywhere)."""
+    return tuple(generator.get_state() for generator in _generators(device))
+
+
+def set_random_state(state: tuple[Tensor, ...], device: torch.device) -> None:
+    """Go back to a state."""
+    for generator, known in zip(_generators(device), state, strict=True):
+        generator.set_state(known)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    here = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
+    return [torch.default_generator, *here]
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Draw from a fresh pattern, then go on where the default generator was."""
-    generator = torch.default_generator
-    if device.type == "cuda":
-        generator = torch.cuda.default_generators[device.index or 0]
+    generator = _generators(device)[-1]
     state = generator.get_state()
     generator.manual_seed(seed)
     try:

@@ -116,18 +116,38 @@ Split = tuple[Union[str, None], ...]
 """For one operator: per mesh axis the name of the loop it cuts, or ``None`` (every rank along that axis does it all)."""
 
 
-def chunk(extent: int, pieces: int, index: int) -> tuple[int, int]:
-    """``[start, stop)`` of one piece, as ``torch.chunk`` and DTensor cut it.
+Cut = Union[int, tuple[float, ...]]
+"""How an axis cuts: into so many equal pieces, or in proportion to the shares of its ranks (which add up to one)."""
+
+
+def chunk(extent: int, cut: Cut, index: int) -> tuple[int, int]:
+    """``[start, stop)`` of one piece: equal ones as ``torch.chunk`` and DTensor cut, shares rounded to whole points.
 
     >>> [chunk(10, 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 10)]
+    >>> [chunk(10, (0.75, 0.25), i) for i in range(2)]
+    [(0, 8), (8, 10)]
     """
-    step = -(-extent // pieces)
+    if isinstance(cut, tuple):
+        return _border(extent, cut, index), _border(extent, cut, index + 1)
+    step = -(-extent // cut)
     return min(index * step, extent), min((index + 1) * step, extent)
 
 
-def nested_chunk(extent: int, cuts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """``[start, stop)`` after cutting by several axes in mesh order; each cut is ``(pieces, index)``.
+def _border(extent: int, shares: tuple[float, ...], index: int) -> int:
+    return extent if index >= len(shares) else math.floor(extent * math.fsum(shares[:index]) + 0.5)
+
+
+def divides_exactly(extent: int, cut: Cut) -> bool:
+    """Whether every border falls on a whole point by itself, so that any multiple of the extent is cut alike."""
+    if isinstance(cut, tuple):
+        parts = [extent * math.fsum(cut[:index]) for index in range(1, len(cut))]
+        return all(abs(part - round(part)) < 1e-6 for part in parts)
+    return extent % cut == 0
+
+
+def nested_chunk(extent: int, cuts: Sequence[tuple[Cut, int]]) -> tuple[int, int]:
+    """``[start, stop)`` after cutting by several axes in mesh order; each cut is ``(pieces or shares, index)``.
 
     >>> nested_chunk(8, [(2, 1), (2, 0)])
     (4, 6)
@@ -168,9 +188,9 @@ def doubly_windowed(rules: OpRules, split: Split) -> str | None:
     return None
 
 
-def local_shape(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int], rank: Sequence[int]) -> tuple:
-    """Shape of one rank's shard: ``sizes`` are the mesh's axis sizes, ``rank`` this rank's coordinate on each axis."""
-    cuts: dict[int, list[tuple[int, int]]] = {}
+def local_shape(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[Cut], rank: Sequence[int]) -> tuple:
+    """Shape of one rank's shard: ``sizes`` say how the mesh's axes cut, ``rank`` is this rank's coordinate on each axis."""
+    cuts: dict[int, list[tuple[Cut, int]]] = {}
     for placement, size, index in zip(layout, sizes, rank, strict=True):
         if isinstance(placement, Shard):
             cuts.setdefault(placement.dim, []).append((size, index))
@@ -178,6 +198,11 @@ def local_shape(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequen
     return tuple(stop - start for start, stop in spans)
 
 
-def largest_shard(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[int]) -> int:
-    """Elements of the largest shard (that of rank 0, by the rule of ``torch.chunk``)."""
-    return math.prod(local_shape(shape, layout, sizes, [0] * len(sizes)))
+def largest_place(sizes: Sequence[Cut]) -> list[int]:
+    """The coordinate of the rank with the largest pieces: the first of equal ones, the one with the largest shares."""
+    return [cut.index(max(cut)) if isinstance(cut, tuple) else 0 for cut in sizes]
+
+
+def largest_shard(shape: Sequence[int], layout: Sequence[Placement], sizes: Sequence[Cut]) -> int:
+    """Elements of the largest shard."""
+    return math.prod(local_shape(shape, layout, sizes, largest_place(sizes)))

@@ -6,10 +6,12 @@ how a model is split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwright.operators.rules import Layout, Split
+from shardwright.errors import PlanError
+from shardwright.operators.rules import Cut, Layout, Split
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Strategy:
     ``whole_gradients`` names gathered parameters whose gradient stays whole until the backward pass is over and is
     scattered then (ZeRO-1), not as soon as it is known (ZeRO-2 and 3).
     ``recomputed`` names blocks (module paths) whose activations are not kept but computed again in the backward pass.
+    ``shares`` maps an axis to the part of the work that each of its ranks takes (adding up to one); other axes cut evenly.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -32,10 +35,25 @@ class Strategy:
     regathered: frozenset[str] = frozenset()
     recomputed: tuple[str, ...] = ()
     whole_gradients: frozenset[str] = frozenset()
+    shares: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        sizes = dict(self.axes)
+        for name, shares in self.shares.items():
+            if len(shares) != sizes.get(name) or min(shares) <= 0 or abs(math.fsum(shares) - 1) > 1e-9:
+                raise PlanError(
+                    f"the shares {list(shares)} of mesh axis {name!r} do not fit the mesh {sizes}.",
+                    "Give every rank of the axis a positive share, adding up to one.",
+                )
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, size in self.axes)
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How each axis cuts: its size, or its shares."""
+        return tuple(self.shares.get(name, size) for name, size in self.axes)
 
     @property
     def devices(self) -> int:

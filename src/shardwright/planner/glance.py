@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.cluster import Mesh
-from shardwright.costs.replica_sums import BUCKET_BYTES
 from shardwright.graph import Graph
 from shardwright.graph.repeats import Repeat, span_of
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Prediction
+from shardwright.program import Sizes
 from shardwright.simulator import simulate
 
 FEW, MORE = 4, 8
@@ -25,7 +25,7 @@ FEW, MORE = 4, 8
 DEEP = 24
 """Runs of fewer blocks are simulated as they are."""
 
-LARGE = 8 * BUCKET_BYTES
+LARGE = 8 * Sizes().bucket
 """So are blocks with fewer bytes of parameters: a bucket of gradients that many of them fill comes in no block's rhythm."""
 
 SLACK = 0.005
@@ -64,5 +64,5 @@ def _parameter_bytes(graph: Graph, run: Repeat) -> int:
 def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str) -> tuple[float, ...]:
     there = tuple(path for path in strategy.recomputed if span_of(graph, path))
     timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimiser=optimiser)
-    summed, sent = timeline.walk.seconds, timeline.communication_bytes
+    summed, sent = timeline.priced.seconds, timeline.communication_bytes
     return timeline.seconds, summed, timeline.peak_bytes, sent, timeline.exposed_seconds

@@ -20,6 +20,7 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
+from shardwright.planner.decided import decided
 from shardwright.planner.outcomes import ANOTHER, LEAST_UNHIDDEN, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, proof, scope
 from shardwright.planner.trials import KEPT, Found, Trials, collection_paused
@@ -188,6 +189,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
+        decisions=decided(graph, winner.searched.strategy, winner.mesh),
     )
     smaller = _half(cluster) if options.fewer_devices and options.search != LEAST_MEMORY else None
     if smaller is not None and _could_be_faster(trials, smaller, options, result.prediction.step_seconds):

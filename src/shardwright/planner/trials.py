@@ -98,7 +98,7 @@ def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit:
         timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
         return Prediction(
             step_seconds=timeline.seconds,
-            sum_seconds=float(timeline.walk.seconds),
+            sum_seconds=float(timeline.priced.seconds),
             memory_bytes=float(timeline.peak_bytes),
             communication_bytes=float(timeline.communication_bytes),
             exposed_seconds=timeline.exposed_seconds,

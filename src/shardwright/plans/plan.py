@@ -16,6 +16,7 @@ from shardwright.errors import PlanError
 from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
+from shardwright.program import Written
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -144,6 +145,8 @@ class Plan:
     sequence: int | None = None
     dtype: str | None = None
     captured: Graph | str | None = field(default=None, compare=False)  # the signature's fingerprint stands for it
+    decisions: Written = field(default_factory=Written)
+    """What was decided about routes between layouts and sums between replicas: running the plan asks no price again."""
 
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""
@@ -175,7 +178,7 @@ class Plan:
     @property
     def mesh(self) -> Mesh:
         """The priced mesh of the plan's cluster with the strategy's axes."""
-        return mesh_of(self.cluster, self.strategy.sizes)
+        return mesh_of(self.cluster, self.strategy.sizes).with_shares(self.strategy.shares)
 
     def check(self, graph: Graph) -> None:
         """Refuse a graph that is not the one this plan was made for, saying what differs."""

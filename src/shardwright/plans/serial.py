@@ -7,56 +7,27 @@ captured graph, compressed (:mod:`shardwright.plans.packed`), so that a plan can
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Cluster, cluster_to_toml, toml_text
 from shardwright.cluster.serial import cluster_from
 from shardwright.errors import PlanError
 from shardwright.files import parse_json
 from shardwright.graph import Graph
-from shardwright.operators.rules import Layout, Placement
 from shardwright.operators.strategy import Strategy
+from shardwright.plans.decided import NestText, RouteText, decisions_from, nests_text, routes_text
+from shardwright.plans.layouts import layout_from, layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
 from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Signature
+from shardwright.program import Sizes
 from shardwright.records import read_record, shown
 
-FORMAT = "shardwright-plan-1"
-REDUCTIONS = ("sum", "avg", "product", "max", "min")
+__all__ = ["from_json", "layout_text", "placement_from", "placement_text", "to_json"]
 
-
-def placement_text(placement: Placement) -> str:
-    """``R``, ``S1`` or ``P(sum)``.
-
-    >>> placement_text(Shard(1))
-    'S1'
-    """
-    if isinstance(placement, Shard):
-        return f"S{placement.dim}"
-    return f"P({placement.reduce_op})" if isinstance(placement, Partial) else "R"
-
-
-def placement_from(text: str) -> Placement:
-    """The inverse of :func:`placement_text`."""
-    if text == "R":
-        return Replicate()
-    if re.fullmatch(r"S\d{1,3}", text, re.ASCII):
-        return Shard(int(text[1:]))
-    if text.startswith("P(") and text.endswith(")") and text[2:-1] in REDUCTIONS:
-        return Partial(text[2:-1])
-    raise PlanError(f"{shown(text)} is not a placement.", "Placements are R, S0, S1, … and P(sum).")
-
-
-def layout_text(layout: Layout) -> list[str]:
-    return [placement_text(p) for p in layout]
-
-
-def _layout(texts: Sequence[str]) -> Layout:
-    return tuple(placement_from(t) for t in texts)
+FORMAT = "shardwright-plan-2"
+EARLIER = ("shardwright-plan-1",)
+"""Formats that are still read: a plan of format 1 leaves routes and sums to the prices of its cluster."""
 
 
 def to_json(plan: Plan) -> str:
@@ -88,6 +59,10 @@ def to_json(plan: Plan) -> str:
         "regathered": sorted(s.regathered),
         "whole_gradients": sorted(s.whole_gradients),
         "recomputed": list(s.recomputed),
+        "shares": {name: list(shares) for name, shares in s.shares.items()},
+        "sizes": vars(plan.decisions.sizes),
+        "routes": routes_text(plan.decisions),
+        "nests": nests_text(plan.decisions),
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
         "graph": pack(plan.captured) if isinstance(plan.captured, Graph) else plan.captured,
     }
@@ -101,7 +76,7 @@ def _readable(document: dict[str, Any]) -> str:
         if isinstance(value, dict) and value:
             entries = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
             lines.append(f"{json.dumps(key)}: {{\n{entries}\n }}")
-        elif isinstance(value, list) and value and key in ("candidates", "replicated", "notes"):
+        elif isinstance(value, list) and value and key in ("candidates", "replicated", "notes", "routes", "nests"):
             entries = ",\n".join(f"  {json.dumps(v)}" for v in value)
             lines.append(f"{json.dumps(key)}: [\n{entries}\n ]")
         else:
@@ -113,7 +88,7 @@ def from_json(text: str, where: str = "the plan") -> Plan:
     """Read a plan; anything malformed is one sentence."""
     data = parse_json(text, where, PlanError)
     found = data.get("format") if isinstance(data, dict) else type(data).__name__
-    if found != FORMAT:
+    if found != FORMAT and found not in EARLIER:
         raise PlanError(
             f"{where} is not a plan of format {FORMAT!r} (found {shown(found)}).", "Plan again with this version."
         )
@@ -150,6 +125,10 @@ class _Document:
     asked: Asked = field(default_factory=Asked)
     whole_gradients: frozenset[str] = frozenset()
     graph: str | None = None
+    shares: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=Sizes)
+    routes: tuple[RouteText, ...] = ()
+    nests: tuple[NestText, ...] = ()
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -176,11 +155,12 @@ def _plan(data: _Document, where: str) -> Plan:
         strategy=Strategy(
             axes=data.mesh,
             splits=data.splits,
-            resting={name: _layout(layout) for name, layout in data.resting.items()},
-            kept={name: _layout(layout) for name, layout in data.kept.items()},
+            resting={name: layout_from(layout) for name, layout in data.resting.items()},
+            kept={name: layout_from(layout) for name, layout in data.kept.items()},
             regathered=data.regathered,
             recomputed=data.recomputed,
             whole_gradients=data.whole_gradients,
+            shares=data.shares,
         ),
         search=data.search,
         optimiser=data.optimiser,
@@ -195,4 +175,5 @@ def _plan(data: _Document, where: str) -> Plan:
         sequence=data.sequence,
         dtype=data.dtype,
         captured=data.graph,
+        decisions=decisions_from(data.sizes, data.routes, data.nests, axes),
     )

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.cluster import Mesh
-from shardwright.costs.memory import MemoryUse
-from shardwright.costs.memory_ledger import Storage
-from shardwright.costs.walk import COMPUTE, Event
+from shardwright.costs.memory import MemoryUse, Storage
+from shardwright.costs.pricing import Event
 from shardwright.graph import Graph
 from shardwright.plans import Plan
-from shardwright.simulator import Timeline, simulate
+from shardwright.program import COMPUTE
+from shardwright.simulator import Timeline, simulate_plan
 from shardwright.simulator.engine import Processor
 from shardwright.simulator.timeline import processor_of
 from shardwright.simulator.what_if import Parts, parts
@@ -71,7 +71,7 @@ class RankStep:
 
     @cached_property
     def parameter_tensors(self) -> frozenset[str]:
-        return frozenset(self.timeline.walk.nodes.graph.parameter_of)
+        return frozenset(self.timeline.program.graph.parameter_of)
 
     def carries(self, event: Event) -> str:
         """What a collective carries: parameters to where they are used, gradients home, activations, or statistics."""
@@ -90,7 +90,7 @@ class RankStep:
         A sum is completed because the operator that made the tensor left it open (then its gradient is one too); what is
         gathered, is gathered for the operator that reads it, and its gradient scattered for the same reason.
         """
-        maker = self.timeline.walk.nodes.graph.producer.get(event.name)
+        maker = self.timeline.program.graph.producer.get(event.name)
         scatters = event.collective == "reduce_scatter"
         left_open = event.collective == "all_reduce" or (scatters if event.phase != "backward" else not scatters)
         return maker.module if maker is not None and left_open else event.module
@@ -98,13 +98,13 @@ class RankStep:
     @cached_property
     def communication(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Per (collective, axis): how many one rank performs in a step, and their bytes."""
-        return self.timeline.walk.communication
+        return self.timeline.priced.communication
 
 
 def rank_steps(plan: Plan, graph: Graph) -> tuple[RankStep, ...]:
     """A simulated step for every kind of rank of a plan; all ranks of an operator-split plan are of one kind."""
     mesh = plan.mesh
-    timeline = simulate(graph, plan.strategy, mesh, graph.training, plan.optimiser)
+    timeline = simulate_plan(plan, graph)
     count = mesh.devices
     title = "the one device" if count == 1 else f"each of the {count} ranks"
     return (RankStep(title, count, timeline, mesh),)

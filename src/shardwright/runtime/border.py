@@ -17,14 +17,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import Replicate
 
 from shardwright._torch_compat import map_tree, wrapper_tensor
-from shardwright.costs.redistribute import conversion
-from shardwright.lowering.bind import bind, dual
-from shardwright.lowering.collectives import BoundStep, convert, run_steps
-from shardwright.lowering.program import Program
+from shardwright.lowering.collectives import convert, run_steps
 from shardwright.operators.rules import Layout
+from shardwright.program import Decisions
+from shardwright.program.border import arriving, leaving
+from shardwright.program.dataflow import Dataflow
+from shardwright.program.steps import BoundStep
 
 Inputs = Literal["whole", "local"]
 """What plain tensors given to the module are: the whole batch, the same on every rank, or each rank's part."""
@@ -44,29 +44,16 @@ class Crossing(NamedTuple):
         return convert(tensor, self.forward, self.backward) if self.forward or self.backward else tensor
 
 
-def whole_layout(layout: Layout) -> Layout:
-    """Everything on every rank."""
-    return tuple(Replicate() for _ in layout)
-
-
-def entrance(program: Program, tensor: str, outside: Layout, bound: Bound) -> Crossing:
+def entrance(flow: Dataflow, decisions: Decisions, tensor: str, outside: Layout, bound: Bound) -> Crossing:
     """From the layout that an input is given in to the one that the plan keeps it in."""
-    resting = program.strategy.resting[tensor]
-    return Crossing(
-        bound(_steps(program, tensor, outside, resting)), bound(_steps(program, tensor, dual(resting), outside))
-    )
+    forward, backward = arriving(flow, decisions, tensor, outside)
+    return Crossing(bound(forward), bound(backward))
 
 
-def departure(program: Program, tensor: str, inside: Layout, bound: Bound) -> Crossing:
+def departure(flow: Dataflow, decisions: Decisions, value: int, bound: Bound) -> Crossing:
     """From the layout of a result, with nothing left to be summed, to the whole tensor."""
-    whole = whole_layout(inside)
-    return Crossing(bound(_steps(program, tensor, inside, whole)), bound(_steps(program, tensor, whole, inside)))
-
-
-def _steps(program: Program, tensor: str, source: Any, target: Layout) -> tuple[BoundStep, ...]:
-    meta = program.graph.tensors[tensor]
-    steps = conversion(meta.shape, meta.dtype, source, target, program.mesh, grad=False).forward
-    return bind(steps, source, meta.shape, program.place)[0]
+    forward, backward = leaving(flow, decisions, value)
+    return Crossing(bound(forward), bound(backward))
 
 
 class Whole(Tensor):

@@ -1,6 +1,6 @@
 """Several parameters in one collective: shards packed into one flat tensor, gathered or scattered, and unpacked.
 
-Which of them travel together is :mod:`shardwright.costs.bundles`' decision. One that travels alone is neither packed nor
+Which of them travel together is said by the program. One that travels alone is neither packed nor
 unpacked. Gradients that arrive are views of one flat tensor; gathered parameters are copied out of theirs, because the
 pieces of each lie apart in it, and it is freed at once.
 """
@@ -9,12 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shardwright._torch_compat import Pending, start_gathering, start_scattering
-from shardwright.lowering.collectives import BoundStep, even_shard, even_stack, own_part
+from shardwright.lowering.collectives import even_shard, even_stack, own_part
+from shardwright.program.steps import BoundStep
+
+
+class Packed(NamedTuple):
+    """Shards or gradients in one flat tensor, each as long as on every other rank; zeros stand for those ``missing``."""
+
+    flat: Tensor
+    shapes: tuple[torch.Size, ...]
+    missing: tuple[int, ...] = ()
+
+
+def packed_shards(shards: Sequence[Tensor], steps: Sequence[BoundStep]) -> Packed:
+    """Shards as they are gathered."""
+    even = [even_shard(x, step.dim, step.extent, step.line) for x, step in zip(shards, steps, strict=True)]
+    return Packed(torch.cat([x.view(-1) for x in even]) if len(even) > 1 else even[0], tuple(x.shape for x in even))
+
+
+def packed_gradients(gradients: Sequence[Tensor], steps: Sequence[BoundStep]) -> Packed:
+    """Gradients as they are scattered: the pieces of each rank follow each other."""
+    ranks = steps[0].line.size
+    stacks = [even_stack(x, step.dim, step.extent, step.line) for x, step in zip(gradients, steps, strict=True)]
+    shapes = tuple(torch.Size((x.shape[0] // ranks, *x.shape[1:])) for x in stacks)
+    return Packed(torch.cat([x.view(ranks, -1) for x in stacks], 1) if len(stacks) > 1 else stacks[0], shapes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +50,9 @@ class Gathering:
     ranks: int
 
     @classmethod
-    def start(cls, shards: Sequence[Tensor], steps: Sequence[BoundStep]) -> Gathering:
-        line = steps[0].line
-        even = [even_shard(x, step.dim, step.extent, line) for x, step in zip(shards, steps, strict=True)]
-        packed = torch.cat([x.view(-1) for x in even]) if len(even) > 1 else even[0]
-        return cls(start_gathering(packed, line.size, line.group), tuple(x.shape for x in even), line.size)
-
-    @property
-    def bytes(self) -> int:
-        return self.pending.result.nbytes
+    def start(cls, packed: Packed, step: BoundStep) -> Gathering:
+        line = step.line
+        return cls(start_gathering(packed.flat, line.size, line.group), packed.shapes, line.size)
 
     def wait(self) -> list[Tensor]:
         """The shards of every parameter, those of all ranks stacked along dim 0."""
@@ -52,20 +70,21 @@ class Scattering:
     """Gradients on their way to the ranks that keep them; ``steps`` say how each is cut."""
 
     pending: Pending
-    shapes: tuple[torch.Size, ...]
+    packed: Packed
     steps: tuple[BoundStep, ...]
 
     @classmethod
-    def start(cls, gradients: Sequence[Tensor], steps: Sequence[BoundStep]) -> Scattering:
+    def start(cls, packed: Packed, steps: Sequence[BoundStep]) -> Scattering:
         line, reduce = steps[0].line, steps[0].reduce
-        stacks = [even_stack(x, step.dim, step.extent, line) for x, step in zip(gradients, steps, strict=True)]
-        shapes = tuple(torch.Size((x.shape[0] // line.size, *x.shape[1:])) for x in stacks)
-        packed = torch.cat([x.view(line.size, -1) for x in stacks], 1) if len(stacks) > 1 else stacks[0]
-        return cls(start_scattering(packed, reduce, line.size, line.group), shapes, tuple(steps))
+        started = start_scattering(packed.flat, reduce, line.size, line.group)
+        return cls(started, packed._replace(flat=packed.flat[:0]), tuple(steps))
 
-    def wait(self) -> list[Tensor]:
-        """This rank's part of every sum."""
-        mine = self.pending.wait()
-        parts = mine.view(-1).split([shape.numel() for shape in self.shapes])
-        pairs = zip(parts, self.shapes, self.steps, strict=True)
-        return [own_part(part.view(shape), step.dim, step.extent, step.line) for part, shape, step in pairs]
+    def wait(self) -> list[Tensor | None]:
+        """This rank's part of every sum, nothing for those that nobody brought."""
+        mine, shapes = self.pending.wait(), self.packed.shapes
+        parts = mine.view(-1).split([shape.numel() for shape in shapes])
+        triples = enumerate(zip(parts, shapes, self.steps, strict=True))
+        return [
+            None if i in self.packed.missing else own_part(part.view(shape), step.dim, step.extent, step.line)
+            for i, (part, shape, step) in triples
+        ]

@@ -1,13 +1,13 @@
-"""One program of one rank, ready to be called: its readers of parameters, its borders, its code.
+"""One program of one rank, ready to be called: its executor, its borders, its code for the compiler.
 
-A module has one for the call that the plan was made for, and a further one, under the same strategy, for calls whose inputs
-require gradients. They share parameters, gradient buckets and process groups, which belong to the module (:class:`Rank`).
+A module has one for the call that the plan was made for, and further ones, under the same strategy, for calls whose inputs
+require gradients or whose parameters were thawed. They share parameters and process groups, which belong to the module
+(:class:`Rank`). Autograd sees a program as one function: ``loss.backward()`` runs its backward instructions.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from shardwright._torch_compat import local_of, unflatten_tree
-from shardwright.costs.bundles import bundles
+from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
-from shardwright.lowering.collectives import BoundStep, Line
-from shardwright.lowering.emit import direct, emit
-from shardwright.lowering.program import Change, Compute, Program, Read, Result, parameter_reads
-from shardwright.lowering.recompute import with_recomputation
+from shardwright.lowering.emit import emit
+from shardwright.program import Decisions, Program
+from shardwright.program.dataflow import Result
+from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.border import Inputs, Outputs, departure, handed_out
-from shardwright.runtime.gradients import Gradients, Slot
+from shardwright.runtime.executor import Executor, Run
 from shardwright.runtime.inputs import Arguments
-from shardwright.runtime.leaves import Leaf
-from shardwright.runtime.reading import Reader, ReadingQueue
 from shardwright.runtime.shards import distributed
+
+
+@dataclass
+class Gradients:
+    """``hold`` keeps the gradients of a module back, as the first passes of an accumulation want it."""
+
+    hold: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,14 +46,17 @@ class Rank:
     gradients: Gradients
     home: Mapping[str, tuple[dict[str, Any], str]]
     """Where each parameter and buffer is looked up: the place in its module, and its key there."""
-    slots: Mapping[str, Slot]
     constants: Sequence[Tensor]
     compute_dtype: torch.dtype | None
-    recompute: Sequence[str]
+    reduce_dtype: torch.dtype | None
     inputs: Inputs
     outputs: Outputs
 
-    def held(self, tensor: str) -> Tensor:
+    @property
+    def hold(self) -> bool:
+        return self.gradients.hold
+
+    def held(self, tensor: str) -> Any:
         """The parameter or buffer behind a name of the graph, as it is now."""
         place, key = self.home[tensor]
         return place[key]
@@ -60,31 +68,40 @@ class Rank:
     def line(self, line: Line) -> Line:
         return line._replace(group=self.groups[line.group])
 
+    def complete(self, tensor: str) -> None:
+        """The gradient of a parameter is complete."""
+
 
 class Execution:
     """A program that can be called."""
 
-    def __init__(self, program: Program, rank: Rank) -> None:
-        self.program, self.rank, self.graph = program, rank, program.graph
-        self.queue = ReadingQueue()
-        self._read: list[str] = []
-        readers = self._readers(rank.compute_dtype)
-        self._bundle(readers)
-        eager, whole = emit(program, rank.groups, rank.device, readers), emit(program, rank.groups, rank.device)
-        self._eager: Callable[..., Any] = direct(with_recomputation(eager, rank.recompute))
-        self._whole = with_recomputation(whole, rank.recompute)
+    def __init__(self, program: Program, decisions: Decisions, rank: Rank, compiles: bool = False) -> None:
+        """``compiles``: it may be taken by the compiler, which cannot wait for code to be written when it comes."""
+        self.program, self.decisions, self.rank, self.graph = program, decisions, rank, program.graph
+        self.flow = program.flow
+        self.executor = Executor(program, rank)
+        self._anchor = torch.empty(0, requires_grad=True)
         self._output_tree = restored_tree(self.graph.output_tree)
-        self.arguments = Arguments(program, rank.device, rank.bound, rank.inputs)
-        tensors = self.graph.tensors
-        found = [result for result in program.results if isinstance(result, Result)]
-        self._has_loss = any(tensors[r.tensor].grad and tensors[r.tensor].elements == 1 for r in found)
-        self._exits = {r.value: departure(program, r.tensor, r.layout, rank.bound) for r in found}
+        self.arguments = Arguments(self.flow, decisions, rank.device, rank.bound, rank.inputs)
+        self._results = [output for output in self.flow.outputs if isinstance(output, Result)]
+        values, tensors = self.flow.values, self.graph.tensors
+        found = [tensors[values[r.value].tensor] for r in self._results]
+        self._has_loss = any(tensor.grad and tensor.elements == 1 for tensor in found)
+        self._whole = emit(self.flow, decisions, rank.line, rank.device) if compiles else None
+        self._exits = {r.value: departure(self.flow, decisions, r.value, rank.bound) for r in self._results}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
-        """Run eagerly, parameters gathered ahead of use and gradients reduced during backward."""
-        with self.queue.hooks():
-            results, changed = self._eager(*self._sources(inputs))
-        return self._finished(results, changed)
+        """Run the program; a backward pass may follow where gradients are wanted."""
+        parts = [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
+        sources = [local_of(self.rank.held(p.tensor)).detach() for p in self.graph.parameters]
+        sources += [local_of(self.rank.held(b.tensor)) for b in self.graph.buffers]
+        sources += self.rank.constants
+        if torch.is_grad_enabled() and self.program.roots:
+            results = _Step.apply(self, self._anchor, sources, *parts)
+            return self._finished(dict(zip((r.value for r in self._results), results, strict=True)))
+        run = self.executor.forward([*sources, *(x.detach() for x in parts)], keep=False)
+        self._store(run)
+        return self._finished({r.value: self.executor.result(run, r.value) for r in self._results})
 
     def compiled(self, leaves: Sequence[Any]) -> Any:
         """Run with everything inline, as the compiler wants it: parameters read by their public, traceable way.
@@ -100,97 +117,93 @@ class Execution:
         for given, leaf in zip(self.graph.inputs, leaves, strict=True):
             if given.tensor is not None:
                 sources.append(self.arguments.part(given.tensor, leaf))
-        return self._finished(*self._whole(*sources))
+        assert self._whole is not None
+        results, changed = self._whole(*sources)
+        for (name, _), value in zip(self.flow.mutations, changed, strict=True):
+            self._replace(name, value)
+        return self._finished(
+            {
+                output.value: value
+                for output, value in zip(self.flow.outputs, results, strict=True)
+                if isinstance(output, Result)
+            }
+        )
 
     @property
     def holds_back(self) -> bool:
         """Whether gradients of passes under ``no_sync`` wait here for the next pass."""
-        return any(reader.kept_back is not None for reader in self.queue.readers) or any(
-            leaf.holds_back for leaf in self._leaves.values()
-        )
+        return bool(self.executor.kept_back)
 
-    def _sources(self, inputs: Mapping[str, Tensor]) -> list[Tensor]:
-        """This rank's part of every source, in the order of the program's placeholders; readers are told theirs."""
-        leaves = {tensor: leaf.tensor() for tensor, leaf in self._leaves.items()}
-        self.queue.begin([leaves[tensor] for tensor in self._read])
-        sources = list(leaves.values())
-        sources += [local_of(self.rank.held(b.tensor)) for b in self.graph.buffers]
-        sources += self.rank.constants
-        sources += [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
-        return sources
+    def _store(self, run: Run) -> None:
+        for name, value in self.flow.mutations:
+            self._replace(name, self.executor.result(run, value))
 
-    def _finished(self, results: Any, changed: Any) -> Any:
-        for (name, _), value in zip(self.program.mutations, changed, strict=True):
-            self._store(name, value)
-        leaves = [
-            self._handed_out(value, result) if isinstance(result, Result) else value
-            for value, result in zip(results, self.program.results, strict=True)
-        ]
-        return unflatten_tree(leaves, self._output_tree)
-
-    def _store(self, tensor: str, value: Tensor) -> None:
-        """Replace a buffer: writing into it would spoil what autograd saved of the old value."""
+    def _replace(self, tensor: str, value: Tensor) -> None:
+        """Replace a buffer: writing into it would spoil what is kept of the old value for backward."""
         held, key = self.rank.home[tensor]
         before, value = held[key], value.detach()
         if hasattr(before, "device_mesh"):
             value = distributed(value, before.device_mesh, tuple(before.placements), before.shape)
         held[key] = value
 
-    def _handed_out(self, value: Tensor, result: Result) -> Tensor:
+    def _finished(self, results: Mapping[int, Tensor]) -> Any:
+        leaves = [
+            self._handed_out(results[output.value], output.value) if isinstance(output, Result) else output
+            for output in self.flow.outputs
+        ]
+        return unflatten_tree(leaves, self._output_tree)
+
+    def _handed_out(self, value: Tensor, number: int) -> Tensor:
         """Whole results as they are, cut ones as the caller wants them."""
-        if self.rank.outputs == "local" or all(isinstance(placement, Replicate) for placement in result.layout):
+        layout, tensor = self.flow.values[number].needs, self.flow.values[number].tensor
+        if self.rank.outputs == "local" or all(isinstance(placement, Replicate) for placement in layout):
             return value
-        shape, crossing = self.graph.tensors[result.tensor].shape, self._exits[result.value]
+        shape, crossing = self.graph.tensors[tensor].shape, self._exits[number]
         compiling = torch.compiler.is_compiling()
         if self.rank.outputs == "whole" and not (compiling and self._has_loss):
             return crossing(value) if compiling else handed_out(value, crossing, shape)
         if compiling and self._has_loss:
             # The compiler wants a gradient for every DTensor that it hands out, and a loss alone brings none.
             value = value.detach()
-        return distributed(value, self.rank.mesh, result.layout, shape)
+        return distributed(value, self.rank.mesh, layout, shape)
 
-    def _readers(self, dtype: torch.dtype | None) -> dict[str, Reader]:
-        """A reader for every change of layout that starts from a parameter; others are used as the leaves that they are."""
-        program, parameters = self.program, self.graph.parameter_of
-        used = {name for i in program.instructions if isinstance(i, Compute) for name in i.inputs}
-        handed_out = {result.value for result in program.results if isinstance(result, Result)}
-        reads: list[tuple[str, str, tuple[BoundStep, ...], tuple[BoundStep, ...]]] = []
-        for step in program.instructions:
-            if isinstance(step, Read) and step.tensor in parameters and step.result in used | handed_out:
-                reads.append((step.result, step.tensor, (), ()))
-            elif isinstance(step, Change) and step.source in parameters:
-                reads.append((step.result, step.tensor, step.forward, step.backward))
-        shares = Counter(tensor for _, tensor, _, _ in reads)
-        slots, gradients, bound = self.rank.slots, self.rank.gradients, self.rank.bound
-        self._leaves = {p.tensor: Leaf(*self.rank.home[p.tensor]) for p in self.graph.parameters}
-        readers: dict[str, Reader] = {}
-        for value, tensor, forward, backward in reads:
-            alone = shares[tensor] == 1
-            if not forward and not backward and dtype is None and value not in handed_out:
-                self._leaves[tensor].give(slots[tensor], gradients, alone)
-                continue
-            readers[value] = Reader(
-                slots[tensor],
-                bound(forward),
-                bound(backward),
-                self.queue,
-                gradients,
-                again=tensor in program.strategy.regathered,
-                alone=alone,
-                dtype=dtype,
+
+class _Step(torch.autograd.Function):
+    """A program as autograd sees it. Gradients of parameters go home inside; those of inputs are handed back."""
+
+    @staticmethod
+    def forward(ctx: Any, execution: Execution, anchor: Tensor, sources: list[Tensor], *parts: Tensor) -> Any:
+        executor, flow = execution.executor, execution.flow
+        ctx.execution, ctx.run = execution, executor.forward([*sources, *(x.detach() for x in parts)], keep=True)
+        execution._store(ctx.run)
+        results, seen = [], {id(x) for x in (*sources, *parts)}
+        for output in execution._results:
+            value = executor.result(ctx.run, output.value)
+            if id(value) in seen or value.untyped_storage().data_ptr() in {
+                s.untyped_storage().data_ptr() for s in parts
+            }:
+                value = value.clone()  # autograd wants results of its functions to be nobody else's
+            seen.add(id(value))
+            results.append(value)
+        plain = [x for o, x in zip(execution._results, results, strict=True) if o.value not in execution.program.roots]
+        ctx.mark_non_differentiable(*plain)
+        ctx.set_materialize_grads(False)
+        ctx.inputs = [flow.rest[i.tensor] for i in flow.graph.inputs if i.tensor is not None]
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        execution, run = ctx.execution, ctx.run
+        if run.spent:
+            raise RunError(
+                "A second backward pass goes through the same forward pass of a parallelized module.",
+                "What it needs is freed by the first: add the losses up before backward(), or run the forward pass again.",
             )
-            self._read.append(tensor)
-        return readers
-
-    def _bundle(self, readers: Mapping[str, Reader]) -> None:
-        """Tell the readers which of them gather together, and whose gradients are scattered together."""
-        reads, whole = parameter_reads(self.program), self.program.strategy.whole_gradients
-        found = bundles(self.graph, [read for _, read in reads], whole, self.rank.recompute)
-        order = [readers[change.result] for change, _ in reads]
-        for together in (tuple(order[number] for number in numbers) for numbers in found.gathers):
-            for reader in together:
-                reader.bundle = together
-        for together in (tuple(order[number] for number in numbers) for numbers in found.scatters):
-            slots = tuple(reader.slot for reader in together)
-            for reader in together:
-                reader.scatters = slots
+        arrived: dict[int, Tensor] = {}
+        for output, gradient in zip(execution._results, gradients, strict=True):
+            if gradient is not None:
+                mine = gradient / output.shares if output.shares > 1 else gradient
+                known = arrived.get(output.value)
+                arrived[output.value] = mine if known is None else known + mine
+        found = execution.executor.backward(run, arrived)
+        return None, None, None, *(found.get(value) for value in ctx.inputs)

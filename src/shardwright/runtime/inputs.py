@@ -17,8 +17,10 @@ from torch.distributed.tensor import DTensor
 from shardwright._torch_compat import flatten_tree, flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
-from shardwright.lowering.program import Program
-from shardwright.runtime.border import Bound, Inputs, entrance, whole_layout
+from shardwright.program import Decisions
+from shardwright.program.border import whole_layout
+from shardwright.program.dataflow import Dataflow
+from shardwright.runtime.border import Bound, Inputs, entrance
 
 _KEY = re.compile(r"\[(?:'((?:[^'\\]|\\.)*)'|(\d+))\]")
 
@@ -75,21 +77,25 @@ def matched(
 class Arguments:
     """The arguments of calls that are alike: what was found out about the first saves work for those after it."""
 
-    def __init__(self, program: Program, device: torch.device, bound: Bound, inputs: Inputs) -> None:
-        self._graph, self._resting, self._device = program.graph, program.strategy.resting, device
+    def __init__(
+        self, flow: Dataflow, decisions: Decisions, device: torch.device, bound: Bound, inputs: Inputs
+    ) -> None:
+        self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
         self._spec: Any = None
         self._tensors: list[tuple[int, str, tuple[int, ...], torch.dtype]] = []
         self._plain: list[tuple[int, Any]] = []
-        self._mesh_shape = program.place.sizes
-        names = [entry.tensor for entry in program.graph.inputs if entry.tensor is not None]
-        resting = program.strategy.resting
-        self._laid_out = {name: entrance(program, name, resting[name], bound) for name in names}
+        self._mesh_shape = flow.place.sizes
+        names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
+        resting = flow.strategy.resting
+        self._laid_out = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
         self._crossings = self._laid_out
         self._shapes: dict[str, tuple[int, ...]] | None = None
         if inputs == "local":
-            self._shapes = {name: program.local_shape(name, resting[name]) for name in names}
+            self._shapes = {name: flow.local_shape(name, resting[name]) for name in names}
         else:
-            self._crossings = {name: entrance(program, name, whole_layout(resting[name]), bound) for name in names}
+            self._crossings = {
+                name: entrance(flow, decisions, name, whole_layout(resting[name]), bound) for name in names
+            }
 
     def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """As :func:`matched`, at once where the call looks like the first one."""

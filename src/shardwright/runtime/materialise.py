@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright._torch_compat import share_hooks
 from shardwright.errors import RunError
 from shardwright.graph import Buffer, Parameter
-from shardwright.lowering.program import Program
 from shardwright.operators.rules import Layout
+from shardwright.program.dataflow import Dataflow
 from shardwright.runtime.shards import cut, device_of, distributed, regions
 from shardwright.runtime.weights import Weights, check_names
 
@@ -56,7 +56,7 @@ def parameters_on_meta() -> Iterator[None]:
 
 def materialised(
     model: torch.nn.Module,
-    program: Program,
+    flow: Dataflow,
     mesh: DeviceMesh,
     weights: str | Path | None = None,
     initialise: Initialise | None = None,
@@ -68,14 +68,14 @@ def materialised(
     Unless it is to be kept, the model gives up its real tensors one by one as their shards are made, so that there is at
     no time a second copy of it; what rests whole is not copied at all. Tensors on meta stay as they are.
     """
-    stored = _stored(model, program, Path(weights), strict) if weights and not is_checkpoint(weights) else None
+    stored = _stored(model, flow, Path(weights), strict) if weights and not is_checkpoint(weights) else None
     owners = _Owners(model, initialise)
-    resting, place, device = program.strategy.resting, program.place, device_of(mesh)
+    resting, place, device = flow.strategy.resting, flow.place, device_of(mesh)
     made: dict[tuple[str, ...], Union[torch.nn.Parameter, Tensor]] = {}
     shards: Shards = {}
     # One module's parameters follow each other, so that its initialiser runs once.
-    entries: list[tuple[Parameter | Buffer, tuple[str, ...]]] = [(p, p.paths) for p in program.graph.parameters]
-    entries += [(b, (b.path,)) for b in program.graph.buffers]
+    entries: list[tuple[Parameter | Buffer, tuple[str, ...]]] = [(p, p.paths) for p in flow.graph.parameters]
+    entries += [(b, (b.path,)) for b in flow.graph.buffers]
     for entry, paths in sorted(entries, key=lambda item: item[1][0].rpartition(".")[0]):
         if paths not in made:
             layout = resting[entry.tensor]
@@ -84,11 +84,11 @@ def materialised(
             local = stored.slice(paths, regions(shape, layout, place)) if stored is not None else None
             filled_later = strict and weights is not None and is_checkpoint(weights)
             if held.is_meta and filled_later and (isinstance(entry, Parameter) or entry.persistent):
-                local = torch.empty(program.local_shape(entry.tensor, layout), dtype=held.dtype)
+                local = torch.empty(flow.local_shape(entry.tensor, layout), dtype=held.dtype)
             if local is None:
                 local = cut(owners.whole(paths, held), layout, place)
             # Parameters keep the precision of the model, which may be wider than the plan's; buffers follow the plan.
-            computed = getattr(torch, program.graph.tensors[entry.tensor].dtype)
+            computed = getattr(torch, flow.graph.tensors[entry.tensor].dtype)
             dtype = held.dtype if isinstance(entry, Parameter) else computed
             made[paths] = _wrapped(entry, _owned(local, device, dtype, keep), layout, mesh, shape)
             if isinstance(entry, Parameter):
@@ -101,12 +101,12 @@ def materialised(
     return shards
 
 
-def _stored(model: torch.nn.Module, program: Program, path: Path, strict: bool) -> Weights:
+def _stored(model: torch.nn.Module, flow: Dataflow, path: Path, strict: bool) -> Weights:
     """The files to read from, once their names are known to be the model's."""
     stored = Weights(path)
     persistent = set(model.state_dict())
-    wanted = {p.paths: tuple(model.get_parameter(p.paths[0]).shape) for p in program.graph.parameters}
-    wanted |= {(b.path,): tuple(model.get_buffer(b.path).shape) for b in program.graph.buffers if b.persistent}
+    wanted = {p.paths: tuple(model.get_parameter(p.paths[0]).shape) for p in flow.graph.parameters}
+    wanted |= {(b.path,): tuple(model.get_buffer(b.path).shape) for b in flow.graph.buffers if b.persistent}
     known = {name for names in wanted for name in names}
     shapes = {name: shape for name, shape in stored.shapes.items() if name in known or name not in persistent}
     check_names(path, shapes, wanted, strict)

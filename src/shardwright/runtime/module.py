@@ -1,9 +1,9 @@
 """The module that training loops see: DTensor parameters under their original names, driving one rank's programs.
 
-``forward`` takes what the original module took and gives what it gave. Eagerly it runs the program with gathers ahead of
-use and gradient reductions overlapped with backward; under ``torch.compile`` it runs the same program with everything
-inline, which the compiler schedules itself. A call whose inputs require gradients has a program of its own, lowered from
-the same graph under the same strategy when it is first made.
+``forward`` takes what the original module took and gives what it gave. Eagerly it executes the program, instruction by
+instruction; under ``torch.compile`` what it computes is emitted with everything inline, which the compiler schedules itself.
+A call whose inputs require gradients, or whose parameters were thawed, has a program of its own, built from the same graph
+under the same strategy when it is first made.
 """
 
 from __future__ import annotations
@@ -20,44 +20,43 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree
-from shardwright.costs.replica_sums import replica_axes
 from shardwright.errors import LoweringError, RunError
 from shardwright.graph import Constant, Graph
 from shardwright.graph.gradients import with_input_gradients
-from shardwright.lowering.program import Compute, Program, lower
 from shardwright.lowering.randomness import draws
-from shardwright.lowering.validate import validate_program
-from shardwright.operators.rules import largest_shard
+from shardwright.operators.strategy import Strategy
+from shardwright.program import Decisions, Program, build
+from shardwright.program.border import whole_layout
+from shardwright.program.dataflow import Compute
+from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import agree, contents, digest
-from shardwright.runtime.border import Inputs, Outputs, whole_layout
+from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling
-from shardwright.runtime.execution import Execution, Rank
-from shardwright.runtime.gradients import Gradients, Slot
+from shardwright.runtime.execution import Execution, Gradients, Rank
 from shardwright.runtime.parts import Part, Standing
-from shardwright.runtime.reading import ReadingQueue
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import cut, device_of
 
-_PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "queue")
+_PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
 """What may be asked of a parallelized module where the original has nothing of that name."""
 
 
 class ParallelModule(Standing):
     """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
 
-    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``queue`` say how it runs; where
+    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``decisions`` say how it runs; where
     the model has something of that name itself, that is what is found.
     """
 
     def __init__(
         self,
         program: Program,
+        decisions: Decisions,
         mesh: DeviceMesh,
         tensors: Mapping[str, torch.nn.Parameter | Tensor],
         *,
         compute_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
-        recompute: Sequence[str] = (),
         inputs: Inputs = "whole",
         outputs: Outputs = "whole",
         compare_batches: int = 1,
@@ -72,19 +71,18 @@ class ParallelModule(Standing):
         self._options: dict[str, Any] = {
             "compute_dtype": compute_dtype,
             "reduce_dtype": reduce_dtype,
-            "recompute": recompute,
             "inputs": inputs,
             "outputs": outputs,
             "compare_batches": compare_batches,
             "calling": calling,
         }
-        self._program, self._mesh = program, mesh
+        self._program, self._decisions, self._mesh = program, decisions, mesh
         self._graph: Graph = program.graph
         self._device = device_of(mesh)
-        self._groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.place.axes}
-        lines = [program.place.line(axis) for axis in range(len(program.place.axes))]
+        self._groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.strategy.axes}
+        lines = [program.flow.place.line(axis) for axis in range(len(program.strategy.axes))]
         lines = [line._replace(group=groups[line.group]) for line in lines]
-        self._gradients = Gradients(program.mesh, lines, reduce_dtype=reduce_dtype)
+        self._gradients = Gradients()
         self._resemble(original)
         self._own(tensors)
         rank = Rank(
@@ -93,17 +91,17 @@ class ParallelModule(Standing):
             groups=groups,
             gradients=self._gradients,
             home=self._home,
-            slots={p.tensor: self._slot(p.tensor) for p in self._graph.parameters},
             constants=[_constant(c, program, self._device) for c in self._graph.constants],
             compute_dtype=compute_dtype,
-            recompute=recompute,
+            reduce_dtype=reduce_dtype,
             inputs=inputs,
             outputs=outputs,
         )
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        self._planned = self._current = Execution(program, rank)
+        self._planned = self._current = Execution(program, decisions, rank, compiles=True)
         self._executions = {frozenset[str](): self._planned}
-        self._draws = any(isinstance(i, Compute) and draws(i.op, i.kind) for i in program.instructions)
+        self._frozen = [p.tensor for p in self._graph.parameters if not p.trainable]
+        self._draws = any(isinstance(n, Compute) and draws(n.op, n.rules.kind) for n in program.flow.nodes)
         self._mode_free = not self._graph.mutations and not self._draws
         self._met = False
         self._calling = calling
@@ -119,7 +117,7 @@ class ParallelModule(Standing):
         except AttributeError:
             if name not in _PUBLIC:
                 raise
-            return self._planned.queue if name == "queue" else self.__dict__[f"_{name}"]
+            return self.__dict__[f"_{name}"]
 
     if TYPE_CHECKING:
         program: Program
@@ -172,13 +170,6 @@ class ParallelModule(Standing):
         parent, _, leaf = path.rpartition(".")
         return self._part(parent) if parent else self, leaf
 
-    def _slot(self, tensor: str) -> Slot:
-        resting, sizes = self._program.strategy.resting[tensor], self._program.place.sizes
-        largest = largest_shard(self._graph.tensors[tensor].shape, resting, sizes)
-        whole = tensor in self._program.strategy.whole_gradients
-        held, key = self._home[tensor]
-        return Slot(held[key], replica_axes(resting, sizes), int(largest), whole)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled(self._device.type):
             raise RunError(
@@ -205,10 +196,12 @@ class ParallelModule(Standing):
         """The program for a call with these inputs."""
         if not torch.is_grad_enabled():
             return self._planned
-        wanted = frozenset(name for name, leaf in inputs.items() if leaf.requires_grad)
+        thawed = (name for name in self._frozen if self._planned.rank.held(name).requires_grad)
+        wanted = frozenset([*(name for name, leaf in inputs.items() if leaf.requires_grad), *thawed])
         found = self._executions.get(wanted)
         if found is None:
-            found = self._executions[wanted] = Execution(self._differentiated(wanted), self._planned.rank)
+            program = self._differentiated(wanted)
+            found = self._executions[wanted] = Execution(program, self._decisions, self._planned.rank)
         if found is not self._current:
             if self._current.holds_back:
                 raise RunError(
@@ -219,16 +212,14 @@ class ParallelModule(Standing):
             self._current = found
         return found
 
-    def _differentiated(self, inputs: frozenset[str]) -> Program:
-        """The program in which gradients flow back to these inputs too, under the same strategy."""
-        program, graph = self._program, with_input_gradients(self._graph, inputs)
-        where = (graph, program.strategy, program.mesh, program.place.coordinate)
+    def _differentiated(self, sources: frozenset[str]) -> Program:
+        """The program in which gradients flow back to these inputs and parameters too, under the same strategy."""
+        program, graph = self._program, with_input_gradients(self._graph, sources)
         try:
-            validate_program(lower(*where, device="meta"))
-            return lower(*where, device=self._device.type)
+            return built(graph, program.strategy, self._decisions, program.flow.place.coordinate, self._device)
         except LoweringError as error:
             raise RunError(
-                f"The plan has no way for the gradient of the input {', '.join(sorted(inputs))}: {error.message}",
+                f"The plan has no way for the gradient of {', '.join(sorted(sources))}: {error.message}",
                 "Detach the input, or split that operator otherwise (shardwright plan --forbid).",
             ) from error
 
@@ -247,7 +238,7 @@ class ParallelModule(Standing):
             new = old.detach().clone()
             tensors[name] = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
             memo[id(old)] = tensors[name]
-        twin = ParallelModule(self._program, self._mesh, tensors, original=self, **self._options)
+        twin = ParallelModule(self._program, self._decisions, self._mesh, tensors, original=self, **self._options)
         memo[id(self)] = twin
         for name, value in vars(self).items():
             if name not in vars(twin):  # what the loop hung on the module
@@ -279,7 +270,17 @@ class ParallelModule(Standing):
             self._gradients.hold = before
 
 
+def built(
+    graph: Graph, strategy: Strategy, decisions: Decisions, coordinate: Sequence[int], device: torch.device
+) -> Program:
+    """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
+    program = build(graph, strategy, decisions, coordinate, device=device.type, training=True, every_result=True)
+    validate_dataflow(program.flow)
+    validate_program(program)
+    return program
+
+
 def _constant(constant: Constant, program: Program, device: torch.device) -> Tensor:
     meta = program.graph.tensors[constant.tensor]
     whole = torch.frombuffer(bytearray(constant.data), dtype=getattr(torch, meta.dtype)).reshape(meta.shape)
-    return cut(whole, program.strategy.resting[constant.tensor], program.place).to(device)
+    return cut(whole, program.strategy.resting[constant.tensor], program.flow.place).to(device)

@@ -1,7 +1,7 @@
 """``parallelize``: from a model and a plan to the module of this rank.
 
 Called alike on every rank of a ``torchrun`` job. The model is captured again (cheaply, nothing is computed), checked
-against the plan, lowered for this rank, and its parameters are cut to the shards this rank holds at rest.
+against the plan, this rank's program is built, and its parameters are cut to the shards this rank holds at rest.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import functools
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -20,23 +21,24 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import map_tree
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
+from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph, fingerprint, from_json, to_json
 from shardwright.graph.computation import computation
-from shardwright.lowering.program import lower
-from shardwright.lowering.validate import validate_program
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
+from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, digest, exchanged, sample
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
-from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.module import ParallelModule, built
 from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.profiling import profile_if_asked
+from shardwright.runtime.shards import device_of
 from shardwright.runtime.torchrun import plan_of_job
 
 
@@ -58,7 +60,7 @@ def parallelize(
     keep: bool = False,
     inputs: Inputs = "whole",
     outputs: Outputs = "whole",
-    priced: Mesh | None = None,
+    decisions: Decisions | None = None,
     compare_batches: int = 1,
 ) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
@@ -97,8 +99,8 @@ def parallelize(
     outputs
         What comes out where a result is cut: ``"whole"`` tensors, put together when first used (on every rank), this
         rank's ``"local"`` part, or a ``"dtensor"``. A gradient always lies as its tensor does.
-    priced
-        The prices by which changes of layout are routed (default: the plan's, or this machine's for a bare strategy).
+    decisions
+        Routes, sums between replicas, sizes of bundles and buckets (default: the plan's); the same on every rank.
     compare_batches
         After how many calls the ranks compare the digests of their batches where those must be the same (0: never).
 
@@ -120,20 +122,20 @@ def parallelize(
     graph = _common(plan, graph)
     if isinstance(plan, Plan):
         plan.check(graph)
-    recompute = strategy.recomputed if recompute is None else recompute
+    if recompute is not None:
+        strategy = replace(strategy, recomputed=tuple(recompute))
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
-    priced, coordinate = priced or priced_mesh(plan), coordinate_on(mesh)
-    validate_program(lower(graph, strategy, priced, coordinate, device="meta"))
-    program = lower(graph, strategy, priced, coordinate, mesh.device_type)
-    shards = materialised(model, program, mesh, weights, initialise, keep, strict)
+    decisions = decisions_of(plan) if decisions is None else decisions
+    program = built(graph, strategy, decisions, coordinate_on(mesh), device_of(mesh))
+    shards = materialised(model, program.flow, mesh, weights, initialise, keep, strict)
     parallel = ParallelModule(
         program,
+        decisions,
         mesh,
         shards,
         compute_dtype=compute_dtype,
         reduce_dtype=reduce_dtype,
-        recompute=recompute,
         inputs=inputs,
         outputs=outputs,
         compare_batches=compare_batches,
@@ -184,6 +186,7 @@ def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
                     str(sorted(strategy.regathered)),
                     str(strategy.recomputed),
                     str(sorted(strategy.whole_gradients)),
+                    str(sorted(strategy.shares.items())),
                 )
             ),
             "weights": digest(held),
@@ -222,17 +225,13 @@ def _on(device: torch.device, value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=device) if zeros else value
 
 
-def priced_mesh(plan: Union[Plan, Strategy]) -> Mesh:
-    """The mesh with which changes of layout are routed: the plan's, or this machine's for a bare strategy."""
+def decisions_of(plan: Union[Plan, Strategy]) -> Decisions:
+    """What the plan decided about routes and sums; a bare strategy leaves that to the prices of this machine."""
     if isinstance(plan, Plan):
-        return plan.mesh
-    cluster = parse_cluster(f"local:{plan.devices}")
-    found = mesh_of(cluster, plan.sizes)
-    axes = tuple(
-        type(axis)(name, axis.size, axis.latency, axis.bandwidth, axis.fits)
-        for axis, (name, _) in zip(found.axes, plan.axes, strict=True)
-    )
-    return Mesh(axes, found.device)
+        return replace(plan.decisions, otherwise=ByPrice(plan.mesh))
+    found = mesh_of(parse_cluster(f"local:{plan.devices}"), plan.sizes)
+    axes = tuple(replace(axis, name=name) for axis, (name, _) in zip(found.axes, plan.axes, strict=True))
+    return ByPrice(Mesh(axes, found.device).with_shares(plan.shares))
 
 
 def device_mesh(strategy: Strategy, device: torch.device | str | None = None) -> DeviceMesh:

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from shardwright.lowering.bind import Place
-from shardwright.operators.rules import Layout, nested_chunk
+from shardwright.operators.rules import Cut, Layout, nested_chunk
+from shardwright.program.binding import Place
 
 
 def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
     """``[start, stop)`` per dim of the part that one rank holds."""
-    cuts: dict[int, list[tuple[int, int]]] = {}
-    for placement, size, index in zip(layout, place.sizes, place.coordinate, strict=True):
+    cuts: dict[int, list[tuple[Cut, int]]] = {}
+    for placement, size, index in zip(layout, place.cuts, place.coordinate, strict=True):
         if isinstance(placement, Shard):
             cuts.setdefault(placement.dim, []).append((size, index))
     return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]

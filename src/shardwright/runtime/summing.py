@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright._torch_compat import gather_into, group_named, scatter_into
-from shardwright.costs.replica_sums import Leg
-from shardwright.lowering.collectives import BoundStep, Line, ledger
+from shardwright.lowering.collectives import ledger
+from shardwright.program.steps import BoundStep, Line
+from shardwright.program.sums import Leg
 
 
 class Aside:

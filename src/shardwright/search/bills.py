@@ -2,7 +2,7 @@
 
 A search wants the price it expects: a gathered parameter is gathered again for the backward pass, a lone one bears a whole
 collective. A bound on delivered plans must stay below all of them: parameters may be kept gathered, share bundles
-(:mod:`shardwright.costs.bundles`) and buckets (:mod:`shardwright.costs.replica_sums`), and readers that need a tensor in
+(:mod:`shardwright.program.bundles`) and buckets (:mod:`shardwright.program.sums`), and readers that need a tensor in
 the same layout share one change. At the ``least`` prices every part is charged the smallest share that an execution bears.
 """
 
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.costs.bundles import BUNDLE_BYTES
 from shardwright.graph import Graph
 from shardwright.operators.rules import Partial, Window
+from shardwright.program import Sizes
 from shardwright.search.choose import Edge
 from shardwright.search.prices import EdgePrices
 
@@ -142,7 +142,8 @@ class Bill:
             return self.shares.get(change.tensor, 1.0) if self.together or pricing.traffic < 1.0 else 1.0
         # What is gathered or scattered has at least twice the bytes of a shard; a bundle is closed by what fills it.
         least = 2 * self.graph.tensors[change.tensor].bytes / self.prices.mesh.devices
-        return 1.0 if least >= BUNDLE_BYTES else least / (2 * BUNDLE_BYTES)
+        full = Sizes().bundle
+        return 1.0 if least >= full else least / (2 * full)
 
 
 def _parts(change: Change) -> np.ndarray:

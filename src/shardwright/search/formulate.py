@@ -24,11 +24,9 @@ import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.cluster import Mesh
-from shardwright.costs.bundles import shares
 from shardwright.costs.compute import op_times
 from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import conversion_matrix
-from shardwright.costs.replica_sums import replica_axes
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.backward import differentiated
 from shardwright.graph.core import DTYPE_BYTES
@@ -43,6 +41,8 @@ from shardwright.operators.rules import (
     largest_shard,
     output_layouts,
 )
+from shardwright.program.bundles import shares
+from shardwright.program.sums import replica_axes
 from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
 from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node

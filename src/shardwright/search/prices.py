@@ -1,7 +1,7 @@
 """What every pair of layouts costs on an edge, each distinct (shape, layout pair) priced once and shared between edges.
 
 An edge pays the forward change and its backward dual. A parameter's gradient rests as the parameter does, so its node pays
-for the sum between replicas. Parameters travel in bundles (:mod:`shardwright.costs.bundles`): each bears a share of what a
+for the sum between replicas. Parameters travel in bundles (:mod:`shardwright.program.bundles`): each bears a share of what a
 collective costs besides its bytes. What a bound needs is a price that no execution undercuts: the smallest share there can
 be of a bundle, of a bucket.
 """
@@ -18,9 +18,11 @@ from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Mesh
 from shardwright.costs.redistribute import conversion_matrix
-from shardwright.costs.replica_sums import BUCKET_BYTES, replica_axes, replica_sum, share_seconds
+from shardwright.costs.replica_sums import cheapest_nest, share_seconds
 from shardwright.graph import Tensor
 from shardwright.operators.rules import Layout
+from shardwright.program import Sizes
+from shardwright.program.sums import replica_axes
 from shardwright.search.options import Restriction
 
 
@@ -88,14 +90,14 @@ class EdgePrices:
         A sum's seconds per byte only fall as it grows (every leg is a line, the nest the least of several), and a bucket is
         closed by what fills it, so none is larger than a full one and the largest parameter together.
         """
-        most, seconds = BUCKET_BYTES + largest, []
+        most, seconds = Sizes().bucket + largest, []
         mesh = self._bare if any(axis.ratios for axis in self.mesh.axes) else self.mesh
         for layout, size in zip(layouts, sizes, strict=True):
             axes = replica_axes(layout, self.mesh.sizes)
             copied = 2 * size / self.mesh.device.bandwidth
             if packed_alone:
                 copied = max(copied, self.mesh.device.launch_overhead)
-            seconds.append(copied + replica_sum(most, 1, axes, mesh).seconds * size / most if axes else 0.0)
+            seconds.append(copied + cheapest_nest(most, 1, axes, mesh)[1] * size / most if axes else 0.0)
         return np.array(seconds)
 
     def _forbidden(self, sources: list[Layout], needs: list) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 ``torch.utils.checkpoint`` stops the second forward pass at the last tensor that was saved in the first: what follows is
 not computed, reduced or gathered again, nor is an operator that comes last and saved nothing but its inputs (usually the
-block's last product). The same rule for the nodes of one rank is :mod:`shardwright.costs.walk_blocks`.
+block's last product). The same rule for the nodes of one rank is :mod:`shardwright.program.blocks`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.costs.memory_probe import Call, Forward, Strided, forward
 from shardwright.graph import Graph, Op
 from shardwright.graph.repeats import span_of
+from shardwright.program.footprints import Call, Forward, Strided, forward
 
 
 @dataclass(frozen=True)

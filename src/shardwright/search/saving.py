@@ -1,6 +1,6 @@
 """What the search assumes autograd keeps for the backward pass, before any strategy is known.
 
-Which tensors an operator keeps is asked of autograd itself (:mod:`~shardwright.costs.memory_probe`), on the shapes of the
+Which tensors an operator keeps is asked of autograd itself (:mod:`~shardwright.program.footprints`), on the shapes of the
 whole model. A kept input is kept in the layout its reader needs, which may be a gathered copy, so the reader pays for it;
 readers that keep the same tensor share its bytes, which is exact where they want the same layout. The exact account of a
 known strategy is ``costs.memory``; the planner compares the two and corrects the search's limit where they differ.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from torch.distributed.tensor import Shard
 
-from shardwright.costs.memory_probe import Call, Forward, Strided, forward
 from shardwright.graph import Graph, Op
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import remembered, representatives
@@ -30,6 +29,7 @@ from shardwright.operators.rules import (
     nested_chunk,
     output_layouts,
 )
+from shardwright.program.footprints import Call, Forward, Strided, forward
 
 _KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
 

@@ -1,6 +1,6 @@
 """A discrete-event run of a plan: timeline, overlap, exposed communication, memory over time."""
 
-from shardwright.simulator.timeline import Timeline, simulate, simulate_walk
+from shardwright.simulator.timeline import Timeline, simulate, simulate_plan, simulate_program
 from shardwright.simulator.what_if import WhatIf
 
-__all__ = ["Timeline", "WhatIf", "simulate", "simulate_walk"]
+__all__ = ["Timeline", "WhatIf", "simulate", "simulate_plan", "simulate_program"]

@@ -12,11 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.cluster import Mesh
+from shardwright.costs.deciding import ByPrice
 from shardwright.costs.host_runtime import RUNTIME, Runtime, with_runtime
-from shardwright.costs.memory import MemoryUse, memory_of
-from shardwright.costs.walk import COMPUTE, Event, Walk, walk
+from shardwright.costs.memory import MemoryUse, memory
+from shardwright.costs.pricing import Event, Priced, price
 from shardwright.graph import Graph
+from shardwright.operators.rules import largest_place
 from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan
+from shardwright.program import COMPUTE, Decisions, Program, build
 from shardwright.simulator.engine import Processor, Schedule, lower_bound, run
 from shardwright.simulator.what_if import WhatIf, scaled
 
@@ -25,17 +29,21 @@ from shardwright.simulator.what_if import WhatIf, scaled
 class Timeline:
     """One simulated step: ``seconds``, when every event ran, and memory over time."""
 
-    walk: Walk
+    priced: Priced
     schedule: Schedule
     seconds: float
 
     @property
+    def program(self) -> Program:
+        return self.priced.program
+
+    @property
     def events(self) -> tuple[Event, ...]:
-        return self.walk.events
+        return self.priced.events
 
     @cached_property
     def memory(self) -> MemoryUse:
-        return memory_of(self.walk)
+        return memory(self.program, self.priced.mesh.device)
 
     @property
     def peak_bytes(self) -> int:
@@ -60,7 +68,7 @@ class Timeline:
     @cached_property
     def busy(self) -> dict[str, float]:
         """Seconds each stream works."""
-        load = {COMPUTE: 0.0} | {axis.name: 0.0 for axis in self.walk.nodes.mesh.axes if axis.size > 1}
+        load = {COMPUTE: 0.0} | {axis.name: 0.0 for axis in self.priced.mesh.axes if axis.size > 1}
         for event in self.events:
             load[event.stream] = load.get(event.stream, 0.0) + event.seconds
         return load
@@ -109,29 +117,46 @@ def simulate(
     training: bool = True,
     optimiser: str = "adamw",
     runtime: Runtime = RUNTIME,
+    decisions: Decisions | None = None,
     what_if: WhatIf | None = None,
 ) -> Timeline:
     """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``; ``runtime`` is what its Python costs the host.
 
+    ``decisions`` are those of a plan; without any, prices decide. It is the rank with the largest pieces that is simulated.
     ``what_if`` asks for the same step at other speeds.
 
     Example
     -------
-    >>> timeline = simulate(graph, strategy, mesh)
-    >>> timeline.seconds, timeline.exposed_seconds, timeline.utilisation["compute"]
+    >>> timeline = simulate(graph, strategy, mesh)                                               # doctest: +SKIP
+    >>> timeline.seconds, timeline.exposed_seconds, timeline.utilisation["compute"]              # doctest: +SKIP
     """
-    return simulate_walk(walk(graph, strategy, mesh, training, optimiser), runtime, what_if)
+    mesh = mesh.with_shares(strategy.shares)
+    decisions = ByPrice(mesh) if decisions is None else decisions
+    place, kind = largest_place(strategy.cuts), mesh.device.kind
+    program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimiser)
+    return simulate_program(price(program, mesh), runtime, what_if)
 
 
-def simulate_walk(events: Walk, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:
-    """Simulate a walk. On one device the model runs as it is; on several, the runtime's Python runs beside it."""
-    if events.nodes.mesh.devices > 1:
-        count, device = len(events.nodes.graph.parameters), events.nodes.mesh.device
-        events = replace(events, events=with_runtime(events.events, count, device, runtime))
+def simulate_plan(plan: Plan, graph: Graph, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:
+    """Simulate one step of a plan with what it decided about routes and sums.
+
+    Example
+    -------
+    >>> simulate_plan(plan, plan.graph()).seconds                                                # doctest: +SKIP
+    """
+    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
+    return simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser, runtime, decisions, what_if)
+
+
+def simulate_program(priced: Priced, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:
+    """Simulate a program. On one device the model runs as it is; on several, the runtime's Python runs beside it."""
+    if priced.mesh.devices > 1:
+        count = len(priced.program.flow.graph.parameters)
+        priced = replace(priced, events=with_runtime(priced.events, count, priced.mesh.device, runtime))
     if what_if is not None and what_if.changes:
-        events = replace(events, events=scaled(events.events, events.nodes.mesh, what_if))
-    schedule = run(events.events, processor_of(events.nodes.mesh))
-    return Timeline(events, schedule, schedule.seconds)
+        priced = replace(priced, events=scaled(priced.events, priced.mesh, what_if))
+    schedule = run(priced.events, processor_of(priced.mesh))
+    return Timeline(priced, schedule, schedule.seconds)
 
 
 def processor_of(mesh: Mesh) -> Processor | None:

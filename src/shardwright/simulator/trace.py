@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardwright.costs.walk import COMPUTE
 from shardwright.files import write
+from shardwright.program import COMPUTE
 from shardwright.simulator.timeline import Timeline
 
 HOST = "host"

@@ -9,12 +9,13 @@ plan's collectives, their order and their algorithms stay, which is the question
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from shardwright.cluster import Mesh
 from shardwright.costs import collectives
-from shardwright.costs.walk import COMPUTE, Event
+from shardwright.costs.pricing import Event
 from shardwright.errors import ShardwrightError
+from shardwright.program import COMPUTE
 
 
 @dataclass(frozen=True)
@@ -80,5 +81,5 @@ def scaled(events: Sequence[Event], mesh: Mesh, what_if: WhatIf) -> tuple[Event,
         if key not in known:
             part, rate = parts(event, mesh), what_if.link_rates.get(event.stream, 1.0)
             known[key] = part.latency + part.wire / rate + part.local / what_if.device_speed
-        changed.append(replace(event, seconds=known[key], host=event.host / what_if.host_speed))
+        changed.append(event._replace(seconds=known[key], host=event.host / what_if.host_speed))
     return tuple(changed)

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright._torch_compat import map_tree
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
+from shardwright.costs.deciding import ByPrice
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -130,7 +131,8 @@ def check(
     """
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
-        asked: dict[str, Any] = {"mesh": mesh, "graph": graph, "priced": priced}
+        decisions = None if priced is None else ByPrice(priced)
+        asked: dict[str, Any] = {"mesh": mesh, "graph": graph, "decisions": decisions}
         parallel = parallelize(model, plan, args, kwargs, keep=True, outputs="dtensor", **asked)
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)

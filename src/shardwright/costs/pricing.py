@@ -1,0 +1,218 @@
+"""Seconds on the instructions of a program: what each takes on the device, and what the host takes to issue it.
+
+Nothing is decided here. Equal operators are priced once. Waiting costs nothing by itself: the simulator finds out how long
+it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.cluster import Mesh
+from shardwright.costs import collectives
+from shardwright.costs.compute import op_times
+from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
+from shardwright.costs.optimizer import step_seconds as update_seconds
+from shardwright.costs.redistribute import collective_seconds, step_seconds
+from shardwright.costs.replica_sums import leg_seconds
+from shardwright.program import Instruction, Kind, Phase, Program
+from shardwright.program.build import exchanges
+from shardwright.program.dataflow import Compute
+
+FREE = frozenset((Kind.AWAIT, Kind.ARRIVE, Kind.DEPOSIT))
+"""Instructions that issue nothing."""
+
+
+class Event(NamedTuple):
+    """An instruction with its price: ``seconds`` are the device's, ``host`` the host's to issue it."""
+
+    instruction: Instruction
+    seconds: float
+    host: float
+
+    @property
+    def kind(self) -> Kind:
+        return self.instruction.kind
+
+    @property
+    def phase(self) -> Phase:
+        return self.instruction.phase
+
+    @property
+    def name(self) -> str:
+        return self.instruction.name
+
+    @property
+    def stream(self) -> str:
+        return self.instruction.stream
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self.instruction.after
+
+    @property
+    def module(self) -> str:
+        return self.instruction.module
+
+    @property
+    def node(self) -> int:
+        return self.instruction.node
+
+    @property
+    def collective(self) -> str:
+        return self.instruction.collective
+
+    @property
+    def bytes(self) -> int:
+        return self.instruction.bytes
+
+    @property
+    def travellers(self) -> int:
+        """How many parameters or gradients a collective carries (none where it is about something else)."""
+        return len(self.instruction.steps) if self.kind in (Kind.GATHER, Kind.SCATTER) else 0
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A program on a mesh, every instruction with its price."""
+
+    program: Program
+    mesh: Mesh
+    events: tuple[Event, ...]
+
+    @cached_property
+    def seconds(self) -> float:
+        """The plain sum of all instructions."""
+        return sum(event.seconds for event in self.events)
+
+    @property
+    def communication(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Per kind of collective and mesh axis, how many of them one rank performs in a step, and their bytes."""
+        return self.program.communication
+
+
+def price(program: Program, mesh: Mesh) -> Priced:
+    """Price every instruction of a program.
+
+    Example
+    -------
+    >>> events = price(program, mesh).events                                                     # doctest: +SKIP
+    >>> sum(event.seconds for event in events if event.phase is Phase.FORWARD)                   # doctest: +SKIP
+    """
+    prices = _Prices(program, mesh)
+    return Priced(program, mesh, tuple(prices.event(instruction) for instruction in program.instructions))
+
+
+class _Prices:
+    def __init__(self, program: Program, mesh: Mesh) -> None:
+        self.program, self.flow, self.mesh, self.device = program, program.flow, mesh, mesh.device
+        # A processor computes what it issues, so issuing has no time of its own there.
+        self.overhead = self.device.launch_overhead if self.device.kind == "cuda" else 0.0
+        self._operators: dict[object, tuple[float, float]] = {}
+        self._entered = modules_entered(self.flow.graph.ops)
+        profile = self.device.profile
+        self._call_seconds = 0.0 if profile is None else profile.dispatch_of.get("module", (0.0, 0.0))[0]
+
+    def event(self, instruction: Instruction) -> Event:
+        kind = instruction.kind
+        if kind in FREE:
+            return Event(instruction, 0.0, 0.0)
+        if kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT):
+            return Event(instruction, *self._operator(instruction))
+        if kind is Kind.UPDATE:
+            return Event(instruction, *self._update())
+        return Event(instruction, self._seconds(instruction), self.overhead)
+
+    def _seconds(self, instruction: Instruction) -> float:
+        kind, steps = instruction.kind, instruction.steps
+        if kind is Kind.CHANGE:
+            return step_seconds(steps[0].step, self.mesh)
+        if kind in (Kind.GATHER, Kind.SCATTER):
+            return collective_seconds([traveller.step for traveller in steps], self.mesh)
+        if kind is Kind.REDUCE:
+            assert instruction.leg is not None
+            return leg_seconds(instruction.leg, self.program.buckets[instruction.bucket].itemsize, self.mesh)
+        if kind is Kind.EXCHANGE:
+            axis = next(axis for axis in self.mesh.axes if axis.name == instruction.stream)
+            return float(collectives.all_reduce(instruction.bytes, axis))
+        if kind is Kind.UNPACK:
+            return self._copy(sum(traveller.step.bytes_out for traveller in steps), 2)
+        if kind is Kind.PACK:
+            return self._copy(self._packed_bytes(instruction), 2)
+        return self._copy(self._gradient_bytes(instruction), 3)  # two are read, one is written
+
+    def _packed_bytes(self, instruction: Instruction) -> int:
+        if instruction.bucket < 0:
+            return sum(traveller.step.bytes_in for traveller in instruction.steps)
+        bucket = self.program.buckets[instruction.bucket]
+        if len(instruction.writes) > 1 or instruction.name not in bucket.tensors:
+            return sum(bucket.elements) * bucket.itemsize
+        return bucket.elements[bucket.tensors.index(instruction.name)] * bucket.itemsize
+
+    def _gradient_bytes(self, instruction: Instruction) -> int:
+        """Of the tensor whose gradients are added."""
+        slots, slot = self.program.slots, instruction.writes[0]
+        while slots[slot].alias >= 0:
+            slot = slots[slot].alias
+        return slots[slot].bytes
+
+    def _copy(self, size: int, passes: int) -> float:
+        """Seconds of an elementwise kernel that reads and writes ``size`` bytes ``passes`` times in all."""
+        return max(passes * size / self.device.bandwidth, self.overhead or self.device.launch_overhead)
+
+    def _operator(self, instruction: Instruction) -> tuple[float, float]:
+        node = self.flow.nodes[instruction.node]
+        assert isinstance(node, Compute)
+        which = 1 if instruction.phase is Phase.BACKWARD else 0
+        if node.kernel is None:
+            host = dispatch_seconds(node.op, self.flow.graph.tensors, node.footprint.issued, self.device)[which]
+        else:
+            host = several_seconds(node.footprint.issued, self.device)[which]
+        if which == 0:
+            host += self._entered.get(node.op.name, 0) * self._call_seconds
+        part = 1.0 if instruction.kind is Kind.OPERATOR else 0.5  # both gradients of a product are products of its size
+        return part * self._price(node)[which], part * host if self.overhead else 0.0
+
+    def _price(self, node: Compute) -> tuple[float, float]:
+        """Forward and backward seconds on the device; equal operators are priced once."""
+        shapes = tuple(self.flow.values[i].local for i in node.inputs)
+        copies = ""
+        if node.rules.kind == "view" and any(r is not None and r.owner >= 0 for r in node.footprint.results):
+            copies = "copy_rows" if shapes[0].strides[-1:] == (1,) else "copy"
+        key = (node.call, shapes, node.split, copies, node.op.grad)
+        if key not in self._operators:
+            times = op_times(
+                node.op,
+                node.rules,
+                self.flow.graph.tensors,
+                [node.split],
+                self.mesh,
+                self.program.training,
+                copies=copies,
+                pieces=self._pieces,
+            )
+            forward, backward = float(times[0, 0]), float(times[0, 1])
+            for axis, size, often in exchanges(self.flow, node):  # these are instructions of their own
+                seconds = float(collectives.all_reduce(size, self.mesh.axes[axis]))
+                forward, backward = forward - seconds, backward - often * seconds
+            self._operators[key] = (max(forward, 0.0), max(backward, 0.0))
+        return self._operators[key]
+
+    @cached_property
+    def _pieces(self) -> tuple[float, ...]:
+        """Into how many pieces as large as this rank's every mesh axis cuts."""
+        place = self.flow.place
+        return tuple(
+            1.0 / cut[here] if isinstance(cut, tuple) else cut
+            for cut, here in zip(place.cuts, place.coordinate, strict=True)
+        )
+
+    def _update(self) -> tuple[float, float]:
+        graph, flow = self.flow.graph, self.flow
+        trained = [p.tensor for p in graph.parameters if p.trainable]
+        sizes = [flow.values[flow.rest[tensor]].local.bytes for tensor in trained]
+        dtype = graph.tensors[trained[0]].dtype if trained else "float32"
+        seconds, host = update_seconds(self.program.optimizer, sizes, self.device, dtype)
+        return seconds, host if self.overhead else 0.0

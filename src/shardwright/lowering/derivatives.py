@@ -1,0 +1,126 @@
+"""The backward of one operator on one rank, as a function of what it keeps and of the gradients that arrive.
+
+Two ways. **Traced**: autograd is asked once, on tensors without data, which operators it would run (PyTorch's own derivative
+formulas), and these are written down as plain functions: no graph is built in a step, nothing is kept but what they read,
+and each gradient is computed only when its instruction comes. **Recorded**: where that cannot be done (exchanges between
+ranks inside a piece, operators that look at data), the operator runs under autograd by itself, and its backward is one call
+of the engine. Either way inputs and results that the backward reads live in the program's values, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from shardwright.lowering.calls import Call
+from shardwright.lowering.randomness import draws
+from shardwright.lowering.tracing import trace
+from shardwright.program.dataflow import Compute
+from shardwright.program.footprints import Strided
+
+Tensors = Sequence[Tensor | None]
+
+
+class Derivative(Protocol):
+    """An operator that can be run forward and backward."""
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+        """The results, and what the backward needs beside them and the inputs."""
+
+    def backward(
+        self, own: Any, kept: Sequence[Tensor | None], gradients: Tensors, wanted: Sequence[int], last: bool
+    ) -> list[Tensor | None]:
+        """The gradients of these inputs. ``kept`` are inputs, then results, as far as they were kept; ``last``: nobody
+        asks again."""
+
+
+class _Hole(NamedTuple):
+    """Stands for an input that is not kept but will be there again: which one, and how the saved tensor lies in it."""
+
+    place: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Recorded:
+    """By autograd, one operator at a time. ``like`` says how the inputs lie, ``returning`` which of them are freed and will
+    be there again."""
+
+    def __init__(
+        self, call: Call, slots: Sequence[int], like: Sequence[Strided], returning: Sequence[int], device: torch.device
+    ) -> None:
+        self.call, self.slots, self.like, self.device = call, tuple(slots), tuple(like), device
+        self.returning = tuple(returning)
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+        distinct: dict[int, Tensor] = {}
+        for slot, x, like in zip(self.slots, inputs, self.like, strict=True):
+            if slot not in distinct:
+                distinct[slot] = x.detach().requires_grad_(like.grad)
+        leaves = [distinct[slot] for slot in self.slots]
+        holder: list[Sequence[Tensor | None]] = [()]
+        holes = {inputs[i].untyped_storage().data_ptr(): i for i in self.returning if inputs[i].numel()}
+
+        def pack(saved: Tensor) -> Any:
+            place = holes.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
+            if place is None:
+                return saved
+            return _Hole(place, tuple(saved.shape), tuple(saved.stride()), int(saved.storage_offset()))
+
+        def unpack(saved: Any) -> Tensor:
+            there = holder[0][saved.place] if isinstance(saved, _Hole) else saved
+            assert there is not None
+            return there.as_strided(saved.size, saved.stride, saved.offset) if isinstance(saved, _Hole) else there
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack) if holes else nullcontext()
+        with torch.enable_grad(), hooks:
+            made = self.call(*leaves)
+        for i in self.returning:  # as leaves they would keep their memory
+            leaves[i].data = leaves[i].new_empty(0)
+        return tuple(x.detach() if isinstance(x, Tensor) else x for x in made), (made, leaves, holder)
+
+    def backward(
+        self, own: Any, kept: Sequence[Tensor | None], gradients: Tensors, wanted: Sequence[int], last: bool
+    ) -> list[Tensor | None]:
+        if own is None:  # not computed again in a recomputed block: of what was not kept only the shape matters
+            pairs = zip(kept, self.like, strict=False)
+            made_up = [_empty(like, self.device) if x is None else x for x, like in pairs]
+            _, own = self.forward(made_up)
+        made, leaves, holder = own
+        holder[0] = kept
+        followed = [
+            (output, gradient)
+            for output, gradient in zip(made, gradients, strict=False)
+            if gradient is not None and isinstance(output, Tensor) and output.requires_grad
+        ]
+        if not followed:
+            return [None] * len(wanted)
+        outputs, arrived = zip(*followed, strict=True)
+        chosen = [leaves[i] for i in wanted]
+        found = torch.autograd.grad(outputs, chosen, arrived, retain_graph=not last, allow_unused=True)
+        holder[0] = ()
+        return list(found)
+
+
+def derivative(
+    node: Compute,
+    call: Call,
+    like: Sequence[Strided],
+    arriving: Sequence[int],
+    returning: Sequence[int],
+    device: torch.device,
+) -> Derivative:
+    """How to run a node forward and backward. ``arriving``: the results of which gradients come."""
+    if any(node.rules.by_name[loop].exchanges for loop in node.lines) or draws(node.local, node.rules.kind):
+        return Recorded(call, node.call.slots, like, returning, device)
+    traced = trace(node, call, like, arriving, returning, device) if node.rules.kind != "recurrent" else None
+    return traced or Recorded(call, node.call.slots, like, returning, device)
+
+
+def _empty(like: Strided, device: torch.device) -> Tensor:
+    return torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype), device=device)

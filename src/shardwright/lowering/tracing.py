@@ -1,0 +1,243 @@
+"""One operator and its backward, written down as plain functions of tensors.
+
+``torch.fx``'s tracer runs the operator and autograd once on tensors without data and notes every operator that is called
+(Reed et al., 2022; the way of AOTAutograd, one operator at a time). What does not depend on the gradients that arrive is the
+forward part, the rest the backward part; the values that cross over are what has to be kept. Views of inputs are made again
+instead. Where nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be
+traced so (they look at data, or write in place) are left to autograd.
+"""
+
+from __future__ import annotations
+
+import operator as python_operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from shardwright._torch_compat import fake_mode, is_view_operator, traced_graph, writes_in_place
+from shardwright.lowering.calls import Call
+from shardwright.program.build import kept_outputs
+from shardwright.program.dataflow import Compute
+from shardwright.program.footprints import Strided
+
+aten = torch.ops.aten
+_SAME = (aten.detach.default, aten.alias.default)
+_RESHAPED = (aten.view.default, aten._unsafe_view.default)
+
+
+def trace(
+    node: Compute,
+    call: Call,
+    like: Sequence[Strided],
+    arriving: Sequence[int],
+    returning: Sequence[int],
+    device: torch.device,
+) -> Traced | None:
+    """The node forward and backward as plain functions, or nothing where that cannot be done."""
+    try:
+        graph, shapes = _joint(call, node.call.slots, like, arriving, device)
+    except Exception:  # whatever an operator raises without data: autograd will run it
+        return None
+    if any(writes_in_place(n.target) for n in graph.nodes if n.op == "call_function"):
+        return None
+    outputs = set(kept_outputs(node))
+    kept_results = tuple(i for i, o in enumerate(node.outputs) if o is not None and o in outputs)
+    parts = _Parts(graph, len(like), node.footprint.saved_inputs, kept_results)
+    if any(parts.inputs[n] in returning for n in parts.crossing if n in parts.inputs):
+        return None  # would be kept although it is to be freed
+    return Traced(call, parts, arriving, shapes, len(like))
+
+
+def _joint(
+    call: Call, slots: Sequence[int], like: Sequence[Strided], arriving: Sequence[int], device: torch.device
+) -> tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]:
+    """A graph of the operator and of the gradients of all its inputs, and how the gradients that arrive look."""
+    shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def joint(tensors: list[Tensor], gradients: list[Tensor]) -> Any:
+        distinct: dict[int, Tensor] = {}
+        for slot, x, lies in zip(slots, tensors, like, strict=True):
+            distinct.setdefault(slot, x.detach().requires_grad_(lies.grad))
+        leaves = [distinct[slot] for slot in slots]
+        made = call(*leaves)
+        followed = [made[i] for i in arriving]
+        wanted = list({id(x): x for x in leaves if x.requires_grad}.values())
+        found = torch.autograd.grad(followed, wanted, gradients, allow_unused=True)
+        by_leaf = {id(x): g for x, g in zip(wanted, found, strict=True)}
+        return [x.detach() if isinstance(x, Tensor) else None for x in made], [by_leaf.get(id(x)) for x in leaves]
+
+    with fake_mode() as mode:
+        tensors = [torch.empty_strided(x.shape, x.strides, dtype=getattr(torch, x.dtype), device=device) for x in like]
+        made = call(*tensors)
+        gradients = [torch.empty_like(made[i], memory_format=torch.contiguous_format) for i in arriving]
+        shapes = [(tuple(g.shape), g.dtype) for g in gradients]
+        with torch.enable_grad():
+            graph = traced_graph(joint, tensors, gradients, mode)
+    return graph, shapes
+
+
+class _Parts:
+    """A traced operator in two parts. ``crossing``: the values of the forward part that the backward part reads."""
+
+    def __init__(self, graph: fx.Graph, inputs: int, kept_inputs: Sequence[int], kept_results: Sequence[int]) -> None:
+        nodes = list(graph.nodes)
+        places = [n for n in nodes if n.op == "placeholder"]
+        self.inputs = {n: i for i, n in enumerate(places[:inputs])}
+        self.arriving = places[inputs:]
+        output = next(n for n in nodes if n.op == "output")
+        flat = list(output.args[0])  # the results, then a gradient for every input
+        made, self.gradients = flat[:-inputs], flat[-inputs:]
+        self.results = [_plain(x) for x in made]
+        self.same = {n: _plain(n) for n in nodes}
+        self.nodes = [n for n in nodes if n.op == "call_function"]
+        self.late: set[fx.Node] = set(self.arriving)
+        for n in self.nodes:
+            if any(x in self.late for x in n.all_input_nodes):
+                self.late.add(n)
+        self.there: dict[fx.Node, tuple[str, int]] = {
+            n: ("input", i) for n, i in self.inputs.items() if i in kept_inputs
+        }
+        for place in kept_results:
+            if isinstance(self.results[place], fx.Node):
+                self.there.setdefault(self.results[place], ("result", place))
+        self.crossing: list[fx.Node] = []
+        for n in self.nodes:
+            for x in n.all_input_nodes if n in self.late else ():
+                self._cross(_plain(x))
+        for gradient in self.gradients:
+            if isinstance(gradient, fx.Node):
+                self._cross(_plain(gradient))
+
+    def _cross(self, node: fx.Node) -> None:
+        """A value that the backward part reads; a view of an input, or a constant, is made again instead."""
+        if node in self.late or node in self.there or node in self.crossing:
+            return
+        if node.op == "call_function" and self._cheap(node):
+            for x in node.all_input_nodes:
+                self._cross(_plain(x))
+            return
+        self.crossing.append(node)
+
+    def _cheap(self, node: fx.Node) -> bool:
+        return is_view_operator(node.target) and all(
+            self._cheap(_plain(x)) if _plain(x).op == "call_function" else True for x in node.all_input_nodes
+        )
+
+    def backward(self, wanted: Sequence[int]) -> Callable[..., list[Tensor | None]]:
+        """A function of (crossing values, kept inputs and results, gradients) that gives these inputs' gradients."""
+        graph, where = fx.Graph(), {}
+        own, kept, grads = (graph.placeholder(name) for name in ("own", "kept", "gradients"))
+        count = len(self.inputs)
+
+        def at(holder: fx.Node, place: int) -> fx.Node:
+            return graph.call_function(python_operator.getitem, (holder, place))
+
+        def get(node: fx.Node) -> fx.Node:
+            node = _plain(node)
+            if node not in where:
+                if node in self.arriving:
+                    where[node] = at(grads, self.arriving.index(node))
+                elif node in self.there:
+                    kind, place = self.there[node]
+                    where[node] = at(kept, place if kind == "input" else count + place)
+                elif node in self.crossing:
+                    where[node] = at(own, self.crossing.index(node))
+                else:
+                    where[node] = _copied(graph, node, get)
+            return where[node]
+
+        needed = [g if not isinstance(g, fx.Node) else get(g) for g in (self.gradients[i] for i in wanted)]
+        graph.output(needed)
+        return _function(graph, 3)
+
+    def forward(self) -> Callable[..., Any] | None:
+        """A function of the inputs that gives results and crossing values; nothing where the operator itself will do."""
+        if all(n in self.inputs or n in self.results for n in self.crossing):
+            return None
+        graph, where = fx.Graph(), {}
+        places = {n: graph.placeholder(f"x{i}") for n, i in self.inputs.items()}
+
+        def get(node: fx.Node) -> fx.Node:
+            node = _plain(node)
+            if node not in where:
+                where[node] = places[node] if node in places else _copied(graph, node, get)
+            return where[node]
+
+        for n in self.nodes:  # in the order of the operator itself
+            if n not in self.late and n.target not in _SAME:
+                get(n)
+        results = [get(x) if isinstance(x, fx.Node) else None for x in self.results]
+        graph.output((results, [get(n) for n in self.crossing]))
+        graph.eliminate_dead_code()
+        return _function(graph, len(places))
+
+
+class Traced:
+    """An operator by its traced functions."""
+
+    def __init__(
+        self,
+        call: Call,
+        parts: _Parts,
+        arriving: Sequence[int],
+        shapes: list[tuple[tuple[int, ...], torch.dtype]],
+        inputs: int,
+    ) -> None:
+        self.call, self.parts, self.arriving, self.shapes = call, parts, tuple(arriving), shapes
+        self._forward = parts.forward()
+        self._crossing = (
+            [(0, parts.inputs[n]) if n in parts.inputs else (1, parts.results.index(n)) for n in parts.crossing]
+            if self._forward is None
+            else []
+        )
+        self._backward: dict[tuple[int, ...], Callable[..., list[Tensor | None]]] = {}
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+        if self._forward is not None:
+            return self._forward(*inputs)
+        made = self.call(*inputs)
+        return made, [inputs[i] if which == 0 else made[i] for which, i in self._crossing]
+
+    def backward(
+        self,
+        own: Any,
+        kept: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None],
+        wanted: Sequence[int],
+        last: bool,
+    ) -> list[Tensor | None]:
+        chosen = tuple(wanted)
+        if chosen not in self._backward:
+            self._backward[chosen] = self.parts.backward(chosen)
+        arrived = [gradients[i] for i in self.arriving]
+        if any(g is None for g in arrived):
+            like = next(g for g in arrived if g is not None)
+            arrived = [
+                like.new_zeros(shape, dtype=dtype) if g is None else g
+                for g, (shape, dtype) in zip(arrived, self.shapes, strict=True)
+            ]
+        return self._backward[chosen](own, kept, arrived)
+
+
+def _plain(node: Any) -> Any:
+    """The value itself behind operators that return it as it is."""
+    while isinstance(node, fx.Node) and node.op == "call_function" and node.target in _SAME:
+        node = node.args[0]
+    return node
+
+
+def _copied(graph: fx.Graph, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    args, kwargs = fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get)
+    # A gradient may arrive with other strides than it was traced with, where only a reshape is sure to work.
+    target: Any = aten.reshape.default if node.target in _RESHAPED else node.target
+    return graph.call_function(target, args, kwargs)
+
+
+def _function(graph: fx.Graph, arguments: int) -> Callable[..., Any]:
+    code = graph.python_code("self")
+    scope = dict(code.globals)
+    exec(code.src, scope)
+    forward = scope["forward"]
+    return lambda *given: forward(None, *given)

@@ -1,0 +1,201 @@
+"""The program of one rank: what it does in one step, as a flat list of numbered instructions.
+
+Price, simulation, memory and execution are all about these lines. An instruction names the values it reads, writes and
+is the last to use, and the instructions it waits for; values are numbers into the program's table. Work on the ``compute``
+stream runs in the order of the list, and so does what is sent along each mesh axis; between streams only what is written
+under ``after`` holds. A communication that is started (``gather``, ``scatter``, ``reduce``) is awaited by an instruction of
+its own. Numbers are stable: a trace, a profile and an error message all speak of "instruction 65 of rank 3".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.program.blocks import Block
+from shardwright.program.dataflow import Compute, Dataflow
+from shardwright.program.decisions import Sizes
+from shardwright.program.steps import BoundStep, Step
+from shardwright.program.sums import Leg, ReplicaSum
+
+COMPUTE = "compute"
+
+
+class Phase(str, Enum):
+    """The part of a step that an instruction belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    UPDATE = "update"
+
+    __str__ = str.__str__
+
+
+class Kind(str, Enum):
+    """What an instruction does."""
+
+    OPERATOR = "operator"
+    """Computes a piece of an operator; in the backward pass, all of its gradients."""
+    INPUT = "input"
+    """Computes the gradients of an operator's inputs, those of its weights being an instruction of their own."""
+    WEIGHT = "weight"
+    EXCHANGE = "exchange"
+    """Statistics between the pieces of the operator before it, inside its call."""
+    CHANGE = "change"
+    """One step of a change of layout, awaited."""
+    PACK = "pack"
+    """Copies parameters or gradients into one flat tensor, of a bundle or of a bucket."""
+    GATHER = "gather"
+    """Starts to gather a bundle of parameters (or one alone)."""
+    SCATTER = "scatter"
+    """Starts to scatter a bundle of gradients (or one alone)."""
+    REDUCE = "reduce"
+    """Starts one leg of the sum of a bucket between replicas."""
+    AWAIT = "await"
+    """Waits for what was started; what it carried is there from now on."""
+    UNPACK = "unpack"
+    """Copies the parameters of a bundle out of the flat tensor that was gathered."""
+    ACCUMULATE = "accumulate"
+    """Adds the gradients that several readers of a value bring."""
+    ARRIVE = "arrive"
+    """The gradient of one read of a parameter is known."""
+    DEPOSIT = "deposit"
+    """A gradient is complete and becomes the parameter's."""
+    UPDATE = "update"
+    """The optimizer's step."""
+
+    __str__ = str.__str__
+
+
+class Traveller(NamedTuple):
+    """A parameter or gradient in a bundle: the node that reads it, the step it takes, with and without this rank's
+    numbers."""
+
+    node: int
+    step: Step
+    bound: BoundStep
+
+
+class Bucket(NamedTuple):
+    """Gradients summed together: their parameters, how many elements each has (on the largest rank), how they are summed.
+
+    ``prepared``: its flat tensor lives on from step to step.
+    """
+
+    tensors: tuple[str, ...]
+    elements: tuple[int, ...]
+    way: ReplicaSum
+    dtype: str
+    itemsize: int
+    prepared: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.way.elements * self.itemsize
+
+
+class Instruction(NamedTuple):
+    """One line of a program.
+
+    ``reads`` and ``writes`` are values; ``last`` are those that nobody needs afterwards. ``node`` numbers the node of the
+    dataflow it belongs to (-1: none). What it works with stands in ``steps`` (a change of layout: one step; a bundle: one
+    for each traveller), ``leg`` and ``bucket``. ``collective`` and ``bytes`` say what is communicated, bytes being those of
+    the larger side on the largest rank. ``temporary`` bytes are alive only inside it; ``early`` are values whose storage is
+    gone before the most is alive inside.
+    """
+
+    kind: Kind
+    phase: Phase
+    name: str
+    stream: str
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    module: str = ""
+    node: int = -1
+    steps: tuple[Traveller, ...] = ()
+    leg: Leg | None = None
+    bucket: int = -1
+    collective: str = ""
+    bytes: int = 0
+    temporary: int = 0
+    early: tuple[int, ...] = ()
+    stage: int = 0
+    microbatch: int = 0
+
+
+class Slot(NamedTuple):
+    """A value of a program: of which tensor, what it is (``value``, ``gradient``, ``gathered``, ``saved``, ``flat``,
+    ``resting``), the bytes of the storage it lies in, and whose storage that is (``-1``: its own)."""
+
+    tensor: str
+    role: str
+    bytes: int
+    alias: int = -1
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in one step.
+
+    ``slots`` are the values; the first of them are those of ``flow``. ``forward`` and ``backward`` are the instructions of
+    either part (recomputation belongs to the backward part). ``gradients`` maps the values of ``flow`` whose gradient is
+    known in the end to that gradient's slot; ``roots`` those the backward pass starts from.
+    """
+
+    flow: Dataflow
+    instructions: tuple[Instruction, ...]
+    slots: tuple[Slot, ...]
+    buckets: tuple[Bucket, ...]
+    sizes: Sizes
+    optimizer: str
+    forward: range
+    backward: range
+    gradients: Mapping[int, int]
+    roots: Mapping[int, int]
+    blocks: Mapping[int, Block]
+    saved: Mapping[int, int]
+    """Node → the slot of what it keeps of its own for its backward."""
+    elsewhere: Mapping[int, int]
+    """Values handed out that are not in the slot of their own number → the slot they are in."""
+
+    @cached_property
+    def communication(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """Per kind of collective and mesh axis, how many of them the rank performs in a step, and their bytes."""
+        count: Counter[tuple[str, str]] = Counter()
+        size: Counter[tuple[str, str]] = Counter()
+        for instruction in self.instructions:
+            if instruction.collective:
+                count[instruction.collective, instruction.stream] += 1
+                size[instruction.collective, instruction.stream] += instruction.bytes
+        return {key: (count[key], size[key]) for key in sorted(count)}
+
+    @property
+    def graph(self) -> Graph:
+        return self.flow.graph
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.flow.strategy
+
+    @property
+    def training(self) -> bool:
+        return self.flow.training
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The parameters that get a gradient."""
+        return frozenset(i.name for i in self.instructions if i.kind is Kind.DEPOSIT)
+
+    def operator_name(self, instruction: Instruction) -> str:
+        """What an instruction computes, in the words of the operator library: ``linear``."""
+        node = self.flow.nodes[instruction.node]
+        return node.op.target.split(".")[1] if isinstance(node, Compute) else instruction.kind.value

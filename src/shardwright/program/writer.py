@@ -1,0 +1,205 @@
+"""Writes instructions down in the order in which the host issues them.
+
+It keeps what CUDA's streams guarantee: a communication starts no earlier than the computation issued before it has ended,
+and once the program waits for a communication, whatever it computes afterwards waits too. So the list alone says what may
+overlap. Which instruction is the last to use a value is found at the end, for all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shardwright.program.dataflow import Dataflow
+from shardwright.program.instructions import COMPUTE, Instruction, Kind, Phase, Slot, Traveller
+from shardwright.program.steps import BoundStep, Step
+from shardwright.program.sums import Leg
+
+UNMADE = Slot("", "value", 0)
+
+
+class Writer:
+    """The instructions and values so far."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        self.flow, self.axes = flow, flow.place.axes
+        self.instructions: list[Instruction] = []
+        self.slots: list[Slot] = [UNMADE] * len(flow.values)
+        self.maker: dict[int, int] = {}
+        self._computing: tuple[int, ...] = ()
+        for tensor, value in flow.rest.items():
+            self.slots[value] = Slot(tensor, "resting", flow.values[value].local.bytes)
+
+    def slot(self, tensor: str, role: str, size: int, alias: int = -1, at: int | None = None) -> int:
+        """A new value (or the flow's own, ``at`` its number); ``alias`` is the value in whose storage it lies."""
+        made = Slot(tensor, role, 0 if alias >= 0 else size, alias)
+        if at is not None:
+            self.slots[at] = made
+            return at
+        self.slots.append(made)
+        return len(self.slots) - 1
+
+    def root(self, slot: int) -> int:
+        """The value in whose storage a value lies."""
+        while self.slots[slot].alias >= 0:
+            slot = self.slots[slot].alias
+        return slot
+
+    def compute(
+        self,
+        kind: Kind,
+        phase: Phase,
+        name: str,
+        reads: Iterable[int] = (),
+        writes: Sequence[int] = (),
+        *,
+        after: Iterable[int] = (),
+        module: str = "",
+        node: int = -1,
+        steps: tuple[Traveller, ...] = (),
+        bucket: int = -1,
+        temporary: int = 0,
+        early: tuple[int, ...] = (),
+    ) -> int:
+        """Write work on the compute stream."""
+        reads, number = tuple(reads), len(self.instructions)
+        waits = tuple(dict.fromkeys((*(self.maker[r] for r in reads if r in self.maker), *after)))
+        self.instructions.append(
+            Instruction(
+                kind,
+                phase,
+                name,
+                COMPUTE,
+                reads,
+                tuple(writes),
+                waits,
+                (),
+                module,
+                node,
+                steps,
+                None,
+                bucket,
+                temporary=temporary,
+                early=early,
+            )
+        )
+        for slot in writes:
+            self.maker[slot] = number
+        self._computing = (number,)
+        return number
+
+    def communicate(
+        self,
+        kind: Kind,
+        phase: Phase,
+        name: str,
+        collective: str,
+        axis: int,
+        size: int,
+        reads: Iterable[int] = (),
+        writes: Sequence[int] = (),
+        *,
+        after: Iterable[int] = (),
+        module: str = "",
+        node: int = -1,
+        aside: bool = False,
+        steps: tuple[Traveller, ...] = (),
+        leg: Leg | None = None,
+        bucket: int = -1,
+        temporary: int = 0,
+    ) -> int:
+        """Write a collective on the stream of its mesh axis; ``aside``: it waits for what is named and nothing else."""
+        reads, number = tuple(reads), len(self.instructions)
+        made = () if aside else (*(self.maker[r] for r in reads if r in self.maker), *self._computing)
+        waits = tuple(dict.fromkeys((*after, *made)))
+        self.instructions.append(
+            Instruction(
+                kind,
+                phase,
+                name,
+                self.axes[axis][0],
+                reads,
+                tuple(writes),
+                waits,
+                (),
+                module,
+                node,
+                steps,
+                leg,
+                bucket,
+                collective,
+                size,
+                temporary,
+            )
+        )
+        for slot in writes:
+            self.maker[slot] = number
+        return number
+
+    def wait(
+        self, started: int, phase: Phase, reads: Iterable[int] = (), writes: Sequence[int] = (), *, temporary: int = 0
+    ) -> int:
+        """Wait for a communication: whatever is computed from now on starts after it."""
+        known = self.instructions[started]
+        return self.compute(
+            Kind.AWAIT,
+            phase,
+            known.name,
+            reads,
+            writes,
+            after=(started,),
+            module=known.module,
+            node=known.node,
+            steps=known.steps,
+            bucket=known.bucket,
+            temporary=temporary,
+        )
+
+    def step(
+        self,
+        step: Step,
+        bound: BoundStep,
+        phase: Phase,
+        source: int,
+        *,
+        role: str = "value",
+        tensor: str,
+        module: str = "",
+        node: int = -1,
+    ) -> int:
+        """Write one step of a change of layout, and wait for it. Gives the value it leads to."""
+        result = self.slot(tensor, role, step.bytes_out, source if step.is_view else -1)
+        travellers = (Traveller(node, step, bound),)
+        if not step.communicates:
+            self.compute(Kind.CHANGE, phase, tensor, (source,), (result,), module=module, node=node, steps=travellers)
+            return result
+        started = self.communicate(
+            Kind.CHANGE,
+            phase,
+            tensor,
+            step.kind,
+            step.axis,
+            step.wire_bytes,
+            (source,),
+            (result,),
+            module=module,
+            node=node,
+            steps=travellers,
+            temporary=step.buffer_bytes,
+        )
+        self.compute(Kind.AWAIT, phase, tensor, (), (), after=(started,), module=module, node=node)
+        return result
+
+    def finished(self, handed_out: Iterable[int]) -> tuple[tuple[Instruction, ...], tuple[Slot, ...]]:
+        """Everything written, each value's last use marked; what rests or is handed out has none."""
+        lasting = set(handed_out)
+        seen: set[int] = set()
+        done: list[Instruction] = []
+        for instruction in reversed(self.instructions):
+            last = [
+                slot
+                for slot in (*instruction.reads, *instruction.writes)
+                if slot not in seen and self.slots[slot].role != "resting" and slot not in lasting
+            ]
+            seen.update(last)
+            done.append(instruction._replace(last=tuple(dict.fromkeys(last))) if last else instruction)
+        return tuple(reversed(done)), tuple(self.slots)

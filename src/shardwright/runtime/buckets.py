@@ -1,0 +1,123 @@
+"""Gradients on their way between replicas: one flat tensor per bucket of the program, filled, summed in place, handed out.
+
+The flat tensor lives from step to step, and what is handed out to the optimizer are views of it. A bucket whose members got
+no gradient in a step (the caller went back from some results only) is not summed; of one that is filled in part, the rest
+is zero and not handed out. Both are the same on every rank, because every rank runs the same program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardwright._torch_compat import accumulation_hooks, gradient_hooks, like_dtensor, local_of
+from shardwright.errors import RunError
+from shardwright.program import Bucket
+from shardwright.program.steps import Line
+from shardwright.runtime.summing import Aside, Summing
+
+
+def hooked(parameter: torch.nn.Parameter) -> bool:
+    """Whether the user put hooks on a parameter: they see a gradient once, when it is complete."""
+    return bool(gradient_hooks(parameter) or accumulation_hooks(parameter))
+
+
+def deposit(parameter: torch.nn.Parameter, gradient: Tensor) -> None:
+    """Add a finished local gradient to ``parameter.grad``, past the parameter's hooks."""
+    for hook in gradient_hooks(parameter):
+        gradient = gradient.to(parameter.dtype)
+        gradient = _returned(parameter, hook(wrapped(parameter, gradient)), gradient)
+    if parameter.grad is not None:
+        local_of(parameter.grad).add_(gradient)
+    else:
+        parameter.grad = wrapped(parameter, gradient.to(parameter.dtype))
+    for hook in accumulation_hooks(parameter):
+        hook(parameter)
+
+
+def _returned(parameter: torch.nn.Parameter, answer: Tensor | None, gradient: Tensor) -> Tensor:
+    """What a hook makes of a local gradient."""
+    if answer is None:
+        return gradient
+    if isinstance(answer, DTensor) != isinstance(parameter, DTensor) or answer.shape != parameter.shape:
+        raise RunError(
+            f"A hook of a parameter {list(parameter.shape)} returned a {type(answer).__name__} {list(answer.shape)}.",
+            "Return the gradient it was given, changed: a DTensor of the same shape.",
+        )
+    if isinstance(answer, DTensor) and isinstance(parameter, DTensor):
+        answer = answer.redistribute(placements=parameter.placements)
+    return local_of(answer)
+
+
+def wrapped(parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor:
+    """A local gradient laid out as the parameter is."""
+    return like_dtensor(gradient, parameter) if isinstance(parameter, DTensor) else gradient
+
+
+class Flat:
+    """The flat tensor of one bucket. ``lines`` gives the ranks along every mesh axis, ``held`` the parameter of a name."""
+
+    def __init__(
+        self, bucket: Bucket, lines: Sequence[Line], aside: Aside, held: Callable[[str], torch.nn.Parameter]
+    ) -> None:
+        self.bucket, self.lines, self.aside, self.held = bucket, lines, aside, held
+        self.filled: dict[str, Tensor] = {}
+        self._flat: Tensor | None = None
+        self._parts: dict[str, Tensor] = {}
+        self._given: dict[str, Tensor] = {}
+        self._summing: Summing | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self._flat is None else self._flat.nbytes
+
+    def fill(self, tensor: str, gradient: Tensor) -> None:
+        """Take a gradient. Memory in which the last step's gradients still live is left to them."""
+        if not self.filled and (self._flat is None or self._flat.dtype != gradient.dtype or self._in_use()):
+            self._flat = torch.zeros(self.bucket.way.elements, dtype=gradient.dtype, device=gradient.device)
+            starts = [sum(self.bucket.elements[:i]) for i in range(len(self.bucket.elements))]
+            self._starts = dict(zip(self.bucket.tensors, starts, strict=True))
+            self._parts, self._given = {}, {}
+        assert self._flat is not None
+        if tensor not in self._parts:
+            start = self._starts[tensor]
+            part = self._flat[start : start + gradient.numel()].view(gradient.shape)
+            self._parts[tensor], self._given[tensor] = part, wrapped(self.held(tensor), part)
+        self.filled[tensor] = self._parts[tensor].copy_(gradient)
+
+    def _in_use(self) -> bool:
+        return any(self.held(tensor).grad is given for tensor, given in self._given.items())
+
+    def advance(self) -> None:
+        """Start the next leg of the sum."""
+        if self._summing is None:
+            if not self.filled:
+                return
+            assert self._flat is not None
+            for tensor in self.bucket.tensors:
+                if tensor not in self.filled and tensor in self._parts:
+                    self._parts[tensor].zero_()
+            self._summing = Summing(self._flat, self.bucket.way.legs, self.lines, self.aside)
+        self._summing.advance()
+
+    def finish(self) -> None:
+        """Wait for the sum."""
+        if self._summing is not None:
+            self._summing.finish()
+            self._summing = None
+
+    def hand_out(self, tensor: str) -> bool:
+        """Give a parameter its gradient, if there was one in this step."""
+        part, parameter = self.filled.pop(tensor, None), self.held(tensor)
+        if part is None:
+            return False
+        if hooked(parameter):  # who knows where the hooks take it: the bucket's memory is used again
+            deposit(parameter, part.clone())
+        elif parameter.grad is None and part.dtype == parameter.dtype:
+            parameter.grad = self._given[tensor]
+        else:
+            deposit(parameter, part)
+        return True

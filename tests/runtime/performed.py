@@ -1,0 +1,91 @@
+"""Run plans with PyTorch's fake process group and print what was communicated and allocated, as JSON.
+
+Started by the tests in a process of its own, because it makes the default process group a fake one. Collectives return at
+once, so this shows what one rank does, not how long it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardwright import zoo
+from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.frontend import capture
+from shardwright.graph.repeats import block_paths
+from shardwright.lowering.collectives import counting
+from shardwright.runtime.parallelize import parallelize
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.search.options import EVERYTHING
+from shardwright.simulator import simulate
+
+
+def case(
+    name: str, sizes: dict[str, Any], search: str, axes: tuple[int, ...], recompute: bool = False
+) -> dict[str, Any]:
+    model, args, kwargs = zoo.build(name, **(dict(zoo.entry(name).small) | sizes))
+    graph = capture(model, args, kwargs)
+    mesh = mesh_of(parse_cluster("local:4"), axes)
+    within = EVERYTHING if search == "auto" else restriction(search, len(axes))
+    formulation = formulate(graph, mesh, within=within, recompute=block_paths(graph) if recompute else ())
+    strategy = formulation.strategy(solve(formulation.problem, time_limit=10).answer)
+    timeline = simulate(graph, strategy, mesh)
+    parallel = parallelize(model, strategy, args, kwargs, graph=graph)
+    optimiser = torch.optim.AdamW(parallel.parameters())
+
+    def step() -> None:
+        parallel(*args, **kwargs).backward()
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    with counting() as ledger:
+        step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in mesh.names}
+    performed = {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()}
+    state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
+    buckets = sum(flat.nbytes for flat in parallel._planned.executor.flats)
+    held = buckets + sum(map(_bytes, [*parallel.parameters(), *parallel.buffers(), *state, *args]))
+    return {
+        "predicted": {" ".join(key): list(value) for key, value in timeline.priced.communication.items()},
+        "performed": performed,
+        "peak": timeline.peak_bytes,
+        "measured": held + peak_of(profiler),
+    }
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local.numel() * local.itemsize
+
+
+def peak_of(profiler: Any) -> int:
+    """The most bytes that were allocated and not yet freed, of what was allocated under the profiler."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda e: e["ts"]):
+        total += event["args"]["Bytes"]
+        peak = max(peak, total)
+    return peak
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    cases = json.loads(sys.argv[1])
+    print(json.dumps([case(name, sizes, search, tuple(axes), *rest) for name, sizes, search, axes, *rest in cases]))
