@@ -4,12 +4,13 @@ Two ways. **Traced**: autograd is asked once, on tensors without data, which ope
 formulas), and these are written down as plain functions: no graph is built in a step, nothing is kept but what they read,
 and each gradient is computed only when its instruction comes. **Recorded**: where that cannot be done (exchanges between
 ranks inside a piece, operators that look at data), the operator runs under autograd by itself, and its backward is one call
-of the engine. Either way inputs and results that the backward reads live in the program's values, not here.
+of the engine; so are the first passes of every operator. Either way inputs and results that the backward reads live in the
+program's values, not here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -107,6 +108,34 @@ class Recorded:
         return list(found)
 
 
+class Lazy:
+    """Recorded at first, traced when it has shown to be used again: tracing an operator takes as long as many steps of a
+    small model. A pass that began one way ends that way."""
+
+    def __init__(self, recorded: Recorded, make: Callable[[], Derivative | None]) -> None:
+        self._now: Derivative = recorded
+        self._make: Callable[[], Derivative | None] | None = make
+
+    @property
+    def traced(self) -> bool:
+        return not isinstance(self._now, Recorded)
+
+    def settle(self) -> None:
+        """From the next pass on run what is traced, where it can be."""
+        if self._make is not None:
+            self._now, self._make = self._make() or self._now, None
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+        made, own = self._now.forward(inputs)
+        return made, (self._now, own)
+
+    def backward(
+        self, own: Any, kept: Sequence[Tensor | None], gradients: Tensors, wanted: Sequence[int], last: bool
+    ) -> list[Tensor | None]:
+        way, inner = (self._now, None) if own is None else own
+        return way.backward(inner, kept, gradients, wanted, last)
+
+
 def derivative(
     node: Compute,
     call: Call,
@@ -114,12 +143,17 @@ def derivative(
     arriving: Sequence[int],
     returning: Sequence[int],
     device: torch.device,
-) -> Derivative:
+) -> Lazy:
     """How to run a node forward and backward. ``arriving``: the results of which gradients come."""
-    if any(node.rules.by_name[loop].exchanges for loop in node.lines) or draws(node.local, node.rules.kind):
-        return Recorded(call, node.call.slots, like, returning, device)
-    traced = trace(node, call, like, arriving, returning, device) if node.rules.kind != "recurrent" else None
-    return traced or Recorded(call, node.call.slots, like, returning, device)
+
+    def make() -> Derivative | None:
+        if any(node.rules.by_name[loop].exchanges for loop in node.lines) or draws(node.local, node.rules.kind):
+            return None
+        if node.rules.kind == "recurrent":
+            return None
+        return trace(node, call, like, arriving, returning, device)
+
+    return Lazy(Recorded(call, node.call.slots, like, returning, device), make)
 
 
 def _empty(like: Strided, device: torch.device) -> Tensor:

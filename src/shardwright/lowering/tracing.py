@@ -24,6 +24,7 @@ from shardwright.program.footprints import Strided
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
+_TRACES: dict[Any, tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]] = {}
 _RESHAPED = (aten.view.default, aten._unsafe_view.default)
 
 
@@ -36,8 +37,11 @@ def trace(
     device: torch.device,
 ) -> Traced | None:
     """The node forward and backward as plain functions, or nothing where that cannot be done."""
+    key = (node.call, tuple(like), tuple(arriving), device)
     try:
-        graph, shapes = _joint(call, node.call.slots, like, arriving, device)
+        if node.kernel is not None or key not in _TRACES:  # a kernel may be another one next time
+            _TRACES[key] = _joint(call, node.call.slots, like, arriving, device)
+        graph, shapes = _TRACES[key]
     except Exception:  # whatever an operator raises without data: autograd will run it
         return None
     if any(writes_in_place(n.target) for n in graph.nodes if n.op == "call_function"):

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright._torch_compat import owns_storage
 from shardwright.lowering.calls import local_call
 from shardwright.lowering.collectives import in_place, ledger, run_step
-from shardwright.lowering.derivatives import Derivative, derivative
+from shardwright.lowering.derivatives import Lazy, derivative
 from shardwright.lowering.randomness import draws, random_state, set_random_state
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
@@ -26,6 +26,9 @@ from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.buckets import Flat, deposit
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
 from shardwright.runtime.summing import Aside
+
+TRACED_AFTER = 3
+"""Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
 
 
 class Surroundings(Protocol):
@@ -53,6 +56,8 @@ class Run:
     def __init__(self, slots: list[Any]) -> None:
         self.slots = slots
         self.random: dict[int, tuple[Tensor, ...]] = {}
+        self.lies: dict[tuple[int, int], tuple[Any, ...]] = {}
+        """How views of parameters that are freed and gathered again lie in them, by the values that need them."""
         self.spent = False
 
 
@@ -66,10 +71,11 @@ class Executor:
         self.program, self.flow, self.rank = program, program.flow, rank
         self.kept_back: dict[tuple[str, int], Tensor] = {}
         self.log: list[int] | None = None
+        self.passes = 0
         lines = [rank.line(self.flow.place.line(axis)) for axis in range(len(self.flow.place.axes))]
         aside = Aside()
         self.flats = [Flat(bucket, lines, aside, rank.held) for bucket in program.buckets]
-        self._derivatives: dict[Any, Derivative] = {}
+        self._derivatives: dict[Any, Lazy] = {}
         self._calls: dict[int, Callable[..., tuple[Any, ...]]] = {}
         self._shared = self._shared_storages()
         self._again = {n.result for n in self.flow.nodes if isinstance(n, Change) and n.again}
@@ -82,6 +88,10 @@ class Executor:
 
     def forward(self, sources: Sequence[Tensor], keep: bool) -> Run:
         """A forward pass from this rank's part of every source; ``keep``: a backward pass may follow."""
+        self.passes += keep
+        if self.passes == TRACED_AFTER + 1:
+            for found in self._derivatives.values():
+                found.settle()
         run = Run([None] * len(self.program.slots))
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
@@ -169,7 +179,7 @@ class Executor:
         assert isinstance(node, Compute)
         return node
 
-    def _derivative(self, number: int, node: Compute) -> Derivative:
+    def _derivative(self, number: int, node: Compute) -> Lazy:
         """How a node is run forward and backward; nodes that call alike share it."""
         like = tuple(self.flow.values[v].local for v in node.inputs)
         returning = tuple(i for i, v in enumerate(node.inputs) if self.flow.roots_of[v] in self._again)
@@ -189,12 +199,16 @@ class Executor:
         pairs = tuple(zip(outputs, places, strict=True))
         if keep and saved is not None and writes_saved:
             found = self._derivative(instruction.node, node)
+            views = self._views_to_return(node)
 
             def act(run: Run) -> None:
                 slots = run.slots
                 made, slots[saved] = found.forward([slots[r] for r in reads])
                 for slot, place in pairs:
                     slots[slot] = made[place]
+                for place in views:
+                    x = slots[reads[place]]
+                    run.lies[saved, place] = (x.shape, x.stride(), x.storage_offset())
         else:
             if instruction.node not in self._calls:
                 self._calls[instruction.node] = local_call(node, self.flow, self.rank.line, self.rank.device)
@@ -248,6 +262,7 @@ class Executor:
         places = tuple(node.inputs.index(v) for v, _ in pairs)
         writes = tuple(slot for _, slot in pairs)
         found = self._derivative(instruction.node, node)
+        views = tuple(p for p in self._views_to_return(node) if inputs[p] is not None and saved is not None)
         trained = self._trained(chosen)
 
         def act(run: Run) -> None:
@@ -256,11 +271,19 @@ class Executor:
             if all(g is None for g in grads) or (trained and not any(self.rank.held(t).requires_grad for t in trained)):
                 return
             kept_now = [None if s is None else slots[s] for s in (*inputs, *results)]
+            for place in views:  # what is there again is the parameter, of which the operator read a view
+                there: Any = kept_now[place]
+                kept_now[place] = there.as_strided(*run.lies[saved or 0, place])
             own = slots[saved] if saved is not None else None
             for slot, gradient in zip(writes, found.backward(own, kept_now, grads, places, last), strict=True):
                 slots[slot] = gradient
 
         return act
+
+    def _views_to_return(self, node: Compute) -> tuple[int, ...]:
+        """The inputs that are views of parameters which are freed after their use and gathered again."""
+        roots = self.flow.roots_of
+        return tuple(i for i, v in enumerate(node.inputs) if roots[v] in self._again and roots[v] != v)
 
     def _trained(self, chosen: Sequence[int]) -> tuple[str, ...]:
         """The parameters whose gradients an instruction computes, if it computes nothing else."""
