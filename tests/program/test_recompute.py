@@ -14,7 +14,7 @@ from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.costs.memory import ACTIVATIONS, memory
 from shardwright.costs.pricing import FREE, Priced
-from shardwright.errors import PlanError
+from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
@@ -98,5 +98,5 @@ def test_inference_recomputes_nothing(graph: Graph, whole: Strategy) -> None:
 
 
 def test_an_unknown_block_is_refused(graph: Graph, whole: Strategy) -> None:
-    with pytest.raises(PlanError, match="elsewhere"):
+    with pytest.raises(LoweringError, match="elsewhere"):
         priced(graph, replace(whole, recomputed=("elsewhere.0",)), MESH)

@@ -11,11 +11,11 @@ program's values, not here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering.calls import Call
 from shardwright.lowering.randomness import draws
@@ -49,14 +49,14 @@ class _Hole(NamedTuple):
 
 
 class Recorded:
-    """By autograd, one operator at a time. ``like`` says how the inputs lie, ``returning`` which of them are freed and will
-    be there again."""
+    """By autograd, one operator at a time. ``like`` says how the inputs lie, ``kept`` which of them the program keeps for
+    the backward (or brings back): of these autograd holds nothing."""
 
     def __init__(
-        self, call: Call, slots: Sequence[int], like: Sequence[Strided], returning: Sequence[int], device: torch.device
+        self, call: Call, slots: Sequence[int], like: Sequence[Strided], kept: Sequence[int], device: torch.device
     ) -> None:
         self.call, self.slots, self.like, self.device = call, tuple(slots), tuple(like), device
-        self.returning = tuple(returning)
+        self.kept = tuple(kept)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
         distinct: dict[int, Tensor] = {}
@@ -65,7 +65,7 @@ class Recorded:
                 distinct[slot] = x.detach().requires_grad_(like.grad)
         leaves = [distinct[slot] for slot in self.slots]
         holder: list[Sequence[Tensor | None]] = [()]
-        holes = {inputs[i].untyped_storage().data_ptr(): i for i in self.returning if inputs[i].numel()}
+        holes = {inputs[i].untyped_storage().data_ptr(): i for i in self.kept if inputs[i].numel()}
 
         def pack(saved: Tensor) -> Any:
             place = holes.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
@@ -78,12 +78,15 @@ class Recorded:
             assert there is not None
             return there.as_strided(saved.size, saved.stride, saved.offset) if isinstance(saved, _Hole) else there
 
-        hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack) if holes else nullcontext()
-        with torch.enable_grad(), hooks:
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             made = self.call(*leaves)
-        for i in self.returning:  # as leaves they would keep their memory
-            leaves[i].data = leaves[i].new_empty(0)
-        return tuple(x.detach() if isinstance(x, Tensor) else x for x in made), (made, leaves, holder)
+        results = tuple(x.detach() if isinstance(x, Tensor) else x for x in made)
+        outputs = [get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in made]
+        edges = [get_gradient_edge(x) if x.requires_grad else None for x in leaves]
+        for leaf in distinct.values():
+            if leaf.requires_grad:  # autograd knows a leaf by itself, not by its values, and would keep its memory
+                leaf.data = leaf.new_empty(0)
+        return results, (outputs, edges, holder)
 
     def backward(
         self, own: Any, kept: Sequence[Tensor | None], gradients: Tensors, wanted: Sequence[int], last: bool
@@ -92,18 +95,18 @@ class Recorded:
             pairs = zip(kept, self.like, strict=False)
             made_up = [_empty(like, self.device) if x is None else x for x, like in pairs]
             _, own = self.forward(made_up)
-        made, leaves, holder = own
+        outputs, edges, holder = own
         holder[0] = kept
         followed = [
-            (output, gradient)
-            for output, gradient in zip(made, gradients, strict=False)
-            if gradient is not None and isinstance(output, Tensor) and output.requires_grad
+            (edge, gradient)
+            for edge, gradient in zip(outputs, gradients, strict=False)
+            if gradient is not None and edge is not None
         ]
         if not followed:
             return [None] * len(wanted)
-        outputs, arrived = zip(*followed, strict=True)
-        chosen = [leaves[i] for i in wanted]
-        found = torch.autograd.grad(outputs, chosen, arrived, retain_graph=not last, allow_unused=True)
+        roots, arrived = zip(*followed, strict=True)
+        chosen = [edges[i] for i in wanted]
+        found = torch.autograd.grad(roots, chosen, arrived, retain_graph=not last, allow_unused=True)
         holder[0] = ()
         return list(found)
 
@@ -132,6 +135,8 @@ class Lazy:
     def backward(
         self, own: Any, kept: Sequence[Tensor | None], gradients: Tensors, wanted: Sequence[int], last: bool
     ) -> list[Tensor | None]:
+        if own is None:  # of a recomputed block, not computed again: what is traced needs no second forward
+            self.settle()
         way, inner = (self._now, None) if own is None else own
         return way.backward(inner, kept, gradients, wanted, last)
 
@@ -153,7 +158,8 @@ def derivative(
             return None
         return trace(node, call, like, arriving, returning, device)
 
-    return Lazy(Recorded(call, node.call.slots, like, returning, device), make)
+    kept = sorted({*node.footprint.saved_inputs, *returning})
+    return Lazy(Recorded(call, node.call.slots, like, kept, device), make)
 
 
 def _empty(like: Strided, device: torch.device) -> Tensor:

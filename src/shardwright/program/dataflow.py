@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from shardwright.errors import LoweringError, PlanError
+from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op, Ref, Tensor
 from shardwright.graph.repeats import span_of
 from shardwright.operators.rules import (
@@ -246,7 +246,9 @@ class _Builder:
         for path in self.strategy.recomputed if self.training else ():
             ops = span_of(self.graph, path)
             if not ops:
-                raise PlanError(f"the model has no block {path!r} to recompute.", "Make the plan again.")
+                raise LoweringError(
+                    f"there is no block {path!r} to recompute.", "Name modules as in model.named_modules()."
+                )
             spans.append((self.begins[ops.start], self.begins[ops.stop]))
         found: list[range] = []
         for start, stop in sorted(spans):

@@ -162,12 +162,13 @@ def forward(
 
 
 def why_not(call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None = None) -> str:
-    """Why an operator cannot be run on tensors without data, in the first line of its own words."""
+    """Why an operator cannot be run at all on tensors without data, in the first line of its own words; empty if it can."""
     try:
-        _Session(call, inputs, device, kernel).forward()
+        with torch.no_grad():
+            _Session(call, inputs, device, kernel)._run()
     except Exception as error:
         return (str(error).splitlines() or [type(error).__name__])[0]
-    return "it can"
+    return ""
 
 
 def backward(
@@ -337,6 +338,8 @@ def _value(value: Any, leaves: list[torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         return [_value(v, leaves) for v in value]
     if isinstance(value, Atom):
+        if value.kind == "complex":
+            return complex(value.value)
         return torch.device("meta") if value.kind == "device" else getattr(torch, value.value)
     return value
 

@@ -242,12 +242,11 @@ def _computed(flow: Dataflow, node: Compute, layouts: dict[int, tuple[Need, ...]
 def _shapes(flow: Dataflow, node: Compute) -> None:
     """The local operator gives what the layouts promise. One that is whole and cannot be looked at is as it was captured."""
     if not node.footprint.known and any(node.split):
-        given = tuple(flow.values[i].local for i in node.inputs)
-        raise LoweringError(
-            f"{describe(node.op)}: its piece does not run on local shapes "
-            f"({why_not(node.call, given, flow.device, node.kernel)}).",
-            "Split it otherwise.",
-        )
+        given = tuple(flow.values[i].local.without_gradient for i in node.inputs)
+        if why := why_not(node.call, given, flow.device, node.kernel):
+            raise LoweringError(
+                f"{describe(node.op)}: its piece does not run on local shapes ({why}).", "Split it otherwise."
+            )
     for value, result in zip(node.outputs, node.footprint.results, strict=False):
         if value is None or result is None or not node.footprint.known:
             continue

@@ -99,7 +99,7 @@ class Execution:
         if torch.is_grad_enabled() and self.program.roots:
             results = _Step.apply(self, self._anchor, sources, *parts)
             return self._finished(dict(zip((r.value for r in self._results), results, strict=True)))
-        run = self.executor.forward([*sources, *(x.detach() for x in parts)], keep=False)
+        run = self.executor.forward([*sources, *(x.detach() for x in parts)], False)
         self._store(run)
         return self._finished({r.value: self.executor.result(run, r.value) for r in self._results})
 
@@ -174,7 +174,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, execution: Execution, anchor: Tensor, sources: list[Tensor], *parts: Tensor) -> Any:
         executor, flow = execution.executor, execution.flow
-        ctx.execution, ctx.run = execution, executor.forward([*sources, *(x.detach() for x in parts)], keep=True)
+        ctx.execution, ctx.run = execution, executor.forward([*sources, *(x.detach() for x in parts)], True)
         execution._store(ctx.run)
         results, seen = [], {id(x) for x in (*sources, *parts)}
         for output in execution._results:

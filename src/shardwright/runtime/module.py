@@ -44,8 +44,8 @@ _PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws",
 class ParallelModule(Standing):
     """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
 
-    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``decisions`` say how it runs; where
-    the model has something of that name itself, that is what is found.
+    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``decisions`` say how it
+    runs; where the model has something of that name itself, that is what is found.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ParallelModule(Standing):
         groups: Mapping[str, str]
         gradients: Gradients
         draws: bool
-        queue: ReadingQueue
+        decisions: Decisions
 
     def _resemble(self, original: torch.nn.Module | None) -> None:
         """The tree of modules, attributes and methods of the original."""
