@@ -401,7 +401,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def owns_storage(tensor: torch.Tensor) -> bool:
     """Whether no other tensor lies in a tensor's storage and none of its elements lies upon another
-    (``torch._C._storage_Use_Count``; the storage that is looked at counts once more, and so does what a view was made of)."""
+    (``torch._C._storage_Use_Count``; the look at it counts once more, and so does what a view was made of)."""
     storage = tensor.untyped_storage()
     others = 1 + tensor._is_view()
     return torch._C._storage_Use_Count(storage._cdata) <= 1 + others and 0 not in tensor.stride()
