@@ -49,8 +49,12 @@ def case(
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 
+    executor = parallel._planned.executor
+    executor.log = []
     with counting() as ledger:
         step()
+    recorded = [parallel.program.instructions[number] for number in executor.log]
+    executor.log = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in mesh.names}
@@ -61,9 +65,15 @@ def case(
     return {
         "predicted": {" ".join(key): list(value) for key, value in timeline.priced.communication.items()},
         "performed": performed,
+        "instructions": [_line(i) for i in timeline.program.instructions] == [_line(i) for i in recorded],
         "peak": timeline.peak_bytes,
         "measured": held + peak_of(profiler),
     }
+
+
+def _line(instruction: Any) -> tuple[Any, ...]:
+    """What is the same in the program that was priced and in what was performed: all but the numbers of values."""
+    return (*instruction[:4], instruction.after, instruction.module, instruction.node, *instruction[10:15])
 
 
 def _bytes(tensor: torch.Tensor) -> int:

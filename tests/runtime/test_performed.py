@@ -53,6 +53,12 @@ def test_communication_is_what_was_predicted(outcomes: list[dict[str, Any]], ind
     assert outcomes[index]["performed"] == outcomes[index]["predicted"]
 
 
+@pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)
+def test_the_instructions_performed_are_those_that_were_priced(outcomes: list[dict[str, Any]], index: int) -> None:
+    """In the same order, with the same operators, steps, bundles, buckets and bytes."""
+    assert outcomes[index]["instructions"]
+
+
 @pytest.mark.parametrize("index", [i for i, case in enumerate(CASES) if case[1]], ids=lambda i: IDS[i])
 def test_memory_is_what_was_predicted(outcomes: list[dict[str, Any]], index: int) -> None:
     """Never under by more than half a percent. A gradient under way is predicted to live until it is awaited, as it

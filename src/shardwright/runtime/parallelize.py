@@ -17,7 +17,7 @@ from typing import Any, Union
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from shardwright._torch_compat import map_tree
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
@@ -124,6 +124,7 @@ def parallelize(
         plan.check(graph)
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))
+    _refuse_uneven_rest(graph, strategy)
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     decisions = decisions_of(plan) if decisions is None else decisions
@@ -146,6 +147,17 @@ def parallelize(
         load_weights(parallel, weights, strict)
     profile_if_asked(parallel)
     return parallel
+
+
+def _refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
+    """DTensors and their checkpoints know equal shards only, so what rests must not be cut in shares."""
+    uneven = [axis for axis, (name, _) in enumerate(strategy.axes) if name in strategy.shares]
+    for name in graph.sources[: len(graph.parameters) + len(graph.buffers)]:
+        if any(isinstance(strategy.resting[name][axis], Shard) for axis in uneven):
+            raise PlanError(
+                f"{name} rests cut along a mesh axis with shares {dict(strategy.shares)}, which DTensors cannot express.",
+                "Let parameters rest whole along that axis (data-parallel), or cut it evenly.",
+            )
 
 
 def _refuse_shards(model: torch.nn.Module) -> None:

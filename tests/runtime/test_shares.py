@@ -1,0 +1,56 @@
+"""Uneven cuts by weight: loops are cut in the shares of their axis, and the numbers are those of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lowering.strategies import mesh_with
+from runtime.workers import built
+from shardwright.costs.deciding import ByPrice
+from shardwright.errors import PlanError
+from shardwright.operators.strategy import Strategy
+from shardwright.program.validate import validate
+from shardwright.runtime import parallelize
+from shardwright.runtime.launch import run_locally
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.verification.verify import check
+
+
+def agrees(reference: str, search: str, shares: tuple[float, ...]) -> bool:
+    model, args, kwargs, graph = built(reference)
+    mesh = mesh_with((2,))
+    stated = formulate(graph, mesh, within=restriction(search, 1))
+    strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": shares})
+    validate(graph, strategy, ByPrice(mesh.with_shares(strategy.shares)))
+    answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
+    return answer is None or answer.agrees
+
+
+@pytest.mark.parametrize("shares", [(0.75, 0.25), (0.625, 0.375)], ids=["3:1", "5:3"])
+@pytest.mark.parametrize("model", ["gpt:small,batch=8", "wresnet50:small,batch=8"])
+def test_a_batch_in_shares(model: str, shares: tuple[float, ...]) -> None:
+    assert all(run_locally(agrees, 2, model, "data-parallel", shares, seconds=250))
+
+
+def test_shares_that_do_not_fit_their_axis_are_refused() -> None:
+    for shares in ((0.5,), (0.5, 0.6), (1.5, -0.5)):
+        with pytest.raises(PlanError, match="do not fit the mesh"):
+            Strategy((("a", 2),), {}, {}, shares={"a": shares})
+
+
+def refused(search: str) -> str:
+    model, args, kwargs, graph = built("gpt:small,batch=8")
+    stated = formulate(graph, mesh_with((2,)), within=restriction(search, 1))
+    strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": (0.75, 0.25)})
+    with pytest.raises(PlanError) as caught:
+        parallelize(model, strategy, args, kwargs, graph=graph, keep=True)
+    return caught.value.message
+
+
+def test_parameters_that_rest_in_shares_are_refused() -> None:
+    """Their DTensors would be gathered, and stored, wrongly."""
+    assert all("rests cut along a mesh axis with shares" in message for message in run_locally(refused, 2, "fsdp"))
