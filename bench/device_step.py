@@ -1,4 +1,4 @@
-"""One rank of eight on a GPU: our programs beside one device by itself and ``fully_shard``, alternating in one run.
+"""One rank of eight on a GPU: our programs beside one device by itself and ``fully_shard``, in one run.
 
     python bench/device_step.py [--model gpt2|llama] [--rounds 5]
 
@@ -51,8 +51,6 @@ def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]]]:
-    rows = MODELS[name][1]
-
     def alone() -> Callable[[], None]:
         one = built(name, 1, device)
         return step_of(one.model, one.args, one.kwargs)
@@ -74,9 +72,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
             graph = capture(whole.model, whole.args, whole.kwargs)
             options = Options(search=search, baselines=(), fewer_devices=False, ignore_device_memory=True)
             plan = plan_graph(graph, parse_cluster("8xH200"), options)
-            parallel = parallelize(whole.model, plan, graph=graph, device=device, inputs="local")
-            local = [x[:rows] for x in whole.args]  # this rank's rows
-            return step_of(parallel, tuple(local), whole.kwargs)
+            parallel = parallelize(whole.model, plan, graph=graph, device=device)
+            return step_of(parallel, whole.args, whole.kwargs)
 
         return make
 
