@@ -39,7 +39,7 @@ def planned(reference: str, cluster: Cluster | str, batch: int = 8, **options: A
 
 @pytest.fixture(scope="session")
 def gpt() -> Planned:
-    return planned("gpt:small", "2x2xH100")
+    return planned("gpt:small", "2x2xH100", fewer_devices=False)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,7 @@ def on_processors() -> Planned:
     cluster = parse_cluster("local:2")
     link = replace(cluster.network, processor_share=0.4, processor_seconds=40e-6)
     nodes = tuple(replace(node, link=link) for node in cluster.nodes)
-    return planned("gpt:small", replace(cluster, nodes=nodes, network=link), search="fsdp")
+    return planned("gpt:small", replace(cluster, nodes=nodes, network=link), search="fsdp", fewer_devices=False)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
+from shardwright.costs.pricing import FREE
 from shardwright.errors import ShardwrightError
 from shardwright.files import read_json
 from shardwright.graph import Graph
@@ -137,11 +138,14 @@ def _summary(step: RankStep, graph: Graph, spans: Any, traffic: Any, roots: Sequ
     ops = {op.name: op for op in graph.ops}
     matched = 0
     for event in step.events:
-        found = spans.get((event.phase, event.name)) if event.kind in ("operator", "update") else None
+        counts = event.kind in ("operator", "weight", "update")
+        found = spans.get((event.phase, event.name)) if counts else None
         if found:
-            matched += 1
+            # Gradients of inputs and of weights are two instructions and one function of autograd's.
+            parts = 2 if event.kind == "weight" else 1
+            matched += parts
             what = short_target(ops[event.name]) if event.name in ops else event.name
-            add(event.phase, what, event.module, event.seconds, sum(span.seconds for span in found))
+            add(event.phase, what, event.module, parts * event.seconds, sum(span.seconds for span in found))
     for planned, span in traffic:
         matched += 1
         kind = planned.collective.replace("_", "-")
@@ -152,7 +156,8 @@ def _summary(step: RankStep, graph: Graph, spans: Any, traffic: Any, roots: Sequ
     everything.sort(key=lambda span: span.start)
     length = max((e["start"] + e["dur"] for e in roots), default=0.0)
     computing = sum(span.end - span.start for found in spans.values() for span in found)
-    return Measured(length, tuple(rows), tuple(everything), matched, len(step.events), max(length - computing, 0.0))
+    issued = sum(event.kind not in FREE for event in step.events)
+    return Measured(length, tuple(rows), tuple(everything), matched, issued, max(length - computing, 0.0))
 
 
 def packed_measured(measured: Measured) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from shardwright.plans import Plan
 from shardwright.reports.glance import glance, work_of
 from shardwright.reports.html import asset, escape, table
 
-ROW, REST = 32, 300
+ROW, REST = 32, 480
 """Points a line of the race takes, and everything else."""
 
 

@@ -48,7 +48,9 @@ def _candidates(plan: Plan, items: list[Box | Words], top: float) -> float:
 
 def _candidate(plan: Plan, candidate: Candidate, items: list[Box | Words], top: float, scale: float) -> None:
     ours, p = candidate.name == plan.search, candidate.prediction
-    items.append(Words(LEFT - 10, top + 13, candidate_name(plan, candidate), bold=ours, anchor="end"))
+    items.append(
+        Words(LEFT - 10, top + 13, _fitting(candidate_name(plan, candidate), 12, LEFT - 12), bold=ours, anchor="end")
+    )
     if p is None:
         room = WIDTH - LEFT - RIGHT
         items.append(Words(LEFT, top + 13, _fitting(f"no plan: {candidate.note}", 12, room), colour=SOFT))

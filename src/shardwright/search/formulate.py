@@ -214,7 +214,7 @@ class _Builder:
                 return
         layouts = [layout for layout in layouts_of(meta, self.mesh.sizes) if self.within.rest(meta, layout)]
         layouts = layouts or [(Replicate(),) * len(self.mesh.sizes)]
-        trainable = self.graph.parameter_of[tensor].trainable and self.graph.training
+        trainable = self.graph.parameter_of[tensor].trainable and bool(differentiated(self.graph))
         local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
         sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
         seconds, own = np.zeros(len(sizes)), np.array(sizes, dtype=float)
