@@ -66,10 +66,13 @@ class Recorded:
         leaves = [distinct[slot] for slot in self.slots]
         holder: list[Sequence[Tensor | None]] = [()]
         holes = {inputs[i].untyped_storage().data_ptr(): i for i in self.kept if inputs[i].numel()}
+        held: set[int] = set()
 
         def pack(saved: Tensor) -> Any:
-            place = holes.get(saved.untyped_storage().data_ptr()) if saved.numel() else None
+            where = saved.untyped_storage().data_ptr()
+            place = holes.get(where) if saved.numel() else None
             if place is None:
+                held.add(where)
                 return saved
             return _Hole(place, tuple(saved.shape), tuple(saved.stride()), int(saved.storage_offset()))
 
@@ -84,7 +87,8 @@ class Recorded:
         outputs = [get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in made]
         edges = [get_gradient_edge(x) if x.requires_grad else None for x in leaves]
         for leaf in distinct.values():
-            if leaf.requires_grad:  # autograd knows a leaf by itself, not by its values, and would keep its memory
+            # Autograd knows a leaf by itself, not by its values, and would keep its memory.
+            if leaf.requires_grad and leaf.untyped_storage().data_ptr() not in held:
                 leaf.data = leaf.new_empty(0)
         return results, (outputs, edges, holder)
 
