@@ -76,7 +76,7 @@ class Outcome:
 def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress, beat: float = inf) -> Outcome:
     """Search under one name on every promising mesh and try all answers that may take less than ``beat`` seconds a step.
 
-    >>> search_by_name(trials, meshes, "fsdp", print).fitting
+    >>> search_by_name(trials, meshes, "fsdp", print).fitting  # doctest: +SKIP
     """
     tried: list[Found] = []
     refusal: Infeasible | None = None
