@@ -14,6 +14,9 @@ import pytest
 import torch
 
 import shardwright
+from shardwright.operators.deriving import forget
+from shardwright.operators.registry import DESCRIPTIONS, KERNELS
+from shardwright.verification.samples import SAMPLES
 
 READERS = {
     "IPython",
@@ -66,6 +69,17 @@ def belongs_to_the_reader(error: BaseException) -> bool:
 @pytest.fixture(autouse=True)
 def private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def private_registries():
+    """Examples describe operators of their own; whoever runs afterwards does not know them."""
+    kept = [(table, dict(table)) for table in (DESCRIPTIONS, KERNELS, SAMPLES)]
+    yield
+    for table, before in kept:
+        table.clear()
+        table.update(before)
+    forget()
 
 
 def test_every_example_runs():

@@ -1,4 +1,4 @@
-"""A model that no process has room for beside what it trains with trains on four, from meta and from a checkpoint."""
+"""A model whose weights alone exceed what a process may hold trains on four, from meta and from a checkpoint."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     strategy = Strategy((("cpu", 4),), {op.name: ("n0",) for op in graph.ops}, sharded, {}, frozenset(sharded))
     torch.randn(WIDTH, WIDTH) @ torch.randn(WIDTH, WIDTH)  # let the libraries allocate what they need once
     dist.barrier()
-    limit_memory(int(1.25 * MODEL_BYTES))
+    limit_memory(int(0.85 * MODEL_BYTES))
     decisions = replace(decisions_of(strategy), sizes=Sizes(ahead=2**22))
     parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)
     first = train(parallel, x)

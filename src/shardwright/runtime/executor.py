@@ -78,6 +78,7 @@ class Executor:
         self._derivatives: dict[Any, Lazy] = {}
         self._calls: dict[int, Callable[..., tuple[Any, ...]]] = {}
         self._shared = self._shared_storages()
+        self._landed = {slot for i in program.instructions if i.kind is Kind.AWAIT for slot in i.writes}
         self._again = {n.result for n in self.flow.nodes if isinstance(n, Change) and n.again}
         """Gathered parameters that are freed after their forward use and gathered again."""
         every = list(enumerate(program.instructions))
@@ -441,7 +442,7 @@ class Executor:
         size = sum(traveller.step.bytes_in for traveller in instruction.steps)
 
         def act(run: Run) -> None:
-            packed = run.slots[given]
+            packed, run.slots[given] = run.slots[given], None  # the work keeps what it needs of it
             if packed is None:
                 run.slots[result] = None
                 return
@@ -471,12 +472,14 @@ class Executor:
                     rank.complete(name)
 
             return hand_out
+        alone = slot in self._landed  # what was scattered is this rank's own, and its parts lie side by side
         shared = slot in self._shared
 
         def act(run: Run) -> None:
-            gradient = run.slots[slot]
+            gradient, run.slots[slot] = run.slots[slot], None
             if gradient is not None:
-                deposit(rank.held(name), gradient.clone() if shared or not owns_storage(gradient) else gradient)
+                copied = not alone and (shared or not owns_storage(gradient))
+                deposit(rank.held(name), gradient.clone() if copied else gradient)
                 rank.complete(name)
 
         return act

@@ -86,4 +86,4 @@ def test_bad_input_is_one_sentence_and_status_two(tmp_path: Path) -> None:
         [sys.executable, "-m", "shardwright", "place", str(tmp_path / "none.json")], capture_output=True, text=True
     )
     assert run.returncode == 2
-    assert "cannot read" in run.stderr and "Traceback" not in run.stderr
+    assert "Cannot read" in run.stderr and "Traceback" not in run.stderr

@@ -1,7 +1,7 @@
 """How samples are written: a function of sizes, so that the same call is tried even, uneven and with random shapes.
 
->>> @sample("aten.mm.default")
-... def mm(pick):
+>>> @sample("mylib.product.default")
+... def product(pick):
 ...     i, k, j = pick(3)
 ...     yield t(i, k), t(k, j)
 """
