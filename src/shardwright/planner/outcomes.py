@@ -13,7 +13,7 @@ from math import inf
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, TooLarge
-from shardwright.planner.trials import UNHIDDEN, Found, Trials
+from shardwright.planner.trials import ENOUGH, UNHIDDEN, Found, Trials
 from shardwright.search.baselines import ALIASES, BASELINES
 from shardwright.search.bills import EXPECTED, Pricing
 from shardwright.search.strategies import LEAST_MEMORY
@@ -150,19 +150,23 @@ def _descend(
     any traffic of parameters than the best that fits is with it.
     """
     fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
-    beat, fits = min(fitting, default=beat), bool(fitting)
+    beat, fits, none_small_enough = min(fitting, default=beat), bool(fitting), True
     for searched in trials.ladder(mesh, name, pricing):
         if fits and searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
             return
         if trials.counted(mesh, name, searched) > trials.limit(mesh):
             yield None
-        elif trials.unhidden(mesh, name, searched) < beat:
+            continue
+        none_small_enough = False
+        if trials.unhidden(mesh, name, searched) < beat:
             found = trials.tried(mesh, name, searched)
             yield found
             if found.prediction.fits:
                 if name != "auto" or trials.deep:
                     return
                 fits, beat = True, min(beat, found.prediction.step_seconds)
+    if none_small_enough and not fits:  # one may lie between two rungs; if not, the search says what keeps it from that
+        yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH)))
 
 
 def _another(trials: Trials, mesh: Mesh) -> Iterator[Found]:

@@ -147,13 +147,13 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     if options.recompute == "blocks" and not described.blocks:
         raise no_blocks(graph.training)
     shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
-    if max(mesh.devices for mesh in shapes) == 1:
+    several = max(mesh.devices for mesh in shapes) > 1
+    if not several:
         options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
     shown = tuple(dict.fromkeys([options.search, *options.baselines]))
     open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
-    names = shown
-    if options.search == "auto" and open_search and max(mesh.devices for mesh in shapes) > 1:
-        names = tuple(dict.fromkeys([*shown, *BASELINES]))
+    others = (BASELINES if options.search == "auto" else DEFAULT_BASELINES) if open_search else ()
+    names = tuple(dict.fromkeys([*shown, *others])) if several else shown
     rounds = [_round(described, shapes, options, names, options.recompute == "blocks", inf, say)]
     eligible = _eligible(rounds, options.search, open_search)
     again = _worth_recomputing(rounds[0], eligible, shapes, options, open_search)
@@ -249,7 +249,7 @@ def _worth_recomputing(
     fitting = [found.prediction.step_seconds for found in eligible if found.prediction.fits]
     held_back = plain.outcomes[options.search].held_back and options.search not in lacking
     if options.search == LEAST_MEMORY:
-        return [LEAST_MEMORY]
+        return list(plain.outcomes)  # the search's count leaves things out, so recipes take part in the choice
     if held_back and fitting and not plain.trials.deep:
         again = Trials(
             plain.trials.described,
@@ -280,10 +280,11 @@ def _nothing_fits(
     seen = list(eligible)
     if options.search == "auto":
         say("nothing fits; searching for what needs least")
-        least = replace(options, search=LEAST_MEMORY, baselines=())
+        least = replace(options, search=LEAST_MEMORY, baselines=(), memory_limit=None, ignore_device_memory=True)
         blocks = bool(rounds[0].trials.described.blocks) and options.recompute != "none"
-        smallest = _round(rounds[0].trials.described, shapes, least, [LEAST_MEMORY], blocks, inf, say)
-        seen += smallest.outcomes[LEAST_MEMORY].candidates
+        asked = [LEAST_MEMORY] if options.pins or options.forbidden else [LEAST_MEMORY, *DEFAULT_BASELINES]
+        smallest = _round(rounds[0].trials.described, shapes, least, asked, blocks, inf, say)
+        seen += [found for outcome in smallest.outcomes.values() for found in outcome.candidates]
     if not seen:
         why = next((refusal for refusal in refusals if refusal), Infeasible("there is nothing to search."))
         return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)
