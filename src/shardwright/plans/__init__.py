@@ -2,5 +2,6 @@
 
 from shardwright.plans.plan import Candidate, Plan, Prediction, Proof
 from shardwright.plans.serial import from_json, to_json
+from shardwright.plans.stages import Stage, StagePrediction
 
-__all__ = ["Candidate", "Plan", "Prediction", "Proof", "from_json", "to_json"]
+__all__ = ["Candidate", "Plan", "Prediction", "Proof", "Stage", "StagePrediction", "from_json", "to_json"]

@@ -16,7 +16,9 @@ from shardwright.errors import PlanError
 from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
+from shardwright.plans.stages import Stage, check_operators
 from shardwright.program import Written
+from shardwright.schedules import Schedule
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -125,7 +127,9 @@ class Plan:
 
     ``model`` is the reference the plan was made from (``gpt:layers=12``), empty when it came from Python objects.
     ``replicated`` lists operators that run whole for want of a rule, with the seconds that costs. ``captured`` is the graph
-    it was made for, or the line of text that stands for it in the plan's file; ask :meth:`graph` for it.
+    it was made for, or the line of text that stands for it in the plan's file; ask :meth:`graph` for it. A pipeline has
+    ``stages`` (:mod:`shardwright.plans.stages`), ``microbatches`` and a ``schedule``; its ``strategy`` and ``decisions`` are
+    those of its first stage.
     """
 
     model: str
@@ -147,10 +151,15 @@ class Plan:
     captured: Graph | str | None = field(default=None, compare=False)  # the signature's fingerprint stands for it
     decisions: Written = field(default_factory=Written)
     """What was decided about routes between layouts and sums between replicas: running the plan asks no price again."""
+    stages: tuple[Stage, ...] = ()
+    microbatches: int = 1
+    schedule: Schedule | None = None
 
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""
         axes = " × ".join(f"{name} {size}" for name, size in self.strategy.axes)
+        if self.stages:
+            axes = f"{len(self.stages)} stages, {self.microbatches} micro-batches"
         p = self.prediction
         return (
             f"<Plan of {self.model or 'a model'} ({self.signature.operators} operators) on {self.cluster.name}, {axes}: "
@@ -176,6 +185,11 @@ class Plan:
         return found
 
     @property
+    def devices(self) -> int:
+        """How many processes run it."""
+        return len({rank for stage in self.stages for rank in stage.ranks}) or self.strategy.devices
+
+    @property
     def mesh(self) -> Mesh:
         """The priced mesh of the plan's cluster with the strategy's axes."""
         return mesh_of(self.cluster, self.strategy.sizes).with_shares(self.strategy.shares)
@@ -192,6 +206,9 @@ class Plan:
 
     def _check_names(self, graph: Graph) -> None:
         """The strategy speaks of this graph's operators and tensors, each of them, and of no others."""
+        if self.stages:
+            check_operators(self.stages, graph)
+            return
         strategy, tensors = self.strategy, graph.tensors
         for what, mine, theirs in (
             ("split for the operator", set(strategy.splits), {op.name for op in graph.ops}),

@@ -1,6 +1,7 @@
 """``plan.json``: readable, diffable, versioned, free of code. One line per operator and per parameter.
 
-Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts. The last line is the
+Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts. A pipeline has its
+strategies under ``stages``, one line each, and the order of every device's passes under ``schedule``. The last line is the
 captured graph, compressed (:mod:`shardwright.plans.packed`), so that a plan can be looked at without running its model.
 """
 
@@ -15,12 +16,19 @@ from shardwright.cluster.serial import cluster_from
 from shardwright.errors import PlanError
 from shardwright.files import parse_json
 from shardwright.graph import Graph
-from shardwright.operators.strategy import Strategy
-from shardwright.plans.decided import NestText, RouteText, decisions_from, nests_text, routes_text
-from shardwright.plans.layouts import layout_from, layout_text, placement_from, placement_text
+from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
 from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Signature
-from shardwright.program import Sizes
+from shardwright.plans.stages import (
+    StageText,
+    StrategyText,
+    check_pipeline,
+    schedule_from,
+    stage_from,
+    stage_text,
+    strategy_from,
+    strategy_text,
+)
 from shardwright.records import read_record, shown
 
 __all__ = ["from_json", "layout_text", "placement_from", "placement_text", "to_json"]
@@ -30,9 +38,22 @@ EARLIER = ("shardwright-plan-1",)
 """Formats that are still read: a plan of format 1 leaves routes and sums to the prices of its cluster."""
 
 
+LINE_BY_LINE = ("candidates", "replicated", "notes", "routes", "nests", "stages", "schedule")
+"""Lists whose entries have a line each."""
+
+
 def to_json(plan: Plan) -> str:
     """The plan as a JSON document; ``from_json(to_json(p)) == p``."""
-    s = plan.strategy
+    strategy = strategy_text(plan.strategy, plan.decisions)
+    pipeline: dict[str, Any] = {}
+    if plan.stages:
+        strategy = {"mesh": strategy["mesh"]}
+        orders = plan.schedule.orders if plan.schedule is not None else ()
+        pipeline = {
+            "microbatches": plan.microbatches,
+            "schedule": [" ".join(map(str, order)) for order in orders],
+            "stages": [stage_text(stage) for stage in plan.stages],
+        }
     document: dict[str, Any] = {
         "format": FORMAT,
         "model": plan.model,
@@ -42,7 +63,7 @@ def to_json(plan: Plan) -> str:
         "search": plan.search,
         "optimiser": plan.optimiser,
         "calibration": plan.calibration,
-        "mesh": [list(axis) for axis in s.axes],
+        "mesh": strategy.pop("mesh"),
         "prediction": vars(plan.prediction),
         "proof": vars(plan.proof),
         "notes": list(plan.notes),
@@ -53,16 +74,8 @@ def to_json(plan: Plan) -> str:
         ],
         "replicated": [list(r) for r in plan.replicated],
         "signature": vars(plan.signature),
-        "splits": {name: list(split) for name, split in s.splits.items()},
-        "resting": {name: layout_text(layout) for name, layout in s.resting.items()},
-        "kept": {name: layout_text(layout) for name, layout in s.kept.items()},
-        "regathered": sorted(s.regathered),
-        "whole_gradients": sorted(s.whole_gradients),
-        "recomputed": list(s.recomputed),
-        "shares": {name: list(shares) for name, shares in s.shares.items()},
-        "sizes": vars(plan.decisions.sizes),
-        "routes": routes_text(plan.decisions),
-        "nests": nests_text(plan.decisions),
+        **strategy,
+        **pipeline,
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
         "graph": pack(plan.captured) if isinstance(plan.captured, Graph) else plan.captured,
     }
@@ -76,7 +89,7 @@ def _readable(document: dict[str, Any]) -> str:
         if isinstance(value, dict) and value:
             entries = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
             lines.append(f"{json.dumps(key)}: {{\n{entries}\n }}")
-        elif isinstance(value, list) and value and key in ("candidates", "replicated", "notes", "routes", "nests"):
+        elif isinstance(value, list) and value and key in LINE_BY_LINE:
             entries = ",\n".join(f"  {json.dumps(v)}" for v in value)
             lines.append(f"{json.dumps(key)}: [\n{entries}\n ]")
         else:
@@ -97,8 +110,8 @@ def from_json(text: str, where: str = "the plan") -> Plan:
     )
 
 
-@dataclass(frozen=True)
-class _Document:
+@dataclass(frozen=True, kw_only=True)
+class _Document(StrategyText):
     """The file, key by key: what is decided about the strategy stands at the top, where people look for it."""
 
     format: str
@@ -109,26 +122,20 @@ class _Document:
     search: str
     optimiser: str
     calibration: str
-    mesh: tuple[tuple[str, int], ...]
     prediction: Prediction
     proof: Proof
     notes: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     replicated: tuple[tuple[str, str, float], ...]
     signature: Signature
-    splits: dict[str, tuple[str | None, ...]]
-    resting: dict[str, tuple[str, ...]]
-    kept: dict[str, tuple[str, ...]]
-    regathered: frozenset[str]
-    recomputed: tuple[str, ...]
+    splits: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    resting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cluster: dict[str, Any]
     asked: Asked = field(default_factory=Asked)
-    whole_gradients: frozenset[str] = frozenset()
     graph: str | None = None
-    shares: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    sizes: Sizes = field(default_factory=Sizes)
-    routes: tuple[RouteText, ...] = ()
-    nests: tuple[NestText, ...] = ()
+    stages: tuple[StageText, ...] = ()
+    microbatches: int = 1
+    schedule: tuple[str, ...] = ()
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -139,29 +146,17 @@ def _cluster(data: dict[str, Any]) -> Cluster:
 
 
 def _plan(data: _Document, where: str) -> Plan:
-    axes = len(data.mesh)
-    if not axes or any(size < 1 for _, size in data.mesh) or len(dict(data.mesh)) != axes:
-        raise PlanError(f"{where} is damaged: its mesh is {shown(data.mesh)}.", "Plan again.")
-    for what, entries in (("splits", data.splits), ("resting", data.resting), ("kept", data.kept)):
-        for name, entry in entries.items():
-            if len(entry) != axes:
-                raise PlanError(
-                    f"{where} is damaged: {what}.{name} is {shown(entry)}, and the mesh has {axes} axes.", "Plan again."
-                )
+    stages = tuple(stage_from(stage, f"stage {number} of {where}") for number, stage in enumerate(data.stages))
+    strategy, decisions = (stages[0].strategy, stages[0].decisions) if stages else strategy_from(data, where)
+    if not stages and not data.splits and data.signature.operators:
+        raise PlanError(f"{where} is damaged: it has neither splits nor stages.", "Plan again.")
+    schedule = schedule_from(data.schedule, where)
+    check_pipeline(stages, data.microbatches, schedule)
     return Plan(
         model=data.model,
         signature=data.signature,
         cluster=_cluster(data.cluster),
-        strategy=Strategy(
-            axes=data.mesh,
-            splits=data.splits,
-            resting={name: layout_from(layout) for name, layout in data.resting.items()},
-            kept={name: layout_from(layout) for name, layout in data.kept.items()},
-            regathered=data.regathered,
-            recomputed=data.recomputed,
-            whole_gradients=data.whole_gradients,
-            shares=data.shares,
-        ),
+        strategy=strategy,
         search=data.search,
         optimiser=data.optimiser,
         prediction=data.prediction,
@@ -175,5 +170,8 @@ def _plan(data: _Document, where: str) -> Plan:
         sequence=data.sequence,
         dtype=data.dtype,
         captured=data.graph,
-        decisions=decisions_from(data.sizes, data.routes, data.nests, axes),
+        decisions=decisions,
+        stages=stages,
+        microbatches=data.microbatches,
+        schedule=schedule,
     )
