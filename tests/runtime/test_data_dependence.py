@@ -46,7 +46,7 @@ def refused_on_every_rank(rank: int) -> None:
     model, (x, mask), _, graph = built("guarded")
     strategy = random_strategy(graph, mesh_with((4,)), 1)
     parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph, keep=True)
-    with pytest.raises(AssumptionBroken, match=r"various.py:\d+ the model looks at its data"):
+    with pytest.raises(AssumptionBroken, match=r"trainings.py:\d+ the model looks at its data"):
         parallel(x, torch.zeros_like(mask))
     parallel(x, mask)  # and the next batch like the example is computed
 

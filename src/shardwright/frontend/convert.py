@@ -160,7 +160,7 @@ class _Conversion:
                 name=node.name,
                 target=target,
                 args=tuple(self._value(a) for a in node.args),
-                kwargs=tuple((k, self._value(v)) for k, v in node.kwargs.items() if k not in _left_out(target)),
+                kwargs=tuple((k, self._value(v)) for k, v in _keywords(node, target).items()),
                 outputs=tuple(outputs),
                 module=module_of(node),
                 source=source_of(node),
@@ -233,6 +233,16 @@ def _passes_through(target: str, node: Node, source: Tensor, tracked: bool) -> b
     if kind not in ("to", "type_as", "_to_copy") or not isinstance(value, torch.Tensor):
         return False
     return source.dtype == _dtype(value) and source.shape == _shape(value, node)
+
+
+def _keywords(node: Node, target: str) -> dict[str, Any]:
+    """The keywords that belong in a graph; what is made from nothing says its dtype, not that of the process it runs in."""
+    kept = {name: value for name, value in node.kwargs.items() if name not in _left_out(target)}
+    value = node.meta.get("val")
+    from_nothing = not node.all_input_nodes and isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    if from_nothing and kept.get("dtype") is None and any(a.name == "dtype" for a in node.target._schema.arguments):
+        kept["dtype"] = value.dtype
+    return kept
 
 
 def _left_out(target: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.buckets import Flat, deposit
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
 from shardwright.runtime.summing import Aside
+from shardwright.runtime.views import View
 
 TRACED_AFTER = 3
 """Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
@@ -56,7 +57,7 @@ class Run:
     def __init__(self, slots: list[Any]) -> None:
         self.slots = slots
         self.random: dict[int, tuple[Tensor, ...]] = {}
-        self.lies: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self.lies: dict[tuple[int, int], View] = {}
         """How views of parameters that are freed and gathered again lie in them, by the values that need them."""
         self.spent = False
 
@@ -208,8 +209,7 @@ class Executor:
                 for slot, place in pairs:
                     slots[slot] = made[place]
                 for place in views:
-                    x = slots[reads[place]]
-                    run.lies[saved, place] = (x.shape, x.stride(), x.storage_offset())
+                    run.lies[saved, place] = View.of(slots[reads[place]])
         else:
             if instruction.node not in self._calls:
                 self._calls[instruction.node] = local_call(node, self.flow, self.rank.line, self.rank.device)
@@ -274,7 +274,7 @@ class Executor:
             kept_now = [None if s is None else slots[s] for s in (*inputs, *results)]
             for place in views:  # what is there again is the parameter, of which the operator read a view
                 there: Any = kept_now[place]
-                kept_now[place] = there.as_strided(*run.lies[saved or 0, place])
+                kept_now[place] = run.lies[saved or 0, place].on(there)
             own = slots[saved] if saved is not None else None
             for slot, gradient in zip(writes, found.backward(own, kept_now, grads, places, last), strict=True):
                 slots[slot] = gradient
