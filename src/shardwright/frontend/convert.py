@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.fx import Node
 
-from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data, is_operator
+from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data, is_operator, schema
 from shardwright.errors import CaptureError
 from shardwright.frontend.functionalise import MUTATED
 from shardwright.frontend.provenance import module_of, source_of
@@ -239,8 +239,9 @@ def _keywords(node: Node, target: str) -> dict[str, Any]:
     """The keywords that belong in a graph; what is made from nothing says its dtype, not that of the process it runs in."""
     kept = {name: value for name, value in node.kwargs.items() if name not in _left_out(target)}
     value = node.meta.get("val")
-    from_nothing = not node.all_input_nodes and isinstance(value, torch.Tensor) and value.dtype.is_floating_point
-    if from_nothing and kept.get("dtype") is None and any(a.name == "dtype" for a in node.target._schema.arguments):
+    if node.all_input_nodes or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return kept
+    if kept.get("dtype") is None and any(argument.name == "dtype" for argument in schema(target).arguments):
         kept["dtype"] = value.dtype
     return kept
 

@@ -30,7 +30,8 @@ class View(NamedTuple):
 
     @staticmethod
     def of(view: Tensor) -> View:
-        return View(view.dtype, view.shape, view.stride(), view.storage_offset(), view.is_conj(), view.is_neg())
+        offset = int(view.storage_offset())
+        return View(view.dtype, view.shape, view.stride(), offset, view.is_conj(), view.is_neg())
 
     def on(self, whole: Tensor) -> Tensor:
         """The same view of another copy."""
