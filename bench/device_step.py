@@ -4,13 +4,18 @@
 
 Collectives are PyTorch's fake ones (they return at once), so this shows what one rank computes and what its host does, not
 the network. Host seconds are those until everything of a step is issued, step seconds those until the device has done it;
-memory is the peak above what rests between steps.
+memory is the peak above what rests between steps (parameters, optimizer states), as reserved from the device: what CUDA
+graphs keep for themselves counts. Every engine is also run with its host alone, the device idle before each step, because
+a host that waits for a full queue looks busy. ``--check`` compares losses of replayed and eager steps on changing batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import os
+import pstats
 import statistics
 import sys
 import time
@@ -28,6 +33,7 @@ from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
+from shardwright.runtime.replay import SWITCH
 from shardwright.zoo.reference import resolve
 
 RANKS = 8
@@ -66,8 +72,9 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         fully_shard(one.model, mesh=mesh)
         return step_of(one.model, one.args, one.kwargs)
 
-    def ours(search: str) -> Callable[[], Callable[[], None]]:
+    def ours(search: str, graphs: bool = True) -> Callable[[], Callable[[], None]]:
         def make() -> Callable[[], None]:
+            os.environ[SWITCH] = "1" if graphs else "0"
             whole = built(name, RANKS, device)
             graph = capture(whole.model, whole.args, whole.kwargs)
             options = Options(search=search, baselines=(), fewer_devices=False, ignore_device_memory=True)
@@ -82,7 +89,38 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         "fully_shard": native,
         "our fsdp": ours("fsdp"),
         "our data-parallel": ours("data-parallel"),
+        "our fsdp, eager": ours("fsdp", graphs=False),
+        "our data-parallel, eager": ours("data-parallel", graphs=False),
     }
+
+
+def checked(name: str, device: str) -> float:
+    """The largest difference between the losses of replayed and of eager training, over batches that change."""
+    found = []
+    for graphs in ("1", "0"):
+        os.environ[SWITCH] = graphs
+        torch.manual_seed(0)
+        whole = built(name, RANKS, device)
+        graph = capture(whole.model, whole.args, whole.kwargs)
+        options = Options(search="data-parallel", baselines=(), fewer_devices=False, ignore_device_memory=True)
+        plan = plan_graph(graph, parse_cluster("8xH200"), options)
+        model = parallelize(whole.model, plan, graph=graph, device=device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        generator, losses = torch.Generator(device).manual_seed(1), []
+        for number in range(16):
+            args = [torch.randint(0, 1000, x.shape, generator=generator, device=device) for x in whole.args]
+            loss = model(*args)
+            loss.backward()
+            optimizer.param_groups[0]["lr"] = 1e-4 / (1 + number)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            if number % 3:
+                optimizer.zero_grad()
+            losses.append(loss.item())
+        replay = model._planned.replay
+        print(f"{name}: {0 if replay is None else replay.replays} of 16 steps replayed; last loss {losses[-1]:.6f}")
+        found.append(losses)
+    return max(abs(a - b) for a, b in zip(*found, strict=True))
 
 
 def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:
@@ -102,33 +140,50 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--raw", help="write every figure here")
+    parser.add_argument("--only", help="engines whose name holds this")
+    parser.add_argument("--profile", help="write the host's profile of the engines here")
+    parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    if given.check:
+        print(f"{given.model}: losses differ by at most {checked(given.model, device):.3g}")
+        return
     figures: dict[str, list[tuple[float, float]]] = {}
     above: dict[str, float] = {}
     for name, make in engines(given.model, device).items():
+        if given.only and given.only not in name:
+            continue
         try:
             step = make()
-            for _ in range(8):  # operators are traced after the third pass
+            for _ in range(10):  # operators are traced after the third pass, graphs captured after the fifth
                 step()
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         if device == "cuda":
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()
             resting = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             step()
             torch.cuda.synchronize()
-            above[name] = (torch.cuda.max_memory_allocated() - resting) / 2**30
+            above[name] = (torch.cuda.max_memory_reserved() - resting) / 2**30
         figures[name] = [timed(step, device, given.steps) for _ in range(given.rounds)]
+        hosts = [timed(step, device, 1)[0] for _ in range(given.rounds)]
+        if given.profile:
+            profile = cProfile.Profile()
+            profile.runcall(timed, step, device, given.steps)
+            with open(f"{given.profile}-{given.model}-{name.replace(' ', '_').replace(',', '')}.txt", "w") as file:
+                pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(35)
         del step
         if device == "cuda":
             torch.cuda.empty_cache()
         host, whole = (1e3 * statistics.median(column) for column in zip(*figures[name], strict=True))
         print(
-            f"{given.model} {name}: {whole:.1f} ms a step, host {host:.1f} ms, {above.get(name, 0):.2f} GiB", flush=True
+            f"{given.model} {name}: {whole:.1f} ms a step, host {host:.1f} ms (alone {1e3 * statistics.median(hosts):.1f}), "
+            f"{above.get(name, 0):.2f} GiB",
+            flush=True,
         )
     if given.raw:
         Path(given.raw).write_text(json.dumps({"model": given.model, "figures": figures, "above_gib": above}))

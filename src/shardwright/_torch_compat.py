@@ -342,6 +342,13 @@ def like_dtensor(local: torch.Tensor, like: Any) -> torch.Tensor:
     return DTensor.__new__(DTensor, local, like._spec, requires_grad=False)
 
 
+def dtensor_handlers() -> dict[Any, Any]:
+    """Operators that DTensors are dispatched on by functions of (operator, args, kwargs) instead of the usual rules."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor._op_dispatcher._custom_op_handlers
+
+
 def takes_device(target: str) -> bool:
     """Whether an operator has a keyword ``device``: it creates tensors, or may move them."""
     return any(argument.name == "device" and argument.kwarg_only for argument in schema(target).arguments)
@@ -399,12 +406,15 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def storage_users(tensor: torch.Tensor) -> int:
+    """How many tensors lie in a tensor's storage (``torch._C._storage_Use_Count``; the look at it counts once more)."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1
+
+
 def owns_storage(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor lies in a tensor's storage and none of its elements lies upon another
-    (``torch._C._storage_Use_Count``; the look at it counts once more, and so does what a view was made of)."""
-    storage = tensor.untyped_storage()
-    others = 1 + tensor._is_view()
-    return torch._C._storage_Use_Count(storage._cdata) <= 1 + others and 0 not in tensor.stride()
+    """Whether no other tensor lies in a tensor's storage (but what a view was made of) and none of its elements lies upon
+    another."""
+    return storage_users(tensor) <= 1 + tensor._is_view() and 0 not in tensor.stride()
 
 
 def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[torch.Tensor], mode: Any) -> Any:

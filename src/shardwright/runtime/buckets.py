@@ -91,6 +91,10 @@ class Flat:
     def _in_use(self) -> bool:
         return any(self.held(tensor).grad is given for tensor, given in self._given.items())
 
+    def given(self, tensor: str) -> Tensor | None:
+        """What a parameter is handed as its gradient."""
+        return self._given.get(tensor)
+
     def advance(self) -> None:
         """Start the next leg of the sum."""
         if self._summing is None:

@@ -26,6 +26,7 @@ from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.border import Inputs, Outputs, departure, handed_out
 from shardwright.runtime.executor import Executor, Run
 from shardwright.runtime.inputs import Arguments
+from shardwright.runtime.replay import Replay, recorder_for
 from shardwright.runtime.shards import distributed
 
 
@@ -80,6 +81,8 @@ class Execution:
         self.program, self.decisions, self.rank, self.graph = program, decisions, rank, program.graph
         self.flow = program.flow
         self.executor = Executor(program, rank)
+        recorder = recorder_for(program, rank.device)
+        self.replay = None if recorder is None else Replay(self.executor, recorder)
         self._anchor = torch.empty(0, requires_grad=True)
         self._output_tree = restored_tree(self.graph.output_tree)
         self.arguments = Arguments(self.flow, decisions, rank.device, rank.bound, rank.inputs)
@@ -129,6 +132,14 @@ class Execution:
             }
         )
 
+    def forward(self, sources: Sequence[Tensor]) -> Run:
+        """A forward pass that a backward pass may follow, replayed where that is safe."""
+        replayed = None if self.replay is None else self.replay.forward(sources)
+        return self.executor.forward(sources, True) if replayed is None else replayed
+
+    def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
+        return (self.executor if self.replay is None else self.replay).backward(run, gradients)
+
     @property
     def holds_back(self) -> bool:
         """Whether gradients of passes under ``no_sync`` wait here for the next pass."""
@@ -174,7 +185,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, execution: Execution, anchor: Tensor, sources: list[Tensor], *parts: Tensor) -> Any:
         executor, flow = execution.executor, execution.flow
-        ctx.execution, ctx.run = execution, executor.forward([*sources, *(x.detach() for x in parts)], True)
+        ctx.execution, ctx.run = execution, execution.forward([*sources, *(x.detach() for x in parts)])
         execution._store(ctx.run)
         results, seen = [], {id(x) for x in (*sources, *parts)}
         for output in execution._results:
@@ -205,5 +216,5 @@ class _Step(torch.autograd.Function):
                 mine = gradient / output.shares if output.shares > 1 else gradient
                 known = arrived.get(output.value)
                 arrived[output.value] = mine if known is None else known + mine
-        found = execution.executor.backward(run, arrived)
+        found = execution.backward(run, arrived)
         return None, None, None, *(found.get(value) for value in ctx.inputs)

@@ -105,13 +105,19 @@ class Executor:
         """A value that is handed out."""
         return run.slots[self.program.elsewhere.get(value, value)]
 
-    def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
-        """A backward pass from the gradients of results; gives those of the inputs, by their values."""
+    def backward(
+        self, run: Run, gradients: Mapping[int, Tensor | None], instead: Callable[[int], bool] | None = None
+    ) -> dict[int, Tensor | None]:
+        """A backward pass from the gradients of results; gives those of the inputs, by their values. ``instead`` may take
+        over an instruction, by its number."""
+        table = self._backward
+        if instead is not None:
+            table = [(n, _unless(instead, n, act), last) for n, act, last in table]
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
         self._found: dict[int, Tensor | None] = {}
         with torch.no_grad():
-            self._perform(self._backward, run)
+            self._perform(table, run)
         run.spent, run.slots = True, []
         return self._found
 
@@ -472,17 +478,23 @@ class Executor:
                     rank.complete(name)
 
             return hand_out
-        alone = slot in self._landed  # what was scattered is this rank's own, and its parts lie side by side
-        shared = slot in self._shared
 
         def act(run: Run) -> None:
-            gradient, run.slots[slot] = run.slots[slot], None
+            gradient = self.own_gradient(run, slot)
             if gradient is not None:
-                copied = not alone and (shared or not owns_storage(gradient))
-                deposit(rank.held(name), gradient.clone() if copied else gradient)
+                deposit(rank.held(name), gradient)
                 rank.complete(name)
 
         return act
+
+    def own_gradient(self, run: Run, slot: int) -> Tensor | None:
+        """A finished gradient, which from now on belongs to its parameter alone."""
+        gradient, run.slots[slot] = run.slots[slot], None
+        if (
+            gradient is None or slot in self._landed
+        ):  # what was scattered is this rank's own; its parts lie side by side
+            return gradient
+        return gradient.clone() if slot in self._shared or not owns_storage(gradient) else gradient
 
     def _update(self, instruction: Instruction) -> Action:
         """The optimizer is the caller's; gradients of inputs are handed back."""
@@ -502,6 +514,14 @@ def _packed(gradients: list[Tensor | None], shapes: Sequence[tuple[int, ...]], s
         return None
     whole = [like.new_zeros(s) if g is None else g for g, s in zip(gradients, shapes, strict=True)]
     return packed_gradients(whole, steps)._replace(missing=tuple(i for i, g in enumerate(gradients) if g is None))
+
+
+def _unless(instead: Callable[[int], bool], number: int, act: Action) -> Action:
+    def chosen(run: Run) -> None:
+        if not instead(number):
+            act(run)
+
+    return chosen
 
 
 def _nothing(run: Run) -> None:

@@ -37,6 +37,7 @@ from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
 from shardwright.runtime.module import ParallelModule, built
 from shardwright.runtime.parts import look_at_hooks
+from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.torchrun import plan_of_job
@@ -146,6 +147,7 @@ def parallelize(
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
     profile_if_asked(parallel)
+    update_locally()
     return parallel
 
 

@@ -24,6 +24,8 @@ def class_loss(call: Call) -> Piece | None:
     """Cross entropy and negative log likelihood over a cut batch, cut positions, cut classes, or several of them."""
     import torch
 
+    from shardwright._torch_compat import operator
+
     x, target = call.tensors[call.op.inputs[0]], call.tensors[call.op.inputs[1]]
     classes = 1 if len(x.shape) > 1 else 0
     spans = call.input_spans(0)
@@ -51,6 +53,22 @@ def class_loss(call: Call) -> Piece | None:
 
     def per_class(weight: Any, rank: int) -> Any:
         return weight.view([-1 if d == classes else 1 for d in range(rank)])
+
+    def whole_classes(exchange: Any, **arguments: Any) -> Any:
+        """PyTorch's own loss of every point, which keeps one tensor of the logits' size in their own dtype."""
+        x, target, weight = arguments["self"], arguments["target"], arguments.get("weight")
+        total = wide(function(**(arguments | {"reduction": NONE}))).sum()
+        if reduction == MEAN and probabilities:
+            total = total / batch
+        elif reduction == MEAN:
+            kept = target != ignore
+            weights = kept if weight is None else weight[torch.where(kept, target, 0)] * kept
+            total = total / everywhere(exchange, weights.detach().sum().to(total.dtype), "sum", points)
+        return total.to(x.dtype)
+
+    if cut_classes is None and not several:
+        function = operator(call.op.target)
+        return call.kernel(whole_classes)
 
     def accumulate(exchange: Any, arguments: dict[str, Any]) -> Any:
         x = wide(arguments["self"])

@@ -1,0 +1,58 @@
+"""Fused optimizers on the local shards: one call of the kernel, without DTensor's dispatch of every tensor in it.
+
+A fused update (``torch.optim.AdamW(fused=True)``) is one operator over lists of parameters, gradients and states. DTensor
+looks at each tensor of each list, every step: 22 of 51 ms of a GPT-2's step on an H200's host. The update is element by
+element, so where all lists lie alike (same mesh, same placements, which is how states and gradients of our parameters are
+made) it is the same on the local tensors. Anything else goes the usual way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from shardwright._torch_compat import dtensor_handlers, local_of
+
+_NAMES = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_")
+
+
+def update_locally() -> None:
+    """From now on fused updates of DTensors are computed on their local tensors. Called again, nothing happens."""
+    handlers = dtensor_handlers()
+    for name in _NAMES:
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in () if packet is None else packet.overloads():
+            handlers.setdefault(getattr(packet, overload), _updated)
+
+
+def _updated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    lists = [x for x in args if isinstance(x, list | tuple) and x and isinstance(x[0], torch.Tensor)]
+    if _alike(lists):
+        here = [[local_of(x) for x in arg] if isinstance(arg, list | tuple) else local_of(arg) for arg in args]
+        return operator(*here, **{name: local_of(value) for name, value in kwargs.items()})
+    handlers = dtensor_handlers()
+    mine = handlers.pop(operator)
+    try:
+        return operator(*args, **kwargs)
+    finally:
+        handlers[operator] = mine
+
+
+def _alike(lists: list[Any]) -> bool:
+    """Whether the tensors that are updated together lie alike; counts of steps are plain tensors."""
+    first = [x._spec if isinstance(x, DTensor) else None for x in lists[0]] if lists else []
+    for other in lists[1:]:
+        if isinstance(other[0], DTensor) and not all(
+            isinstance(x, DTensor) and (x._spec is spec or _same(x._spec, spec))
+            for x, spec in zip(other, first, strict=False)
+        ):
+            return False
+    return all(spec is not None for spec in first)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return (
+        other is not None and one.placements == other.placements and one.mesh == other.mesh and one.shape == other.shape
+    )

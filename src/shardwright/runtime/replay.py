@@ -1,0 +1,290 @@
+"""A program recorded once and replayed: on CUDA a step is two graphs, one forward and one backward, and no host in its way.
+
+After some eager passes both passes are captured into CUDA graphs that share one pool of memory (PyTorch's
+``torch.cuda.graph``). Parameters are read and buckets summed where they lie, inputs and the gradients that arrive are copied
+into standing tensors, collectives are part of the graphs. What Python has to do (handing gradients to parameters, hooks)
+is done after the replay, exactly as the instructions would.
+
+A replay overwrites what the last one left, so it is only made where nobody needs that any more: not while a forward pass
+waits for its backward, not while a large result of the last pass is still held. Such passes, accumulation under
+``no_sync``, passes that are logged or counted, and backward passes from other results than before run eagerly, with the same
+numbers. Programs that draw random numbers from seeds of the host are not captured at all; why one is not is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright._torch_compat import storage_users
+from shardwright.lowering.collectives import ledger
+from shardwright.lowering.randomness import draws
+from shardwright.program import Kind, Program
+from shardwright.program.dataflow import Compute
+from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
+from shardwright.runtime.executor import TRACED_AFTER, Executor, Run
+
+SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
+"""Set to 0 in the environment: nothing is captured."""
+
+_WARM = TRACED_AFTER + 2
+_TRIES = 4
+_COPIED_BYTES = 2**20
+"""Results up to this size are copied out of the graphs' memory, larger ones are handed out as they lie there."""
+
+log = logging.getLogger("shardwright")
+
+
+class Recording(Protocol):
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Records work on tensors so that it can be done again where they lie."""
+
+    def record(self, work: Callable[[], None]) -> Recording: ...
+
+
+class CudaGraphs:
+    """PyTorch's CUDA graphs in one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], None]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            work()
+        return graph
+
+
+def recorder_for(program: Program, device: torch.device) -> Recorder | None:
+    """What can record this program on this device, if anything."""
+    if device.type != "cuda" or os.environ.get(SWITCH) == "0" or not program.roots:
+        return None
+    reason = why_not(program)
+    if reason:
+        log.info("The step is run without CUDA graphs: %s.", reason)
+        return None
+    return CudaGraphs()
+
+
+def why_not(program: Program) -> str:
+    """Why a program cannot be captured; nothing if it can."""
+    backend = dist.get_backend()
+    if backend not in ("nccl", "fake"):
+        return f"collectives of {backend} run on the host"
+    for node in program.flow.nodes:
+        if isinstance(node, Compute) and draws(node.op, node.rules.kind):
+            return f"{node.op.name} draws random numbers from a seed of the host"
+    return ""
+
+
+class _Home(NamedTuple):
+    """A gradient that the replay leaves behind: the parameter's name, the bucket or tensor it is in, as the parameter
+    takes it."""
+
+    name: str
+    flat: Flat | None
+    gradient: Tensor | None
+    given: Tensor | None
+
+
+class _Captured:
+    """Both passes, the tensors they read and write, and under which circumstances."""
+
+    def __init__(self, key: Any, sources: list[Tensor], gradients: dict[int, Tensor]) -> None:
+        self.key, self.sources, self.gradients = key, sources, gradients
+        self.forward: Recording | None = None
+        self.backward: Recording | None = None
+        self.results: dict[int, Tensor] = {}
+        self.homes: list[_Home] = []
+        self.filled: list[tuple[Flat, dict[str, Tensor]]] = []
+        self.inputs: dict[int, Tensor | None] = {}
+        self.users: dict[int, int] = {}
+
+
+class Replay:
+    """An executor whose training passes are replayed where that is safe."""
+
+    def __init__(self, executor: Executor, recorder: Recorder) -> None:
+        self.executor, self.recorder, self.rank = executor, recorder, executor.rank
+        program, graph = executor.program, executor.flow.graph
+        self._parameters = [p.tensor for p in graph.parameters]
+        changing = {name for name, _ in executor.flow.mutations}
+        changing |= {i.tensor for i in graph.inputs if i.tensor is not None}
+        self._copied = [i for i, name in enumerate(graph.sources) if name in changing]
+        self._standing = [i for i, name in enumerate(graph.sources) if name not in changing]
+        handed = [*executor.flow.results, *(value for _, value in executor.flow.mutations)]
+        self._results = list(dict.fromkeys(program.elsewhere.get(v, v) for v in handed))
+        self._seen: dict[int, tuple[torch.Size, torch.dtype]] | None = None
+        self._captured: _Captured | None = None
+        self._last: Callable[[], Run | None] = lambda: None
+        self._tries = 0
+        self.replays = 0
+
+    def forward(self, sources: Sequence[Tensor]) -> Run | None:
+        """Replay a forward pass, if that is safe now."""
+        executor, before = self.executor, self._last()
+        if executor.log is not None or self.rank.hold or executor.kept_back or ledger() is not None:
+            return None
+        if self._seen is None or executor.passes < _WARM or (before is not None and not before.spent):
+            return None
+        key = self._key(sources)
+        made = self._captured
+        if made is None or made.key != key or self._seen != _looks(made.gradients):
+            made = self._captured = self._capture(key, sources) if self._tries < _TRIES else made
+            if made is None or made.key != key or self._seen != _looks(made.gradients):
+                return None
+        assert made.forward is not None
+        if any(storage_users(made.results[slot]) > users for slot, users in made.users.items()):
+            return None
+        for i in self._copied:
+            made.sources[i].copy_(sources[i])
+        made.forward.replay()
+        run = Run([None] * len(executor.program.slots))
+        for slot, x in made.results.items():
+            run.slots[slot] = x.detach() if slot in made.users else x.clone()
+        self._last = weakref.ref(run)
+        self.replays += 1
+        return run
+
+    def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
+        """A backward pass, replayed where its forward pass was."""
+        looks = _looks(gradients)
+        made = self._captured
+        if self._last() is not run or made is None:
+            self._seen = looks
+            return self.executor.backward(run, gradients)
+        plain = not self.rank.hold and not self.executor.kept_back
+        if looks != _looks(made.gradients) or not plain or made.key[0] != self._trained():
+            self._seen = looks
+            run.spent = True
+            again = self.executor.forward([x.clone() for x in made.sources], True)
+            return self.executor.backward(again, gradients)
+        run.spent, run.slots, self._seen = True, [], looks
+        for value, x in made.gradients.items():
+            arrived = gradients[value]
+            assert arrived is not None
+            x.copy_(arrived)
+        for home in made.homes:  # gradients of the step before, if nobody zeroed them, are about to be overwritten
+            parameter = self.rank.held(home.name)
+            before = parameter.grad
+            if before is not None and before is (home.given if home.flat is None else home.flat.given(home.name)):
+                parameter.grad = before.clone()
+        assert made.backward is not None
+        made.backward.replay()
+        for flat, parts in made.filled:
+            flat.filled.update(parts)
+        for home in made.homes:
+            self._bring(home)
+        return {value: None if x is None else x.clone() for value, x in made.inputs.items()}
+
+    def _bring(self, home: _Home) -> None:
+        parameter = self.rank.held(home.name)
+        if home.flat is not None:
+            home.flat.hand_out(home.name)
+        elif parameter.grad is None and home.given is not None and not hooked(parameter):
+            parameter.grad = home.given
+        else:
+            assert home.gradient is not None
+            deposit(parameter, home.gradient.clone() if hooked(parameter) else home.gradient)
+        self.rank.complete(home.name)
+
+    def _trained(self) -> tuple[bool, ...]:
+        return tuple([self.rank.held(name).requires_grad for name in self._parameters])
+
+    def _key(self, sources: Sequence[Tensor]) -> Any:
+        """What a recording takes for granted: which parameters are trained, and where what it reads lies."""
+        return self._trained(), tuple([sources[i].data_ptr() for i in self._standing])
+
+    def _capture(self, key: Any, sources: Sequence[Tensor]) -> _Captured | None:
+        self._tries, self._captured = self._tries + 1, None
+        executor, seen = self.executor, self._seen or {}
+        standing = list(sources)
+        for i in self._copied:
+            standing[i] = sources[i].clone()
+        device = self.rank.device
+        arriving = {value: torch.zeros(shape, dtype=dtype, device=device) for value, (shape, dtype) in seen.items()}
+        made = _Captured(key, standing, arriving)
+        held = {name: self.rank.held(name) for name in self._parameters}
+        grads = {name: parameter.grad for name, parameter in held.items()}
+        under_way: list[Run] = []
+
+        def forward() -> None:
+            run = executor.forward(standing, True)
+            for slot in self._results:
+                _into(made.results, slot, run.slots[slot])
+            under_way[:] = [run]
+
+        def backward() -> None:
+            homes, found = self._performed(under_way.pop(), arriving)
+            made.homes = made.homes or homes
+            for first, home in zip(made.homes, homes, strict=True):
+                if first.gradient is not None and home.gradient is not None and home is not first:
+                    first.gradient.copy_(home.gradient)
+            for value, x in found.items():
+                _into(made.inputs, value, x)
+
+        for parameter in held.values():
+            parameter.grad = None
+        try:
+            made.forward = self.recorder.record(forward)
+            made.backward = self.recorder.record(backward)
+        except Exception as error:
+            self._tries = _TRIES
+            log.warning("The step is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
+            return None
+        finally:
+            for flat in executor.flats:
+                if flat.filled:
+                    made.filled.append((flat, dict(flat.filled)))
+                flat.filled.clear()
+            for name, gradient in grads.items():
+                held[name].grad = gradient
+        large = (slot for slot, x in made.results.items() if x.nbytes > _COPIED_BYTES)
+        made.users = {slot: storage_users(made.results[slot]) for slot in large}
+        return made
+
+    def _performed(self, run: Run, gradients: Mapping[int, Tensor]) -> tuple[list[_Home], dict[int, Tensor | None]]:
+        """The backward pass without what only Python does: gradients stay where they are."""
+        homes: list[_Home] = []
+
+        def keep(number: int) -> bool:
+            instruction = self.executor.program.instructions[number]
+            if instruction.kind is not Kind.DEPOSIT:
+                return False
+            if instruction.bucket >= 0:
+                homes.append(_Home(instruction.name, self.executor.flats[instruction.bucket], None, None))
+            else:
+                gradient = self.executor.own_gradient(run, instruction.reads[0])
+                if gradient is not None:
+                    homes.append(self._home(instruction.name, gradient))
+            return True
+
+        found = self.executor.backward(run, gradients, instead=keep)
+        return homes, found
+
+    def _home(self, name: str, gradient: Tensor) -> _Home:
+        parameter = self.rank.held(name)
+        fits = gradient.dtype == parameter.dtype
+        return _Home(name, None, gradient, wrapped(parameter, gradient) if fits else None)
+
+
+def _into(known: dict[int, Any], key: int, x: Tensor | None) -> None:
+    """What a recording wrote: where recordings are done again by Python, the new values go where the first ones lie."""
+    if known.get(key) is not None and x is not None:
+        known[key].copy_(x)
+    else:
+        known[key] = x
+
+
+def _looks(gradients: Mapping[int, Tensor | None]) -> dict[int, tuple[torch.Size, torch.dtype]]:
+    return {value: (x.shape, x.dtype) for value, x in gradients.items() if x is not None}

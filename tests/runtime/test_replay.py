@@ -1,0 +1,92 @@
+"""Passes that are recorded and replayed leave what eager ones leave, whatever the loop does between them.
+
+Without a GPU a recording is done again by Python, into the tensors of the first time: what a replay overwrites, and what it must
+not overwrite, is as with CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from runtime.test_zero import MODEL, stage
+from runtime.workers import built, device_mesh
+from shardwright.runtime import parallelize
+from shardwright.runtime.optimizers import update_locally
+from shardwright.runtime.replay import Replay
+from shardwright.verification.recorded import loss_of
+
+STEPS = 12
+
+
+class Again:
+    """Records by remembering what was done."""
+
+    def record(self, work):
+        work()
+        self.replay = work
+        self_copy = copy.copy(self)
+        return self_copy
+
+
+def loops(model, args, kwargs):
+    """A training run in which every kind of step comes after the passes were recorded."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses, kept = [], None
+    frozen = next(iter(model.parameters()))
+    seen = []
+    for step in range(STEPS):
+        loss = loss_of(model(*args, **kwargs))
+        if step == 7:  # two forward passes, the second's backward first
+            other = loss_of(model(*args, **kwargs))
+            (0.5 * other).backward()
+            loss = 0.5 * loss
+        if step == 8:
+            frozen.requires_grad_(False)
+        if step == 9 and hasattr(model, "no_sync"):
+            with model.no_sync():
+                loss.backward()
+            loss = loss_of(model(*args, **kwargs))
+        elif step == 9:
+            loss.backward()
+            loss = loss_of(model(*args, **kwargs))
+        loss.backward()
+        if step == 10:
+            frozen.requires_grad_(True)
+        losses.append(loss.detach())
+        if step == 4:
+            handle = list(model.parameters())[3].register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+        if step == 6:
+            handle.remove()
+        optimizer.param_groups[0]["lr"] = 1e-3 / (1 + step)
+        optimizer.step()
+        if step != 5:  # once the gradients are left, and the next ones are added to them
+            optimizer.zero_grad()
+    assert len(seen) == 2 and kept is None
+    return losses
+
+
+def same_as_one_process(rank: int, name: str, sizes: tuple[int, ...]) -> int:
+    model, args, kwargs, graph = built(MODEL)
+    reference = copy.deepcopy(model)
+    update_locally()
+    wanted = loops(reference, args, kwargs)
+    parallel = parallelize(model, stage(name, sizes), mesh=device_mesh(sizes), graph=graph, keep=True)
+    execution = parallel._planned
+    execution.replay = Replay(execution.executor, Again())
+    found = loops(parallel, args, kwargs)
+    torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
+    for path, parameter in reference.named_parameters():
+        mine = parallel.get_parameter(path).detach()
+        mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        torch.testing.assert_close(mine, parameter.detach(), rtol=1e-9, atol=1e-12)
+    return execution.replay.replays
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("zero1", (4,)), ("zero3", (2, 2))])
+def test_replayed_passes_train_as_eager_ones(pool, name, sizes):
+    for replays in pool.run(same_as_one_process, name, sizes):
+        assert replays >= 5
