@@ -1,7 +1,7 @@
 """Passes that are recorded and replayed leave what eager ones leave, whatever the loop does between them.
 
-Without a GPU a recording is done again by Python, into the tensors of the first time: what a replay overwrites, and what it must
-not overwrite, is as with CUDA graphs.
+Without a GPU a recording is done again by Python, into the tensors of the first time: what a replay overwrites, and what it
+must not overwrite, is as with CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ class Again:
 
     def record(self, work):
         work()
-        self.replay = work
-        self_copy = copy.copy(self)
-        return self_copy
+        again = copy.copy(self)
+        again.replay = work
+        return again
 
 
 def loops(model, args, kwargs):
     """A training run in which every kind of step comes after the passes were recorded."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    losses, kept = [], None
+    losses, seen = [], []
     frozen = next(iter(model.parameters()))
-    seen = []
     for step in range(STEPS):
         loss = loss_of(model(*args, **kwargs))
         if step == 7:  # two forward passes, the second's backward first
@@ -65,7 +64,7 @@ def loops(model, args, kwargs):
         optimizer.step()
         if step != 5:  # once the gradients are left, and the next ones are added to them
             optimizer.zero_grad()
-    assert len(seen) == 2 and kept is None
+    assert len(seen) == 2
     return losses
 
 

@@ -36,8 +36,8 @@ from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
 from shardwright.runtime.module import ParallelModule, built
-from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.optimizers import update_locally
+from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.torchrun import plan_of_job

@@ -176,9 +176,9 @@ class Replay:
             x.copy_(arrived)
         for home in made.homes:  # gradients of the step before, if nobody zeroed them, are about to be overwritten
             parameter = self.rank.held(home.name)
-            before = parameter.grad
-            if before is not None and before is (home.given if home.flat is None else home.flat.given(home.name)):
-                parameter.grad = before.clone()
+            given = home.given if home.flat is None else home.flat.given(home.name)
+            if given is not None and parameter.grad is given:
+                parameter.grad = given.clone()
         assert made.backward is not None
         made.backward.replay()
         for flat, parts in made.filled:
