@@ -25,7 +25,7 @@ STEPS = 12
 class Again:
     """Records by remembering what was done."""
 
-    def record(self, work):
+    def record(self, work, room=0):
         work()
         again = copy.copy(self)
         again.replay = work

@@ -96,7 +96,7 @@ class Execution:
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
         """Run the program; a backward pass may follow where gradients are wanted."""
         parts = [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
-        sources = [local_of(self.rank.held(p.tensor)).detach() for p in self.graph.parameters]
+        sources = [local_of(self.rank.held(p.tensor)) for p in self.graph.parameters]
         sources += [local_of(self.rank.held(b.tensor)) for b in self.graph.buffers]
         sources += self.rank.constants
         if torch.is_grad_enabled() and self.program.roots:

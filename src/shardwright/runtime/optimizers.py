@@ -15,6 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import dtensor_handlers, local_of
 
+_COMPARED: dict[tuple[int, int], tuple[bool, Any, Any]] = {}
+"""Layouts that were compared before, by where they are; they are kept, so that nothing else comes to be there."""
+
 _NAMES = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_")
 
 
@@ -53,6 +56,14 @@ def _alike(lists: list[Any]) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return (
-        other is not None and one.placements == other.placements and one.mesh == other.mesh and one.shape == other.shape
-    )
+    key = id(one), id(other)
+    if key not in _COMPARED:
+        alike = other is not None and (one.placements, one.mesh, one.shape) == (
+            other.placements,
+            other.mesh,
+            other.shape,
+        )
+        if len(_COMPARED) > 100_000:
+            _COMPARED.clear()
+        _COMPARED[key] = alike, one, other
+    return _COMPARED[key][0]

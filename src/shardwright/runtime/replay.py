@@ -1,9 +1,10 @@
 """A program recorded once and replayed: on CUDA a step is two graphs, one forward and one backward, and no host in its way.
 
 After some eager passes both passes are captured into CUDA graphs that share one pool of memory (PyTorch's
-``torch.cuda.graph``). Parameters are read and buckets summed where they lie, inputs and the gradients that arrive are copied
-into standing tensors, collectives are part of the graphs. What Python has to do (handing gradients to parameters, hooks)
-is done after the replay, exactly as the instructions would.
+``torch.cuda.graph``), reserved in one piece as large as the plan's own count of a step. Parameters are read and buckets
+summed where they lie; inputs, the gradients that arrive and those that are found are copied into standing tensors outside
+of the pool; collectives are part of the graphs. What Python has to do (handing gradients to parameters, hooks) is done
+after the replay, exactly as the instructions would.
 
 A replay overwrites what the last one left, so it is only made where nobody needs that any more: not while a forward pass
 waits for its backward, not while a large result of the last pass is still held. Such passes, accumulation under
@@ -23,7 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright._torch_compat import storage_users
+from shardwright._torch_compat import local_of, storage_users
+from shardwright.costs.memory import bytes_at_once
 from shardwright.lowering.collectives import ledger
 from shardwright.lowering.randomness import draws
 from shardwright.program import Kind, Program
@@ -49,7 +51,8 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Records work on tensors so that it can be done again where they lie."""
 
-    def record(self, work: Callable[[], None]) -> Recording: ...
+    def record(self, work: Callable[[], None], room: int = 0) -> Recording:
+        """``room``: bytes that the work is known to need at once."""
 
 
 class CudaGraphs:
@@ -58,9 +61,11 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None]) -> Recording:
+    def record(self, work: Callable[[], None], room: int = 0) -> Recording:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            if room:  # one segment, of which everything is cut: segment by segment would leave holes
+                torch.empty(room, dtype=torch.uint8, device="cuda")
             work()
         return graph
 
@@ -88,13 +93,13 @@ def why_not(program: Program) -> str:
 
 
 class _Home(NamedTuple):
-    """A gradient that the replay leaves behind: the parameter's name, the bucket or tensor it is in, as the parameter
-    takes it."""
+    """A gradient that the replay leaves behind: the parameter's name, the bucket it is in, or the standing tensor, also as the
+    parameter takes it."""
 
     name: str
-    flat: Flat | None
-    gradient: Tensor | None
-    given: Tensor | None
+    flat: Flat | None = None
+    gradient: Tensor | None = None
+    given: Tensor | None = None
 
 
 class _Captured:
@@ -191,11 +196,11 @@ class Replay:
         parameter = self.rank.held(home.name)
         if home.flat is not None:
             home.flat.hand_out(home.name)
-        elif parameter.grad is None and home.given is not None and not hooked(parameter):
+        elif parameter.grad is None and not hooked(parameter):
             parameter.grad = home.given
         else:
             assert home.gradient is not None
-            deposit(parameter, home.gradient.clone() if hooked(parameter) else home.gradient)
+            deposit(parameter, home.gradient.clone())
         self.rank.complete(home.name)
 
     def _trained(self) -> tuple[bool, ...]:
@@ -216,6 +221,8 @@ class Replay:
         made = _Captured(key, standing, arriving)
         held = {name: self.rank.held(name) for name in self._parameters}
         grads = {name: parameter.grad for name, parameter in held.items()}
+        apart = [i.name for i in executor.program.instructions if i.kind is Kind.DEPOSIT and i.bucket < 0]
+        standing_gradients = {n: torch.empty_like(local_of(held[n])) for n in apart if held[n].requires_grad}
         under_way: list[Run] = []
 
         def forward() -> None:
@@ -225,18 +232,14 @@ class Replay:
             under_way[:] = [run]
 
         def backward() -> None:
-            homes, found = self._performed(under_way.pop(), arriving)
-            made.homes = made.homes or homes
-            for first, home in zip(made.homes, homes, strict=True):
-                if first.gradient is not None and home.gradient is not None and home is not first:
-                    first.gradient.copy_(home.gradient)
+            made.homes, found = self._performed(under_way.pop(), arriving, standing_gradients)
             for value, x in found.items():
                 _into(made.inputs, value, x)
 
         for parameter in held.values():
             parameter.grad = None
         try:
-            made.forward = self.recorder.record(forward)
+            made.forward = self.recorder.record(forward, bytes_at_once(executor.program))
             made.backward = self.recorder.record(backward)
         except Exception as error:
             self._tries = _TRIES
@@ -253,29 +256,26 @@ class Replay:
         made.users = {slot: storage_users(made.results[slot]) for slot in large}
         return made
 
-    def _performed(self, run: Run, gradients: Mapping[int, Tensor]) -> tuple[list[_Home], dict[int, Tensor | None]]:
-        """The backward pass without what only Python does: gradients stay where they are."""
+    def _performed(
+        self, run: Run, gradients: Mapping[int, Tensor], standing: Mapping[str, Tensor]
+    ) -> tuple[list[_Home], dict[int, Tensor | None]]:
+        """The backward pass without what only Python does: gradients are left in buckets and standing tensors."""
         homes: list[_Home] = []
 
         def keep(number: int) -> bool:
             instruction = self.executor.program.instructions[number]
             if instruction.kind is not Kind.DEPOSIT:
                 return False
+            name = instruction.name
             if instruction.bucket >= 0:
-                homes.append(_Home(instruction.name, self.executor.flats[instruction.bucket], None, None))
-            else:
-                gradient = self.executor.own_gradient(run, instruction.reads[0])
-                if gradient is not None:
-                    homes.append(self._home(instruction.name, gradient))
+                homes.append(_Home(name, self.executor.flats[instruction.bucket]))
+            elif (gradient := self.executor.own_gradient(run, instruction.reads[0])) is not None:
+                here = standing[name].copy_(gradient)
+                homes.append(_Home(name, None, here, wrapped(self.rank.held(name), here)))
             return True
 
         found = self.executor.backward(run, gradients, instead=keep)
         return homes, found
-
-    def _home(self, name: str, gradient: Tensor) -> _Home:
-        parameter = self.rank.held(name)
-        fits = gradient.dtype == parameter.dtype
-        return _Home(name, None, gradient, wrapped(parameter, gradient) if fits else None)
 
 
 def _into(known: dict[int, Any], key: int, x: Tensor | None) -> None:
