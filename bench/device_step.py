@@ -34,22 +34,33 @@ from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.replay import SWITCH
+from shardwright.verification.recorded import loss_of
 from shardwright.zoo.reference import resolve
 
 RANKS = 8
-MODELS = {"gpt2": ("gpt", 8, 1024), "llama": ("llama:layers=4,vocab=32000", 2, 2048)}
+MODELS: dict[str, tuple[str, int, int | None]] = {
+    "gpt2": ("gpt", 8, 1024),
+    "llama": ("llama:layers=4,vocab=32000", 2, 2048),
+    "hf-gpt2": ("hf:gpt2", 8, 1024),
+    "hf-bert": ("hf:BertForMaskedLM", 16, 512),
+    "hf-t5": ("hf:t5", 16, 512),
+    "hf-vit": ("hf:vit", 64, None),
+    "resnet": ("wresnet50:width=1", 64, None),
+    "moe": ("moe:layers=4,width=1024,inner=2048", 8, 512),
+}
 
 
 def built(name: str, ranks: int, device: str) -> Any:
     reference, rows, length = MODELS[name]
-    return resolve(reference, batch=rows * ranks, seq=length, dtype="bfloat16", device=device)
+    sizes = {"batch": rows * ranks} | ({} if length is None else {"seq": length})
+    return resolve(reference, dtype="bfloat16", device=device, **sizes)
 
 
 def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
     def step() -> None:
-        model(*args, **kwargs).backward()
+        loss_of(model(*args, **kwargs)).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -60,6 +71,10 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
     def alone() -> Callable[[], None]:
         one = built(name, 1, device)
         return step_of(one.model, one.args, one.kwargs)
+
+    def compiled() -> Callable[[], None]:
+        one = built(name, 1, device)
+        return step_of(torch.compile(one.model), one.args, one.kwargs)  # type: ignore[arg-type]  # a module again
 
     def native() -> Callable[[], None]:
         from torch.distributed.device_mesh import init_device_mesh
@@ -86,6 +101,7 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
 
     return {
         "one device": alone,
+        "one device, compiled": compiled,
         "fully_shard": native,
         "our fsdp": ours("fsdp"),
         "our data-parallel": ours("data-parallel"),
@@ -109,7 +125,7 @@ def checked(name: str, device: str) -> float:
         generator, losses = torch.Generator(device).manual_seed(1), []
         for number in range(16):
             args = [torch.randint(0, 1000, x.shape, generator=generator, device=device) for x in whole.args]
-            loss = model(*args)
+            loss = loss_of(model(*args))
             loss.backward()
             optimizer.param_groups[0]["lr"] = 1e-4 / (1 + number)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -4,11 +4,14 @@ An operator that every rank runs whole draws from the default generator, as on o
 same state, so they draw alike. An operator that is cut draws *one* number from the default generator, which keeps the
 ranks in step, and seeds the pattern of its piece with that number and the piece's place. A fixed seed therefore
 reproduces a run, and ranks along axes that do not cut the operator still draw alike.
+
+In a step that is recorded (CUDA graphs) no host draws seeds. There every place has a generator of its own, seeded once from
+the same draw, which the recording advances with every replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +21,9 @@ from torch import Tensor
 from shardwright.graph import Op
 
 _SEEDS = 2**62
+PLACES: set[int] = set()
+"""Of the pieces that this process has drawn numbers for."""
+_standing: Mapping[int, torch.Generator] | None = None
 _STRIDE = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring pieces get unrelated seeds
 
 
@@ -64,6 +70,43 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         generator.set_state(state)
 
 
+@contextmanager
+def drawing_for(place: int, device: torch.device) -> Iterator[None]:
+    """Draw the pattern of a piece at this place."""
+    PLACES.add(place)
+    if _standing is None:
+        with seeded(piece_seed(place), device):
+            yield
+        return
+    default = _generators(device)[-1]
+    before = default.graphsafe_get_state()
+    default.graphsafe_set_state(_standing[place])
+    try:
+        yield
+    finally:
+        default.graphsafe_set_state(before)
+
+
+def standing_generators(device: torch.device) -> dict[int, torch.Generator]:
+    """A generator for every place that was drawn for so far, seeded from one draw that all ranks make."""
+    drawn = int(torch.randint(_SEEDS, (), generator=torch.default_generator))
+    made = {place: torch.Generator(device) for place in sorted(PLACES)}
+    for place, generator in made.items():
+        generator.manual_seed((drawn + place * _STRIDE) % _SEEDS)
+    return made
+
+
+@contextmanager
+def drawing_from(generators: Mapping[int, torch.Generator]) -> Iterator[None]:
+    """Pieces draw from these generators, by their places."""
+    global _standing
+    _standing = generators
+    try:
+        yield
+    finally:
+        _standing = None
+
+
 def piece_seed(place: int) -> int:
     """A seed that every rank derives from the same draw, different for every place."""
     drawn = int(torch.randint(_SEEDS, (), generator=torch.default_generator))
@@ -73,7 +116,7 @@ def piece_seed(place: int) -> int:
 @torch.library.custom_op("shardwright::keep_mask", mutates_args=())
 def keep_mask(like: Tensor, probability: float, place: int) -> Tensor:
     """Which elements a piece of a dropout keeps."""
-    with seeded(piece_seed(place), like.device):
+    with drawing_for(place, like.device):
         return torch.rand(like.shape, device=like.device) < probability
 
 
@@ -104,5 +147,5 @@ class Drawn(torch.nn.Module):
         self.function, self.place, self.device = function, place, device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with seeded(piece_seed(self.place), self.device):
+        with drawing_for(self.place, self.device):
             return self.function(*args, **kwargs)

@@ -9,7 +9,8 @@ after the replay, exactly as the instructions would.
 A replay overwrites what the last one left, so it is only made where nobody needs that any more: not while a forward pass
 waits for its backward, not while a large result of the last pass is still held. Such passes, accumulation under
 ``no_sync``, passes that are logged or counted, and backward passes from other results than before run eagerly, with the same
-numbers. Programs that draw random numbers from seeds of the host are not captured at all; why one is not is logged once.
+numbers. Random pieces draw from generators that the graphs advance; blocks that are computed again with random operators in
+them are not captured; why a program is not is logged once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,7 +29,7 @@ from torch import Tensor
 from shardwright._torch_compat import local_of, storage_users
 from shardwright.costs.memory import bytes_at_once
 from shardwright.lowering.collectives import ledger
-from shardwright.lowering.randomness import draws
+from shardwright.lowering.randomness import drawing_from, draws, standing_generators
 from shardwright.program import Kind, Program
 from shardwright.program.dataflow import Compute
 from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
@@ -51,19 +53,23 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Records work on tensors so that it can be done again where they lie."""
 
-    def record(self, work: Callable[[], None], room: int = 0) -> Recording:
-        """``room``: bytes that the work is known to need at once."""
+    def record(self, work: Callable[[], None], room: int = 0, draws: bool = False) -> Recording:
+        """``room``: bytes that the work is known to need at once; ``draws``: it draws random numbers."""
 
 
 class CudaGraphs:
     """PyTorch's CUDA graphs in one pool of memory."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None], room: int = 0) -> Recording:
+    def record(self, work: Callable[[], None], room: int = 0, draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        generators = standing_generators(self._device) if draws else {}
+        for generator in generators.values():
+            graph.register_generator_state(generator)
+        drawing = drawing_from(generators) if draws else nullcontext()
+        with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             if room:  # one segment, of which everything is cut: segment by segment would leave holes
                 torch.empty(room, dtype=torch.uint8, device="cuda")
             work()
@@ -78,7 +84,7 @@ def recorder_for(program: Program, device: torch.device) -> Recorder | None:
     if reason:
         log.info("The step is run without CUDA graphs: %s.", reason)
         return None
-    return CudaGraphs()
+    return CudaGraphs(device)
 
 
 def why_not(program: Program) -> str:
@@ -86,15 +92,21 @@ def why_not(program: Program) -> str:
     backend = dist.get_backend()
     if backend not in ("nccl", "fake"):
         return f"collectives of {backend} run on the host"
-    for node in program.flow.nodes:
-        if isinstance(node, Compute) and draws(node.op, node.rules.kind):
-            return f"{node.op.name} draws random numbers from a seed of the host"
+    for number, node in _drawing(program):
+        if number in program.blocks:
+            return f"{node.op.name} draws random numbers in a block that is computed again"
     return ""
 
 
+def _drawing(program: Program) -> list[tuple[int, Compute]]:
+    """The nodes that draw random numbers."""
+    nodes = enumerate(program.flow.nodes)
+    return [(i, n) for i, n in nodes if isinstance(n, Compute) and draws(n.op, n.rules.kind)]
+
+
 class _Home(NamedTuple):
-    """A gradient that the replay leaves behind: the parameter's name, the bucket it is in, or the standing tensor, also as the
-    parameter takes it."""
+    """A gradient that the replay leaves behind: of which parameter, in which bucket or standing tensor, and the latter also
+    as the parameter takes it."""
 
     name: str
     flat: Flat | None = None
@@ -239,7 +251,9 @@ class Replay:
         for parameter in held.values():
             parameter.grad = None
         try:
-            made.forward = self.recorder.record(forward, bytes_at_once(executor.program))
+            made.forward = self.recorder.record(
+                forward, bytes_at_once(executor.program), bool(_drawing(executor.program))
+            )
             made.backward = self.recorder.record(backward)
         except Exception as error:
             self._tries = _TRIES
