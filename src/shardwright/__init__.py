@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from shardwright.reports.explaining import explain
     from shardwright.reports.looking import report, simulate
     from shardwright.runtime import parallelize
+    from shardwright.runtime.assistant import assist
     from shardwright.verification import verify
 
 __version__ = "0.1.0"
 __all__ = [
     "Plan",
     "ShardwrightError",
+    "assist",
     "capture",
     "describe",
     "explain",
@@ -42,6 +44,7 @@ __all__ = [
 _HOME = {
     "Plan": "shardwright.plans",
     "ShardwrightError": "shardwright.errors",
+    "assist": "shardwright.runtime.assistant",
     "capture": "shardwright.frontend",
     "describe": "shardwright.operators",
     "explain": "shardwright.reports.explaining",

@@ -16,6 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.waiting import wait_for
+
 DispatchMode = TorchDispatchMode
 """The base of modes that see every operator call."""
 
@@ -127,7 +129,7 @@ class Pending(NamedTuple):
     def wait(self) -> torch.Tensor:
         if self.work is None:
             return wait(self.result)
-        self.work.wait()
+        wait_for(self.work)
         return self.result
 
 
@@ -146,7 +148,7 @@ def all_reduced(x: torch.Tensor, reduce: str, group: str) -> torch.Tensor:
     if not _direct(x):
         return wait(collective("all_reduce", x.contiguous(), reduce, group))
     total = x.clone(memory_format=torch.contiguous_format)
-    group_named(group).allreduce([total], _options("Allreduce", reduce)).wait()
+    wait_for(group_named(group).allreduce([total], _options("Allreduce", reduce)))
     return total
 
 
@@ -171,7 +173,7 @@ def exchanged(x: torch.Tensor, received: list[int], sent: list[int], group: str)
     if not _direct(x):
         return wait(collective("all_to_all_single", x, received, sent, group))
     arrived = x.new_empty((sum(received), *x.shape[1:]))
-    group_named(group).alltoall_base(arrived, x, received, sent, _options("AllToAll")).wait()
+    wait_for(group_named(group).alltoall_base(arrived, x, received, sent, _options("AllToAll")))
     return arrived
 
 

@@ -88,6 +88,10 @@ class Flat:
             self._parts[tensor], self._given[tensor] = part, wrapped(self.held(tensor), part)
         self.filled[tensor] = self._parts[tensor].copy_(gradient)
 
+    def release(self) -> None:
+        """Let go of the memory; gradients that were handed out keep theirs."""
+        self._flat, self._parts, self._given = None, {}, {}
+
     def _in_use(self) -> bool:
         return any(self.held(tensor).grad is given for tensor, given in self._given.items())
 

@@ -92,14 +92,19 @@ class Executor:
         """A forward pass from this rank's part of every source; ``keep``: a backward pass may follow."""
         self.passes += keep
         if self.passes == TRACED_AFTER + 1:
-            for found in self._derivatives.values():
-                found.settle()
+            self.settle()
         run = Run([None] * len(self.program.slots))
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
         with torch.no_grad():
             self._perform(self._forward if keep else self._without_backward(), run)
         return run
+
+    def settle(self) -> None:
+        """From the next pass on run what is traced: at once, where it is known that many passes will follow."""
+        self.passes = max(self.passes, TRACED_AFTER + 1)
+        for found in self._derivatives.values():
+            found.settle()
 
     def result(self, run: Run, value: int) -> Tensor:
         """A value that is handed out."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -222,6 +223,23 @@ class ParallelModule(Standing):
                 f"The plan has no way for the gradient of {', '.join(sorted(sources))}: {error.message}",
                 "Detach the input, or split that operator otherwise (shardwright plan --forbid).",
             ) from error
+
+    def _under(self, strategy: Strategy) -> Execution:
+        """The same model in other shares, ready to be run; parameters and buffers stay as they are."""
+        place = self._program.flow.place.coordinate
+        program = built(self._graph, strategy, self._decisions, place, self._device)
+        constants = [_constant(c, program, self._device) for c in self._graph.constants]
+        return Execution(program, self._decisions, replace(self._planned.rank, constants=constants))
+
+    def _adopt(self, execution: Execution) -> None:
+        """Run this from the next call on; passes under way end as they began."""
+        if any(known.holds_back for known in self._executions.values()):
+            raise RunError(
+                "Gradients are held back by no_sync(), summed for the shares of the batch as they are now.",
+                "Change the shares after the pass that reduces them.",
+            )
+        self._program, self._planned, self._current = execution.program, execution, execution
+        self._executions = {frozenset[str](): execution}
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
         """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""

@@ -30,6 +30,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, digest, exchanged, sample
+from shardwright.runtime.assistant.assistant import assist_if_asked
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
@@ -148,6 +149,7 @@ def parallelize(
         load_weights(parallel, weights, strict)
     profile_if_asked(parallel)
     update_locally()
+    assist_if_asked(parallel)
     return parallel
 
 

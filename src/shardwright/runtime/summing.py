@@ -20,6 +20,7 @@ from shardwright._torch_compat import gather_into, group_named, scatter_into
 from shardwright.lowering.collectives import ledger
 from shardwright.program.steps import BoundStep, Line
 from shardwright.program.sums import Leg
+from shardwright.waiting import wait_for
 
 
 class Aside:
@@ -53,14 +54,14 @@ class Summing:
             self._work = self._start(self._legs.popleft())
             return
         with self._aside(self._pieces[0].device):
-            self._work.wait()
+            wait_for(self._work)
             self._work = self._start(self._legs.popleft())
 
     def finish(self) -> None:
         """Start what is left and wait for all of it."""
         while self._legs:
             self.advance()
-        self._work.wait()
+        wait_for(self._work)
 
     def _start(self, leg: Leg) -> Any:
         line, pieces = self._lines[leg.axis], self._pieces

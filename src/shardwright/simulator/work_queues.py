@@ -19,6 +19,7 @@ from math import exp
 from random import Random
 
 from shardwright.errors import ProblemError
+from shardwright.search.dealing import deal
 
 VICTIMS = ("fullest", "random", "neighbour")
 AMOUNTS = ("one", "half")
@@ -209,15 +210,7 @@ def proportional(speeds: Sequence[float], pieces: int) -> tuple[int, ...]:
     >>> proportional([1.0, 0.5], 6)
     (4, 2)
     """
-    total = sum(speeds)
-    shares = [int(pieces * speed / total) for speed in speeds]
-    queue = [((share + 1) / speed, device) for device, (share, speed) in enumerate(zip(shares, speeds, strict=True))]
-    heapq.heapify(queue)
-    for _ in range(pieces - sum(shares)):
-        _, device = heapq.heappop(queue)
-        shares[device] += 1
-        heapq.heappush(queue, ((shares[device] + 1) / speeds[device], device))
-    return tuple(shares)
+    return deal(pieces, len(speeds), lambda device, count: count / speeds[device])
 
 
 def break_even(latencies: Sequence[float], seconds: Sequence[float], rival: float) -> float:

@@ -1,10 +1,10 @@
 """How to share the work anew, given what was measured.
 
-Shares: micro-batches are dealt out one by one, each to the replica whose pipeline is shortest with it; a pipeline
-only gets longer with more of them, so that is optimal for whole micro-batches. Layers: every replica's cuts start
-where its stages would take equally long and are moved as long as its simulated pipeline gets shorter; with cuts of
-its own for every replica, each is solved for every number of micro-batches it might get. One set of cuts for all
-replicas keeps the groups that reduce gradients as they are, and gains less.
+Shares: micro-batches are dealt out one by one, each to the replica whose pipeline is shortest with it
+(:mod:`shardwright.search.dealing`); a pipeline only gets longer with more of them, so that is optimal for whole ones.
+Layers: every replica's cuts start where its stages would take equally long and are moved as long as its simulated pipeline
+gets shorter; with cuts of its own for every replica, each is solved for every number of micro-batches it might get. One set
+of cuts for all replicas keeps the groups that reduce gradients as they are, and gains less.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from itertools import pairwise
 import numpy as np
 
 from shardwright.errors import ProblemError
+from shardwright.search.dealing import deal
 from shardwright.search.rebalance.bounds import possible
 from shardwright.search.rebalance.job import Balance, Job, as_run
 from shardwright.search.rebalance.replay import pipeline_seconds, step_seconds
 from shardwright.search.solution import Solution
 
 LAYERS = ("fixed", "common", "own")
-UNASKED = 0.9
-"""Of the micro-batches, given out by a first guess; the others one by one."""
 COARSE, FINE = 0.25, 1 / 256
 """The first and the last step by which a cut is moved, in stages."""
 
@@ -55,25 +54,6 @@ def rebalance(job: Job, layers: str = "fixed", blocks: int | None = None) -> Sol
     return Solution(answer, cost, min(bound, cost), cost <= bound * (1 + 1e-9), time.process_time() - began)
 
 
-def _deal(job: Job, seconds: Callable[[int, int], float]) -> tuple[int, ...]:
-    """Whole micro-batches for every replica; ``seconds(replica, count)`` grows with ``count``."""
-    usual = job.microbatches // job.replicas
-    rough = [1 / seconds(replica, usual) for replica in range(job.replicas)]
-    shares = [int(UNASKED * job.microbatches * part / sum(rough)) for part in rough]
-    while sum(shares) < job.microbatches:
-        replica = min(range(job.replicas), key=lambda r: seconds(r, shares[r] + 1))
-        shares[replica] += 1
-    while True:  # what was given unasked may have been too much somewhere
-        worst = max((r for r in range(job.replicas) if shares[r]), key=lambda r: seconds(r, shares[r]))
-        other = min(
-            (r for r in range(job.replicas) if r != worst), key=lambda r: seconds(r, shares[r] + 1), default=worst
-        )
-        if other == worst or seconds(other, shares[other] + 1) >= seconds(worst, shares[worst]):
-            return tuple(shares)
-        shares[worst] -= 1
-        shares[other] += 1
-
-
 def _with_shares(job: Job, cuts: tuple[tuple[float, ...], ...]) -> Balance:
     """The best shares for given cuts."""
     times = [job.split(replica, cuts[replica]) for replica in range(job.replicas)]
@@ -82,7 +62,7 @@ def _with_shares(job: Job, cuts: tuple[tuple[float, ...], ...]) -> Balance:
     def seconds(replica: int, count: int) -> float:
         return pipeline_seconds(*times[replica], job.hop, count)
 
-    return Balance(_deal(job, seconds), cuts)
+    return Balance(deal(job.microbatches, job.replicas, seconds), cuts)
 
 
 def _own_cuts(job: Job, blocks: int | None) -> Balance:
@@ -95,7 +75,7 @@ def _own_cuts(job: Job, blocks: int | None) -> Balance:
 
         return _descend(_even_cuts(job, job.speed[replica], blocks), cost, job.stages, blocks)
 
-    shares = _deal(job, lambda replica, count: best(replica, count)[0])
+    shares = deal(job.microbatches, job.replicas, lambda replica, count: best(replica, count)[0])
     return Balance(shares, tuple(best(replica, max(share, 1))[1] for replica, share in enumerate(shares)))
 
 

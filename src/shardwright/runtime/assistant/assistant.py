@@ -1,0 +1,251 @@
+"""The assistant of one module: before every step it looks at the clocks, every few steps the ranks tell each other what
+they saw, and all of them come to the same decision by the same arithmetic on the same numbers.
+
+The paper whose assistants this is named after (2019) is known to us by its abstract alone; the design is ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright._torch_compat import start_gathering
+from shardwright.errors import RunError
+from shardwright.runtime.assistant.clocks import clock_on
+from shardwright.runtime.assistant.events import Diary, Event
+from shardwright.runtime.assistant.moving import Mover
+from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
+from shardwright.runtime.executor import TRACED_AFTER
+from shardwright.runtime.module import ParallelModule
+from shardwright.waiting import stop_clock
+
+ASSIST_VARIABLE, EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST", "SHARDWRIGHT_ASSIST_EVENTS"
+EVERY = 2
+"""Steps between two exchanges of what was seen."""
+WARM_STEPS = TRACED_AFTER + 3
+"""Steps that are not typical at first: operators are traced, memory is allocated."""
+SECONDS_PER_INSTRUCTION = 0.002
+"""What a move is taken to cost before one has been made: a program is built and traced."""
+
+Mode = Literal["act", "watch"]
+
+
+class Assistant:
+    """Watches the steps of a module and moves shares of its batch. Made by :func:`assist`, ended by :meth:`leave`."""
+
+    def __init__(
+        self, module: ParallelModule, optimizer: torch.optim.Optimizer | None, mode: Mode, rule: Rule, path: Path | None
+    ) -> None:
+        place = module.program.flow.place
+        lines = [place.line(axis) for axis in range(len(place.axes))]
+        self._lines = [line._replace(group=module.groups[line.group]) for line in lines]
+        self._module, self._mode, self._sizes = module, mode, place.sizes
+        self._mover = Mover(module, self._lines)
+        batch = self._mover.batch
+        self.watch = Watch(self._units(batch.rows), rule)
+        self.diary = Diary(path) if dist.get_rank() == 0 else None
+        self.step = 0
+        self._clock = clock_on(module.device)
+        self._cost = SECONDS_PER_INSTRUCTION * len(module.program.instructions)
+        self._warm, self._typical, self._stepped = WARM_STEPS, True, True
+        self._waiting: tuple[Tensor, int] | None = None
+        self._told: Verdict | None = None
+        self._hooks: list[Any] = [module.register_forward_pre_hook(self._before)]
+        self._accumulates = optimizer is not None
+        if optimizer is not None:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_update))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_update))
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The rows of the batch that each rank of the axis has."""
+        return self._mover.batch.rows
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """What was decided so far (on rank 0)."""
+        return () if self.diary is None else self.diary.events
+
+    def leave(self) -> None:
+        """Stop watching; the shares stay as they are."""
+        stop_clock(self._clock)
+        for hook in self._hooks:
+            hook.remove()
+
+    def move(self, rows: Sequence[int]) -> bool:
+        """Deal the batch out in these rows from the next step on; to be called alike on every rank.
+
+        False where some rank has no program for such rows; then nothing has changed.
+        """
+        if len(rows) != len(self.rows) or sum(rows) != sum(self.rows) or min(rows) < 1:
+            raise RunError(
+                f"Rows {list(rows)} do not share out a batch of {sum(self.rows)} between {len(self.rows)} ranks.",
+                "Give every rank at least one row, and all rows to somebody.",
+            )
+        began = perf_counter()
+        done = tuple(rows) == self.rows or self._mover.move(tuple(rows))
+        self._spent = perf_counter() - began
+        self.watch.moved(self._units(self.rows))
+        self._warm = 2
+        return done
+
+    def _units(self, rows: Sequence[int]) -> tuple[int, ...]:
+        return tuple(count // self._mover.batch.unit for count in rows)
+
+    def _before_update(self, *_: Any) -> None:
+        self._clock.update_begins()
+
+    def _after_update(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _before(self, module: torch.nn.Module, args: Any) -> None:
+        """Before every forward pass: where a step begins, the one before has ended."""
+        if torch.compiler.is_compiling():
+            return
+        if not (torch.is_grad_enabled() and module.training):
+            self._typical = False  # an evaluation between two steps is part of neither
+            return
+        if not self._stepped:
+            return
+        self._stepped = not self._accumulates
+        self._warm -= self._warm > 0
+        self._clock.turn(self._typical and not self._warm)
+        self._typical, self.step = True, self.step + 1
+        if len(self._clock) >= EVERY + self._clock.lag:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Tell the other ranks what this one saw; on accelerators the answer is read at the next exchange."""
+        last = self.step - self._clock.lag
+        mine = torch.tensor([*self._clock.take(EVERY)], dtype=torch.float64).view(1, EVERY, 3)
+        if self._module.device.type != "cpu":
+            self._read()
+            mine = mine.to(self._module.device, non_blocking=True)
+        for line in self._lines:
+            mine = start_gathering(mine, line.size, line.group).wait()
+        self._waiting = (mine, last)
+        if self._module.device.type == "cpu":
+            self._read()
+
+    def _read(self) -> None:
+        if self._waiting is None:
+            return
+        (gathered, last), self._waiting = self._waiting, None
+        axes, axis = len(self._sizes), self._mover.batch.axis
+        table = gathered.cpu().view(*reversed(self._sizes), EVERY, 3).numpy()
+        others = tuple(axes - 1 - other for other in range(axes) if other != axis)
+        # Ranks that share one part of the batch wait for each other: the part is as slow as the slowest of them.
+        work, waited, update = table[..., 0].max(others), table[..., 1].min(others), table[..., 2].max(others)
+        for place in range(EVERY):
+            self.watch.add(last - EVERY + place, work[:, place], waited[:, place], update[:, place])
+        self.watch.learn()
+        self._reached()
+        self._observed()
+        held_back = self._module._current.holds_back  # by no_sync(): the sums belong to the shares as they are
+        found = None if held_back else self.watch.verdict(self._cost)
+        if found is not None and (self._mode == "act" or self._told is None or found.rows != self._told.rows):
+            self._decide(found)
+
+    def _decide(self, found: Verdict) -> None:
+        before, unit = self.rows, self._mover.batch.unit
+        rows = tuple(count * unit for count in found.rows)
+        what, self._told = "could move", found
+        seconds = 0.0
+        if self._mode == "act":
+            what = "moved" if self.move(rows) else "refused"
+            seconds = self._slowest(self._spent)
+            self._cost = seconds if what == "moved" else float("inf")
+            self.watch.slowness = found.slowness
+        self._tell(what, before, rows, found, seconds)
+
+    def _slowest(self, seconds: float) -> float:
+        """All ranks reckon with the same cost of a move."""
+        mine = torch.tensor([seconds], dtype=torch.float64, device=self._module.device)
+        for line in self._lines:
+            mine = start_gathering(mine, line.size, line.group).wait()
+        return float(mine.max())
+
+    def _reached(self) -> None:
+        """Some steps after a move: was it as good as expected?"""
+        seconds = self.watch.step_seconds
+        if self._mode == "act" and self._told is not None and seconds is not None:
+            found, self._told = self._told, None
+            self._tell("reached", self.rows, self.rows, found, 0.0, seconds)
+
+    def _observed(self) -> None:
+        seconds = self.watch.step_seconds
+        if self.diary is not None and seconds is not None:
+            slowness = self.watch.seen_slowness
+            self.diary.observe(Event("observed", self.step, self.rows, self.rows, slowness, step_seconds=seconds))
+
+    def _tell(
+        self,
+        what: str,
+        before: tuple[int, ...],
+        rows: tuple[int, ...],
+        found: Verdict,
+        spent: float,
+        seconds: float | None = None,
+    ) -> None:
+        if self.diary is not None:
+            own = found.seconds if seconds is None else seconds
+            times = (own, found.expected, found.possible, spent)
+            self.diary.tell(Event(what, self.step, before, rows, found.slowness, found.rank, found.since, *times))
+
+
+def assist(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    mode: Mode = "act",
+    rule: Rule | None = None,
+    events: str | Path | None = None,
+) -> Assistant:
+    """Watch the steps of a parallelized model and move rows of its batch away from ranks that have become slower, and back.
+
+    Called alike on every rank, after ``parallelize``. Losses, gradients and parameters stay those of one process: only
+    who computes which rows of the next batch changes, between two steps.
+
+    Parameters
+    ----------
+    model
+        What :func:`shardwright.parallelize` gave, for a plan that cuts the batch.
+    optimizer
+        Where a step consists of several passes (gradient accumulation): a step is over when it has been called. Without
+        one, every forward pass in training begins a step.
+    mode
+        ``"act"``, or ``"watch"``, which only tells what could be moved.
+    rule
+        When a move is worth making (:class:`~shardwright.runtime.assistant.watching.Rule`).
+    events
+        A file for one JSON object per decision (and one observation a second), written by rank 0.
+
+    Examples
+    --------
+    >>> model = shardwright.parallelize(model, plan)                      # doctest: +SKIP
+    >>> optimizer = torch.optim.AdamW(model.parameters())                 # doctest: +SKIP
+    >>> assistant = shardwright.assist(model, optimizer)                  # doctest: +SKIP
+    """
+    if not isinstance(model, ParallelModule):
+        raise RunError(
+            f"A {type(model).__name__} is not a parallelized module.",
+            "Call assist() with what shardwright.parallelize() gave.",
+        )
+    if mode not in ("act", "watch"):
+        raise RunError(f"The assistant cannot {mode!r}.", "Its mode is 'act' or 'watch'.")
+    path = events if events is not None else os.environ.get(EVENTS_VARIABLE)
+    return Assistant(model, optimizer, mode, rule or Rule(), None if path is None else Path(path))
+
+
+def assist_if_asked(model: ParallelModule) -> None:
+    """Start an assistant where ``shardwright run --assist`` asked for one."""
+    mode = os.environ.get(ASSIST_VARIABLE)
+    if mode is not None:
+        assist(model, mode=mode)  # type: ignore[arg-type]  # checked there

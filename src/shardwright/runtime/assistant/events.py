@@ -1,0 +1,99 @@
+"""What the assistant saw and did: a line for people and a JSON object for programs, one of each per decision.
+
+A file of events holds one object per line: ``observed`` (speeds, rows and the step, at most one a second), ``moved``,
+``could move`` (when it only watches), ``refused`` (some rank has no program for such rows) and ``reached`` (the step some
+steps after a move, beside what was expected).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+
+from shardwright.units import seconds_text
+
+log = logging.getLogger("shardwright.assistant")
+APART = 1.0
+"""Seconds between two observations in a file."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One decision, or one observation. ``rank`` counts along the mesh axis that cuts the batch; seconds are of a step.
+
+    >>> print(Event("moved", 420, (16, 16), (25, 7), (1.0, 1.8), 1, 412, 1.31, 1.02, 0.97))
+    rank 1 is 1.8 × slower since step 412: moved 9 of 32 rows; step 1.31 s → 1.02 s, possible 970 ms
+    >>> print(Event("moved", 520, (25, 7), (16, 16), (1.0, 1.01), 1, 513, 1.1, 0.73, 0.73))
+    rank 1 is as fast as the others since step 513: moved 9 of 32 rows; step 1.1 s → 730 ms, possible 730 ms
+    """
+
+    event: str
+    step: int
+    rows_before: tuple[int, ...]
+    rows: tuple[int, ...]
+    slowness: tuple[float, ...]
+    rank: int = 0
+    since: int = 0
+    step_seconds: float = 0.0
+    expected_seconds: float = 0.0
+    possible_seconds: float = 0.0
+    move_seconds: float = 0.0
+
+    @property
+    def moved(self) -> int:
+        """How many rows change hands."""
+        pairs = zip(self.rows_before, self.rows, strict=True)
+        return sum(max(after - before, 0) for before, after in pairs)
+
+    def __str__(self) -> str:
+        if self.event == "reached":
+            return (
+                f"with rows {', '.join(map(str, self.rows))} a step takes {seconds_text(self.step_seconds)}: "
+                f"expected {seconds_text(self.expected_seconds)}, possible {seconds_text(self.possible_seconds)}"
+            )
+        own, rows = self.slowness[self.rank], f"{self.moved} of {sum(self.rows)} rows"
+        how = (
+            f"{own:.2g} × slower"
+            if own > 1.05
+            else f"{1 / own:.2g} × faster"
+            if own < 0.95
+            else "as fast as the others"
+        )
+        what = {"moved": f"moved {rows}", "could move": f"could move {rows}", "refused": f"could not move {rows}"}
+        times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
+        possible = f"possible {seconds_text(self.possible_seconds)}"
+        return f"rank {self.rank} is {how} since step {self.since}: {what[self.event]}; {times}, {possible}"
+
+    def as_dict(self) -> dict[str, object]:
+        return {**asdict(self), "moved": self.moved}
+
+
+class Diary:
+    """Tells of events: only one rank has one. ``path`` is the file they are added to, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.events: list[Event] = []
+        self._path, self._last = path, -APART
+        if path is not None:
+            path.write_text("", "utf-8")
+
+    def tell(self, event: Event) -> None:
+        """A decision, or what came of it."""
+        log.warning("shardwright: %s", event)
+        self.events.append(event)
+        self._write(event)
+
+    def observe(self, event: Event) -> None:
+        """An observation: into the file alone, and not too often."""
+        now = monotonic()
+        if self._path is not None and now - self._last >= APART:
+            self._last = now
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(event.as_dict()) + "\n")

@@ -1,0 +1,217 @@
+"""What the steps say about the speeds of the ranks, and whether to share the work anew.
+
+A rank's work in a step is taken to be its slowness times (the rows it has + a fixed part, which every rank has whatever its
+rows: the update, seen by itself, and what else did not move with the rows when they were moved). Over a window of steps the
+median of each rank's work gives the slownesses; rows dealt out by them (:func:`shardwright.search.dealing.deal`) give a step
+that is expected, and work over summed speeds the one that is possible. A window asks for a move when nearly all of its steps
+would gain by it, when its halves agree (what is still changing is not acted upon), when together they gain more than the
+noise of single steps explains (the median of successive differences, which a change of level enters only once), and when
+what is gained pays for the move within a stated number of steps. Short windows see large changes soon, long ones small
+changes late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.search.dealing import deal
+
+Floats = NDArray[np.float64]
+
+NEARLY_ALL = 0.75
+"""More than this part of a window's steps must gain by themselves: spikes come alone or in pairs."""
+LEAST_NOISE = 0.01
+"""Part of a step: clocks, caches and schedulers are never quieter for long."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a move is worth making: it must save ``gain`` of the step, be ``certainty`` standard errors away from noise, and
+    pay for itself within ``steps``."""
+
+    gain: float = 0.04
+    certainty: float = 5.0
+    steps: int = 100
+    windows: tuple[int, ...] = (4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a window of steps asks for. Seconds are of a whole step, communication included.
+
+    ``slowness`` is relative to the median rank (of two, the faster one), ``rank`` the one whose slowness has changed most,
+    ``since`` which step.
+    """
+
+    rows: tuple[int, ...]
+    slowness: tuple[float, ...]
+    rank: int
+    since: int
+    seconds: float
+    expected: float
+    possible: float
+
+
+@dataclass
+class Watch:
+    """The steps of some ranks that share ``rows``; ``least`` rows stay with each."""
+
+    rows: tuple[int, ...]
+    rule: Rule = field(default_factory=Rule)
+    least: int = 1
+    fixed: float = 0.0
+    """Work that does not depend on the rows, in rows."""
+
+    def __post_init__(self) -> None:
+        length = max(self.rule.windows)
+        self._steps: deque[tuple[int, Floats, Floats]] = deque(maxlen=length)
+        self._differences: deque[Floats] = deque(maxlen=4 * length)
+        self._updates: deque[float] = deque(maxlen=length)
+        self._learnt = 0.0
+        self._before: tuple[Floats, tuple[int, ...]] | None = None
+        self.slowness: tuple[float, ...] = (1.0,) * len(self.rows)
+        """As it was known when the rows were last dealt out."""
+
+    def add(self, step: int, work: Sequence[float], waited: Sequence[float], update: Sequence[float] = ()) -> None:
+        """The seconds of one step, of every rank; a step that some rank does not know is passed over.
+
+        ``update``: the part of the work that comes after the backward pass, whatever the rows.
+        """
+        seconds = np.asarray(work, float)
+        if not (np.isfinite(seconds).all() and (seconds > 0).all()):
+            return
+        if self._steps:
+            self._differences.append(np.abs(np.log(seconds / self._steps[-1][1])))
+        self._steps.append((step, seconds, np.asarray(waited, float)))
+        if len(update):
+            apart = np.asarray(update, float)
+            self._updates.append(float(np.median(apart / (seconds - apart) * np.asarray(self.rows))))
+            if len(self._updates) >= min(self.rule.windows):
+                self.fixed = max(self._learnt, float(np.median(self._updates)))
+
+    @property
+    def noise(self) -> float:
+        """The spread of a single step's work around its level (the median of differences is 0.95 of it)."""
+        if not self._differences:
+            return inf
+        return max(float(np.median(np.stack(self._differences))) / 0.954, LEAST_NOISE)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """What a step takes lately: the longest work, and what even the last rank waits for (the communication)."""
+        if len(self._steps) < min(self.rule.windows):
+            return None
+        work, waited = self._window(min(self.rule.windows))
+        return float(np.median(work, axis=0).max() + np.median(waited, axis=0).min())
+
+    @property
+    def seen_slowness(self) -> tuple[float, ...]:
+        """Of every rank lately, relative to the median rank."""
+        levels = np.median(self._window(min(self.rule.windows))[0], axis=0)
+        return tuple(_relative(levels / (np.asarray(self.rows) + self.fixed)).tolist())
+
+    def verdict(self, move_seconds: float) -> Verdict | None:
+        """The rows to deal out now, where that is worth ``move_seconds``; nothing where it is not."""
+        known = len(self._steps)
+        if known < min(self.rule.windows):
+            return None
+        work, waited = self._window(known)
+        noise = None
+        for length in (length for length in self.rule.windows if length <= known):
+            window = work[-length:]
+            levels = np.median(window, axis=0)
+            costs, now = levels / (np.asarray(self.rows) + self.fixed), float(levels.max())
+            possible = (sum(self.rows) + len(costs) * self.fixed) / float((1 / costs).sum())
+            if 1 - possible / now < self.rule.gain:
+                continue
+            noise = self.noise if noise is None else noise
+            rows = self._asked(window, costs, 1 - possible / now, noise, move_seconds / now)
+            if rows is not None:
+                communication = float(np.median(waited[-length:], axis=0).min())
+                return self._told(rows, costs, now, possible, communication)
+        return None
+
+    def moved(self, rows: tuple[int, ...]) -> None:
+        """The rows were dealt out anew: what is known of steps until now was known of other rows."""
+        length = min(self.rule.windows)
+        known = len(self._steps) >= length and rows != self.rows
+        self._before = (np.median(self._window(length)[0], axis=0), self.rows) if known else None
+        self.rows = rows
+        self._steps.clear()
+
+    def learn(self) -> None:
+        """After a move: how much of the work did not move with the rows?"""
+        length = min(self.rule.windows)
+        if self._before is None or len(self._steps) < length:
+            return
+        (work, rows), now = self._before, np.median(self._window(length)[0], axis=0)
+        self._before = None
+        # now / work = (fixed + rows now) / (fixed + rows before) on every rank: least squares over the ranks.
+        slope = now - work
+        rest = work * np.asarray(self.rows) - now * np.asarray(rows)
+        if float(slope @ slope) > 0:
+            share = sum(rows) / len(rows)
+            self._learnt = float(np.clip(slope @ rest / (slope @ slope), 0.0, share))
+            self.fixed = max(self._learnt, float(np.median(self._updates)) if self._updates else 0.0)
+
+    def _window(self, length: int) -> tuple[Floats, Floats]:
+        steps = list(self._steps)[-length:]
+        return np.stack([work for _, work, _ in steps]), np.stack([waited for _, _, waited in steps])
+
+    def _asked(
+        self, work: Floats, costs: Floats, most: float, noise: float, move_steps: float
+    ) -> tuple[int, ...] | None:
+        """The rows that a window asks for, which could gain ``most`` of the step; a move takes as long as ``move_steps``."""
+        needed = max(self.rule.gain, self.rule.certainty * noise / sqrt(len(work)))
+        if most < needed:
+            return None
+        rows = deal(sum(self.rows), len(costs), lambda r, n: float(costs[r]) * (n + self.fixed), self.least)
+        factors = (np.asarray(rows) + self.fixed) / (np.asarray(self.rows) + self.fixed)
+        levels = np.median(work, axis=0)
+        gain = 1 - float((levels * factors).max() / levels.max())
+        if gain < needed or gain * self.rule.steps < move_steps:
+            return None
+        alone = 1 - (work * factors).max(axis=1) / work.max(axis=1)
+        if float((alone >= self.rule.gain).mean()) <= NEARLY_ALL:
+            return None
+        half = len(work) // 2
+        shift = np.abs(np.log(np.median(work[half:], axis=0) / np.median(work[:half], axis=0)))
+        still_changing = float(shift.max()) > max(self.rule.gain, self.rule.certainty * noise * sqrt(2 / half))
+        return None if still_changing else rows
+
+    def _told(self, rows: tuple[int, ...], costs: Floats, now: float, possible: float, communication: float) -> Verdict:
+        slowness = _relative(costs)
+        rank = int(np.argmax(np.abs(np.log(slowness / np.asarray(self.slowness)))))
+        expected = float((costs * (np.asarray(rows) + self.fixed)).max())
+        return Verdict(
+            rows,
+            tuple(slowness.tolist()),
+            rank,
+            self._since(rank, float(slowness[rank])),
+            now + communication,
+            expected + communication,
+            possible + communication,
+        )
+
+    def _since(self, rank: int, slowness: float) -> int:
+        """The first of the last steps in which the rank was nearer to its slowness now than to that before."""
+        border = sqrt(slowness * self.slowness[rank])
+        since = self._steps[-1][0]
+        for step, work, _ in reversed(self._steps):
+            costs = work / (np.asarray(self.rows) + self.fixed)
+            own = float(_relative(costs)[rank])
+            if (own > border) != (slowness > border):
+                break
+            since = step
+        return since
+
+
+def _relative(costs: Floats) -> Floats:
+    """To the median rank: one slow rank of many does not make the others fast. Of an even number, the faster of the two."""
+    return costs / float(np.sort(costs)[(len(costs) - 1) // 2])

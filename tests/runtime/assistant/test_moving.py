@@ -1,0 +1,222 @@
+"""Shares of the batch moved while a model trains: losses, parameters and buffers stay those of one process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from lowering.strategies import mesh_with
+from runtime.pool import POOL
+from runtime.workers import built, device_mesh
+from shardwright.errors import RunError
+from shardwright.frontend import capture
+from shardwright.runtime import parallelize
+from shardwright.runtime.assistant import Assistant, assist
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.verification.precision import all_double
+
+Subject = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
+
+
+@functools.cache
+def gpt() -> Subject:
+    return built("gpt:small,batch=8")
+
+
+@functools.cache
+def images() -> Subject:
+    """Statistics of the whole batch, kept from step to step."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model, args = nn.Sequential(*layers).double(), (torch.randn(12, 3, 8, 8, dtype=torch.float64),)
+    return model, args, {}, capture(model, args)
+
+
+@functools.cache
+def drawing() -> Subject:
+    """Its dropout draws from the random numbers of the ranks."""
+    torch.manual_seed(0)
+    model, args = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5)).double(), (torch.randn(8, 6, dtype=torch.float64),)
+    return model, args, {}, capture(model, args)
+
+
+def assisted(
+    subject: Subject, search: str, sizes: tuple[int, ...], **options: Any
+) -> tuple[Any, torch.optim.Optimizer, Assistant]:
+    model, args, kwargs, graph = subject
+    stated = formulate(graph, mesh_with(sizes), within=restriction(search, len(sizes)))
+    strategy = stated.strategy(solve(stated.problem).answer)
+    mesh = device_mesh(sizes)
+    with all_double():
+        parallel = parallelize(model, strategy, args, kwargs, mesh=mesh, graph=graph, keep=True, **options)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
+    return parallel, optimizer, assist(parallel, optimizer)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, subject: Subject) -> float:
+    with all_double():
+        loss = model(*subject[1], **subject[2])
+        loss = loss if not loss.ndim else loss.square().mean()
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def farthest(parallel: Any, model: nn.Module) -> float:
+    """Of all parameters and buffers, relative to the largest element of each."""
+    own = {**dict(parallel.named_parameters()), **dict(parallel.named_buffers())}
+    far = 0.0
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if x.is_floating_point():
+            mine = own[name].full_tensor() if isinstance(own[name], DTensor) else own[name]
+            far = max(far, float((mine - x).abs().max() / x.abs().max().clamp(min=1e-3)))
+    return far
+
+
+def random_rows(random: Random, assistant: Assistant) -> list[int]:
+    rows, unit = assistant.rows, assistant._mover.batch.unit
+    borders = sorted(random.sample(range(1, sum(rows) // unit), len(rows) - 1))
+    return [unit * (b - a) for a, b in zip([0, *borders], [*borders, sum(rows) // unit], strict=True)]
+
+
+def trained(
+    rank: int, make: Callable[[], Subject], search: str, sizes: tuple[int, ...], moves: int, traces: bool
+) -> tuple[float, float]:
+    subject = make()
+    parallel, optimizer, assistant = assisted(subject, search, sizes)
+    assistant._mover.traces = traces
+    alone = copy.deepcopy(subject[0])
+    single = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+    random, far = Random(5), abs(step(parallel, optimizer, subject) - step(alone, single, subject))
+    for _ in range(moves):
+        rows = random_rows(random, assistant)
+        assert assistant.move(rows) and list(assistant.rows) == rows
+        far = max(far, abs(step(parallel, optimizer, subject) - step(alone, single, subject)))
+    assistant.leave()
+    return far, farthest(parallel, alone)
+
+
+@pytest.mark.parametrize(
+    ("make", "search", "sizes", "moves", "traces"),
+    [
+        pytest.param(gpt, "data-parallel", (4,), 20, False, id="20 moves in a row"),
+        pytest.param(images, "data-parallel", (4,), 5, False, id="statistics of the whole batch"),
+        pytest.param(gpt, "megatron", (2, 2), 2, True, id="replicas of tensor-parallel groups, traced"),
+        pytest.param(gpt, "data-parallel", (2, 2), 3, False, id="two axes cut the batch"),
+    ],
+)
+def test_moves_keep_the_numbers(
+    make: Callable[[], Subject], search: str, sizes: tuple[int, ...], moves: int, traces: bool
+) -> None:
+    for losses, parameters in POOL.run(trained, make, search, sizes, moves, traces, seconds=200):
+        assert losses < 1e-9 and parameters < 1e-9
+
+
+def drawn(rank: int) -> list[float]:
+    subject = drawing()
+    parallel, optimizer, assistant = assisted(subject, "data-parallel", (4,))
+    losses = []
+    torch.manual_seed(3)
+    for rows in ((2, 2, 2, 2), (5, 1, 1, 1), (1, 3, 1, 3), (2, 2, 2, 2)):
+        assistant.move(rows)
+        losses.append(step(parallel, optimizer, subject))
+    assistant.leave()
+    return losses
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    """Building a program draws none, ranks stay in step, and the same moves from the same seed give the same losses."""
+    first, second = POOL.run(drawn), POOL.run(drawn)
+    assert first == second and all(losses == first[0] for losses in first)
+    assert len(set(first[0])) == 4
+
+
+def refused(rank: int) -> list[str]:
+    subject, found = drawing(), []
+    _, _, assistant = assisted(subject, "data-parallel", (4,))
+    for rows in ((8, 0, 0, 0), (4, 4), (3, 3, 3, 3)):
+        with pytest.raises(RunError) as caught:
+            assistant.move(rows)
+        found.append(caught.value.message)
+    assistant.leave()
+    with pytest.raises(RunError) as caught:
+        assisted(subject, "data-parallel", (4,), inputs="local")
+    found.append(caught.value.message)
+    with pytest.raises(RunError) as caught:
+        assisted(gpt(), "megatron", (4,))
+    found.append(caught.value.message)
+    with pytest.raises(RunError) as caught:
+        assist(subject[0])
+    return [*found, caught.value.message]
+
+
+def test_what_cannot_be_moved_is_refused() -> None:
+    for *rows, local, resting, plain in POOL.run(refused):
+        assert all("do not share out a batch of 8 between 4 ranks" in message for message in rows)
+        assert "its own part of the batch" in local
+        assert "rests cut along axis 'a'" in resting
+        assert "not a parallelized module" in plain
+
+
+def held_back(rank: int) -> str:
+    subject = drawing()
+    parallel, _, assistant = assisted(subject, "data-parallel", (4,))
+    with parallel.no_sync():
+        parallel(*subject[1]).sum().backward()
+    with pytest.raises(RunError) as caught:
+        assistant.move((3, 3, 1, 1))
+    parallel(*subject[1]).sum().backward()
+    assistant.move((3, 3, 1, 1))
+    assistant.leave()
+    return caught.value.message
+
+
+def test_gradients_that_are_held_back_keep_their_shares() -> None:
+    assert all("held back by no_sync()" in message for message in POOL.run(held_back))
+
+
+def slowed(rank: int) -> Any:
+    """Every row takes 15 ms, on rank 1 five times as long, until rows have been moved; then no longer."""
+    subject = drawing()
+    parallel, optimizer, assistant = assisted(subject, "data-parallel", (4,))
+    slow = 5.0
+
+    def work(*_: Any) -> None:
+        time.sleep(0.015 * assistant.rows[rank] * (slow if rank == 1 else 1.0))
+
+    hook = parallel.register_forward_pre_hook(work)
+    seen = [assistant.rows]
+    for _ in range(150):
+        step(parallel, optimizer, subject)
+        if assistant.rows != seen[-1]:
+            seen.append(assistant.rows)
+            if assistant.rows[1] == 1:
+                slow = 1.0
+            elif len(seen) > 2 and assistant.rows[1] == 2:
+                break
+    hook.remove()
+    assistant.leave()
+    return seen, [(event.event, event.rank, str(event)) for event in assistant.events]
+
+
+def test_a_slow_rank_gives_rows_away_and_gets_them_back() -> None:
+    """The ranks that wait for it are not taken for slow; all ranks decide alike."""
+    answers = POOL.run(slowed, seconds=120)
+    assert all(rows == answers[0][0] for rows, _ in answers)
+    rows, events = answers[0]
+    assert rows[0] == (2, 2, 2, 2) and (1 in [given[1] for given in rows]) and rows[-1][1] == 2
+    moves = [(rank, text) for event, rank, text in events if event == "moved"]
+    assert moves[0][0] == 1 and "× slower since step" in moves[0][1] and "possible" in moves[0][1]
+    assert not any(events for _, events in answers[1:])
