@@ -98,6 +98,7 @@ class Mover:
                 "Give every rank the whole batch (parallelize(..., inputs='whole')).",
             )
         self._module, self._lines = module, lines
+        module._planned.replay = None  # waits inside of a replayed CUDA graph are not seen by any clock
         self.batch = batch_of(module.program)
         self.traces = True
         """Whether operators are traced at once for the new rows, and not only after some passes."""
@@ -125,6 +126,7 @@ class Mover:
         state = random_state(module.device)
         try:
             execution = module._under(replace(strategy, shares=shares))
+            execution.replay = None
             if self.traces:
                 execution.executor.settle()
         except ShardwrightError:
