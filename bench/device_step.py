@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import os
 import pstats
@@ -139,6 +140,15 @@ def checked(name: str, device: str) -> float:
     return max(abs(a - b) for a, b in zip(*found, strict=True))
 
 
+def report_pools(name: str) -> None:
+    """What private pools (CUDA graphs) hold of the device."""
+    segments = [s for s in torch.cuda.memory_snapshot() if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)]
+    sizes = sorted((s["total_size"] for s in segments), reverse=True)
+    if sizes:
+        largest = ", ".join(f"{size / 2**20:.0f}" for size in sizes[:12])
+        print(f"  {name}: graphs hold {sum(sizes) / 2**30:.2f} GiB in {len(sizes)} segments, the largest {largest} MiB")
+
+
 def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:
     sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     sync()
@@ -156,7 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--raw", help="write every figure here")
-    parser.add_argument("--only", help="engines whose name holds this")
+    parser.add_argument("--without", nargs="*", default=[], help="engines to leave out")
     parser.add_argument("--profile", help="write the host's profile of the engines here")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
@@ -168,7 +178,7 @@ def main() -> None:
     figures: dict[str, list[tuple[float, float]]] = {}
     above: dict[str, float] = {}
     for name, make in engines(given.model, device).items():
-        if given.only and given.only not in name:
+        if name in given.without:
             continue
         try:
             step = make()
@@ -185,6 +195,7 @@ def main() -> None:
             step()
             torch.cuda.synchronize()
             above[name] = (torch.cuda.max_memory_reserved() - resting) / 2**30
+            report_pools(name)
         figures[name] = [timed(step, device, given.steps) for _ in range(given.rounds)]
         hosts = [timed(step, device, 1)[0] for _ in range(given.rounds)]
         if given.profile:
@@ -193,6 +204,7 @@ def main() -> None:
             with open(f"{given.profile}-{given.model}-{name.replace(' ', '_').replace(',', '')}.txt", "w") as file:
                 pstats.Stats(profile, stream=file).sort_stats("tottime").print_stats(35)
         del step
+        gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
         host, whole = (1e3 * statistics.median(column) for column in zip(*figures[name], strict=True))

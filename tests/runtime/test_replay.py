@@ -25,7 +25,7 @@ STEPS = 12
 class Again:
     """Records by remembering what was done."""
 
-    def record(self, work, room=0, draws=False):
+    def record(self, work, draws=False):
         work()
         again = copy.copy(self)
         again.replay = work

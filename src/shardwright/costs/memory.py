@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cluster import Device
-from shardwright.costs.memory_allocator import Allocator, rounded
+from shardwright.costs.memory_allocator import Allocator
 from shardwright.costs.optimizer import optimizer
 from shardwright.program import Instruction, Kind, Program
 from shardwright.program.device_kernels import workspace
@@ -99,26 +99,13 @@ def memory(program: Program, device: Device) -> MemoryUse:
     return MemoryUse(peak, reserved, at, tuple(int(b) for b in curve), things, breakdown, tuple(storages))
 
 
-def bytes_at_once(program: Program) -> int:
-    """The most bytes that a step's own values take at one moment, beside what rests between steps and the optimizer's."""
-    count = max(len(program.instructions), 1)
-    change = np.zeros(count + 1, dtype=np.int64)
-    for storage in lifetimes(program, None):
-        if storage.born >= 0 and program.instructions[storage.born].kind is not Kind.UPDATE:
-            size = rounded(storage.bytes) if storage.bytes else 0
-            change[storage.born] += size
-            change[storage.dies + 1] -= size
-    return int(np.cumsum(change).max())
-
-
-def lifetimes(program: Program, device: Device | None) -> list[Storage]:
-    """Every storage of a step, in the order in which they come to life. Without a device, libraries' workspaces and the
-    optimizer's own temporaries are left out."""
+def lifetimes(program: Program, device: Device) -> list[Storage]:
+    """Every storage of a step, in the order in which they come to life."""
     return _Replay(program, device).run()
 
 
 class _Replay:
-    def __init__(self, program: Program, device: Device | None) -> None:
+    def __init__(self, program: Program, device: Device) -> None:
         self.program, self.flow, self.device = program, program.flow, device
         self.end = max(len(program.instructions) - 1, 0)
         self.storages: list[Storage] = []
@@ -167,7 +154,7 @@ class _Replay:
             if bucket.prepared:
                 path = graph.parameter_of[bucket.tensors[-1]].paths[0]
                 self._make(bucket.bytes, GRADIENTS, f"bucket of {len(bucket.tensors)} gradients", path, -1)
-        if self.device and (extra := workspace(self.device, self.program.training)):
+        if extra := workspace(self.device, self.program.training):
             self._make(extra, WORKSPACE, "workspace of matrix products", "", -1)
 
     def _hold(self, slot: int, storage: Storage) -> None:
@@ -227,7 +214,7 @@ class _Replay:
             for p in self.flow.graph.parameters
             if p.tensor in self.program.trained
         ]
-        if self.device and optimizer(self.program.optimizer).states == 2 and sizes:
+        if optimizer(self.program.optimizer).states == 2 and sizes:
             # AdamW's denominator: of all parameters at once where PyTorch updates them together (CUDA), else one by one:
             # its square root, the quotient, and the one of the parameter before, which the loop still holds.
             one_by_one = max(before + 2 * here for before, here in zip([0, *sizes], sizes, strict=False))

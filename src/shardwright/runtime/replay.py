@@ -1,10 +1,9 @@
 """A program recorded once and replayed: on CUDA a step is two graphs, one forward and one backward, and no host in its way.
 
 After some eager passes both passes are captured into CUDA graphs that share one pool of memory (PyTorch's
-``torch.cuda.graph``), reserved in one piece as large as the plan's own count of a step. Parameters are read and buckets
-summed where they lie; inputs, the gradients that arrive and those that are found are copied into standing tensors outside
-of the pool; collectives are part of the graphs. What Python has to do (handing gradients to parameters, hooks) is done
-after the replay, exactly as the instructions would.
+``torch.cuda.graph``). Parameters are read and buckets summed where they lie; inputs, the gradients that arrive and those that
+are found are copied into standing tensors outside of the pool; collectives are part of the graphs. What Python has to do
+(handing gradients to parameters, hooks) is done after the replay, exactly as the instructions would.
 
 A replay overwrites what the last one left, so it is only made where nobody needs that any more: not while a forward pass
 waits for its backward, not while a large result of the last pass is still held. Such passes, accumulation under
@@ -27,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright._torch_compat import local_of, storage_users
-from shardwright.costs.memory import bytes_at_once
 from shardwright.lowering.collectives import ledger
 from shardwright.lowering.randomness import drawing_from, draws, standing_generators
 from shardwright.program import Kind, Program
@@ -53,8 +51,8 @@ class Recording(Protocol):
 class Recorder(Protocol):
     """Records work on tensors so that it can be done again where they lie."""
 
-    def record(self, work: Callable[[], None], room: int = 0, draws: bool = False) -> Recording:
-        """``room``: bytes that the work is known to need at once; ``draws``: it draws random numbers."""
+    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
+        """``draws``: the work draws random numbers."""
 
 
 class CudaGraphs:
@@ -63,15 +61,13 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None], room: int = 0, draws: bool = False) -> Recording:
+    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
         generators = standing_generators(self._device) if draws else {}
         for generator in generators.values():
             graph.register_generator_state(generator)
         drawing = drawing_from(generators) if draws else nullcontext()
         with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            if room:  # one segment, of which everything is cut: segment by segment would leave holes
-                torch.empty(room, dtype=torch.uint8, device="cuda")
             work()
         return graph
 
