@@ -1,9 +1,9 @@
 """A program recorded once and replayed: on CUDA a step is two graphs, one forward and one backward, and no host in its way.
 
 After some eager passes both passes are captured into CUDA graphs that share one pool of memory (PyTorch's
-``torch.cuda.graph``). Parameters are read and buckets summed where they lie; inputs, the gradients that arrive and those that
-are found are copied into standing tensors outside of the pool; collectives are part of the graphs. What Python has to do
-(handing gradients to parameters, hooks) is done after the replay, exactly as the instructions would.
+``torch.cuda.graph``). Parameters are read and buckets summed where they lie; inputs, the gradients that arrive and those
+that are found are copied into standing tensors outside of the pool; collectives are part of the graphs. What Python does
+(handing gradients to parameters, calling hooks) is done after the replay, exactly as the instructions would.
 
 A replay overwrites what the last one left, so it is only made where nobody needs that any more: not while a forward pass
 waits for its backward, not while a large result of the last pass is still held. Such passes, accumulation under
@@ -247,9 +247,7 @@ class Replay:
         for parameter in held.values():
             parameter.grad = None
         try:
-            made.forward = self.recorder.record(
-                forward, bytes_at_once(executor.program), bool(_drawing(executor.program))
-            )
+            made.forward = self.recorder.record(forward, bool(_drawing(executor.program)))
             made.backward = self.recorder.record(backward)
         except Exception as error:
             self._tries = _TRIES
