@@ -22,8 +22,8 @@ app = typer.Typer(
 )
 
 for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")):
-    _command = getattr(importlib.import_module(f"{__name__}.{_module}"), _module)
-    app.command(name=_module)(_command)
+    _home = importlib.import_module(f"{__name__}.{_module}")
+    app.command(name=_module, cls=getattr(_home, "Command", None))(getattr(_home, _module))
 
 
 def _version(asked: bool) -> None:

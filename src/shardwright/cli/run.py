@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+
+class Command(TyperCommand):
+    """``--assist`` alone means ``--assist=act``: typer knows no options whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = args.index("--") if "--" in args else len(args)
+        meant = ["--assist=act" if argument == "--assist" else argument for argument in args[:own]]
+        return super().parse_args(ctx, meant + args[own:])
 
 
 def run(
@@ -19,6 +29,16 @@ def run(
     profile: Annotated[
         Path | None, typer.Option(help="Record the fourth step of rank 0 here, for `shardwright report --measured`")
     ] = None,
+    assist: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[=watch]", help="Move rows of the batch away from ranks that become slower; =watch only tells"
+        ),
+    ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="With --assist: a JSON line per decision; the picture of speeds and shares lies beside it"),
+    ] = None,
 ) -> None:
     """Start SCRIPT with torchrun on as many processes as PLAN is for.
 
@@ -28,15 +48,22 @@ def run(
 
     Example: shardwright run plan.json --profile trace.json -- train.py    (then report plan.json --measured trace.json)
 
+    Example: shardwright run plan.json --assist --events events.jsonl -- train.py    (events.svg is the picture)
+
     Example: shardwright run plan.json --rdzv-endpoint host0:29400 -- train.py    (the same line on each of two nodes)
     """
     import os
 
-    from shardwright.files import check_writable
+    from shardwright.files import check_writable, write
+    from shardwright.reports.assistance import draw_events
+    from shardwright.runtime.assistant import ask_for
     from shardwright.runtime.profiling import PROFILE_VARIABLE
     from shardwright.runtime.torchrun import start
 
-    check_writable(profile)
+    check_writable(profile, events)
+    os.environ.update(ask_for(assist, events))
+    if events is not None:
+        write(events, "")  # the job adds to it, also when it starts again
     if profile is not None:
         os.environ[PROFILE_VARIABLE] = str(profile.resolve())
     start(
@@ -48,3 +75,5 @@ def run(
         rdzv_endpoint=rdzv_endpoint,
         max_restarts=max_restarts,
     )
+    if events is not None:
+        print(f"speeds and shares over time: {draw_events(events)}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from shardwright._torch_compat import start_gathering
 from shardwright.errors import RunError
 from shardwright.runtime.assistant.clocks import clock_on
-from shardwright.runtime.assistant.events import Diary, Event
+from shardwright.runtime.assistant.events import Diary, Event, log
 from shardwright.runtime.assistant.moving import Mover
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
@@ -238,14 +238,37 @@ def assist(
             f"A {type(model).__name__} is not a parallelized module.",
             "Call assist() with what shardwright.parallelize() gave.",
         )
-    if mode not in ("act", "watch"):
-        raise RunError(f"The assistant cannot {mode!r}.", "Its mode is 'act' or 'watch'.")
+    _check(mode)
     path = events if events is not None else os.environ.get(EVENTS_VARIABLE)
     return Assistant(model, optimizer, mode, rule or Rule(), None if path is None else Path(path))
 
 
+def _check(mode: str) -> None:
+    if mode not in ("act", "watch"):
+        raise RunError(f"The assistant cannot {mode!r}.", "Its mode is 'act' or 'watch'.")
+
+
+def ask_for(mode: str | None, events: Path | None) -> dict[str, str]:
+    """What the environment of a job says so that its modules are assisted.
+
+    >>> ask_for("watch", None)
+    {'SHARDWRIGHT_ASSIST': 'watch'}
+    """
+    if mode is None:
+        if events is not None:
+            raise RunError("There are no events without an assistant.", "Add --assist, or --assist=watch.")
+        return {}
+    _check(mode)
+    return {ASSIST_VARIABLE: mode} | ({} if events is None else {EVENTS_VARIABLE: str(events.resolve())})
+
+
 def assist_if_asked(model: ParallelModule) -> None:
-    """Start an assistant where ``shardwright run --assist`` asked for one."""
+    """Start an assistant where ``shardwright run --assist`` asked for one; where none can help, the job goes on without."""
     mode = os.environ.get(ASSIST_VARIABLE)
-    if mode is not None:
+    if mode is None:
+        return
+    try:
         assist(model, mode=mode)  # type: ignore[arg-type]  # checked there
+    except RunError as error:
+        if dist.get_rank() == 0:
+            log.warning("shardwright: no assistant: %s", error.message)

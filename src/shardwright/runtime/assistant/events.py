@@ -77,8 +77,6 @@ class Diary:
     def __init__(self, path: Path | None) -> None:
         self.events: list[Event] = []
         self._path, self._last = path, -APART
-        if path is not None:
-            path.write_text("", "utf-8")
 
     def tell(self, event: Event) -> None:
         """A decision, or what came of it."""

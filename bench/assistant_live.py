@@ -1,0 +1,257 @@
+"""The assistant on real processes: two gloo ranks, one core each, and a real competing process on the core of one of them.
+
+A GPT is trained with AdamW and data parallelism. Per slowdown (competitors of so much weight on the core of rank 1, stopped
+and continued by signals) and repeat, all in one run: steps undisturbed; disturbed as they are; then the assistant is there,
+the competitor begins, and after thirty steps ends. ``possible`` is work over summed speeds, from the measured steps of that
+repeat: two over (1/undisturbed + 1/disturbed). Ranks and competitors run at the highest priority of ordinary processes
+where the user may (root), so that whoever else uses the machine takes little from them; its load is in the output.
+
+    python bench/assistant_live.py slowed   [--repeats 3]    regained within ten steps, and given back
+    python bench/assistant_live.py shares   [--repeats 6]    two cores, one half busy: shares by speed against equal ones
+    python bench/assistant_live.py overhead [--repeats 20]   with and without the assistant in turns, undisturbed
+    python bench/assistant_live.py healthy  [--steps 1000]   moves in an undisturbed run
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.frontend import capture
+from shardwright.runtime import parallelize
+from shardwright.runtime.assistant import assist
+from shardwright.runtime.launch import run_locally
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.zoo.reference import resolve
+
+MODEL = "gpt:layers=4,width=256,heads=8,vocab=2048,batch=32,seq=64"
+SLOWDOWNS = {1.5: (3,), 2.0: (0,), 4.0: (0, 0, 0)}
+"""Competitors on the core, each by how much nicer than the rank it is: three levels are half the weight (sched(7))."""
+BUSY = "while True: pass"
+
+
+def base_niceness() -> int:
+    return -20 if os.geteuid() == 0 else 0
+
+
+class Competitors:
+    """Processes that keep a core busy between :meth:`begin` and :meth:`end`."""
+
+    def __init__(self, core: int, extra: tuple[int, ...]) -> None:
+        self._all = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in extra]
+        for process, more in zip(self._all, extra, strict=True):
+            os.sched_setaffinity(process.pid, {core})
+            os.setpriority(os.PRIO_PROCESS, process.pid, base_niceness() + more)
+        self.end()
+
+    def begin(self) -> None:
+        self._tell(signal.SIGCONT)
+
+    def end(self) -> None:
+        self._tell(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._tell(signal.SIGKILL)
+
+    def _tell(self, number: signal.Signals) -> None:
+        for process in self._all:
+            process.send_signal(number)
+
+
+class Job:
+    """One rank, on a core of its own."""
+
+    def __init__(self, search: str) -> None:
+        self.rank = dist.get_rank()
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {self.rank})
+            os.setpriority(os.PRIO_PROCESS, int(thread), base_niceness())
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        found = resolve(MODEL, device="cpu")
+        graph = capture(found.model, found.args, found.kwargs)
+        mesh = mesh_of(parse_cluster("local:2"), (2,))
+        stated = formulate(graph, mesh, within=restriction(search, 1))
+        strategy = stated.strategy(solve(stated.problem).answer)
+        self.model = parallelize(found.model, strategy, found.args, found.kwargs, graph=graph)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.args, self.kwargs = found.args, found.kwargs
+
+    def steps(self, count: int) -> list[float]:
+        """Wall seconds of each."""
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.model(*self.args, **self.kwargs).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    def only(self, rank: int, act: Callable[[], None]) -> None:
+        """Something that one rank does, between two steps of all."""
+        if self.rank == rank:
+            act()
+        dist.barrier()
+
+
+def slowed(search: str, extra: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
+    """On every rank: what the assistant regains and gives back."""
+    job = Job(search)
+    competitors = Competitors(1, extra if job.rank == 1 else ())
+    found = []
+    try:
+        job.steps(8)
+        for _ in range(repeats):
+            undisturbed = job.steps(12)
+            job.only(1, competitors.begin)
+            job.steps(2)
+            disturbed = job.steps(12)
+            job.only(1, competitors.end)
+            assistant = assist(job.model, job.optimizer)
+            before = job.steps(16)
+            job.only(1, competitors.begin)
+            helped = job.steps(40)
+            rows = assistant.rows
+            job.only(1, competitors.end)
+            after = job.steps(30)
+            back = assistant.rows
+            assistant.move([sum(rows) // 2] * 2)
+            assistant.leave()
+            names = ("undisturbed", "disturbed", "before", "helped", "after")
+            series = zip(names, (undisturbed, disturbed, before, helped, after), strict=True)
+            found.append(
+                {name: [round(s, 5) for s in seconds] for name, seconds in series}
+                | {"rows": rows, "rows_after": back, "events": [e.as_dict() for e in assistant.events]}
+                | {"load": os.getloadavg()[0]}
+            )
+    finally:
+        competitors.close()
+    return found
+
+
+def told(repeat: dict[str, Any]) -> dict[str, float]:
+    """The figures of one repeat: medians of steps."""
+    middle = statistics.median
+    quiet, slow = middle(repeat["undisturbed"]), middle(repeat["disturbed"])
+    possible = 2 / (1 / quiet + 1 / slow)
+    helped, after = middle(repeat["helped"][10:]), middle(repeat["after"][10:])
+    first = next(e for e in repeat["events"] if e["event"] == "moved")
+    return {
+        "undisturbed": quiet,
+        "slowdown": slow / quiet,
+        "disturbed": slow,
+        "possible": possible,
+        "helped": helped,
+        "regained": (slow - helped) / (slow - possible),
+        "given back": after / middle(repeat["before"]),
+        "move": first["move_seconds"],
+    }
+
+
+def shares(search: str, repeats: int) -> list[dict[str, Any]]:
+    """Equal shares and shares by speed in turns, while the core of rank 1 is half busy."""
+    job = Job(search)
+    competitors = Competitors(1, (0,) if job.rank == 1 else ())
+    assistant = assist(job.model, job.optimizer, mode="watch")
+    rows, found = sum(assistant.rows), []
+    by_speed = [rows - rows // 3, rows // 3]
+    try:
+        job.steps(8)
+        job.only(1, competitors.begin)
+        for _ in range(repeats):
+            pair = {}
+            for name, wanted in (("equal", [rows // 2] * 2), ("by speed", by_speed)):
+                assistant.move(wanted)
+                job.steps(2)
+                pair[name] = [round(s, 5) for s in job.steps(8)]
+            found.append(pair | {"rows": by_speed, "load": os.getloadavg()[0]})
+    finally:
+        competitors.close()
+    return found
+
+
+def overhead(search: str, repeats: int) -> dict[str, Any]:
+    """Blocks of ten steps with and without the assistant in turns, and the seconds that its own code took."""
+    job = Job(search)
+    job.steps(8)
+    turns: dict[str, list[float]] = {"with": [], "without": []}
+    own = 0.0
+    for number in range(repeats):
+        order = ("with", "without") if number % 2 else ("without", "with")
+        for name in order:
+            assistant = assist(job.model, job.optimizer) if name == "with" else None
+            if assistant is not None:
+                assistant._warm = 1
+                began = assistant._before
+
+                def timed(*args: Any, act: Any = began) -> None:
+                    nonlocal own
+                    start = time.thread_time()
+                    act(*args)
+                    own += time.thread_time() - start
+
+                assistant._hooks[0].remove()
+                assistant._hooks[0] = job.model.register_forward_pre_hook(timed)
+            job.steps(1)
+            turns[name] += job.steps(10)
+            if assistant is not None:
+                assistant.leave()
+    answer: dict[str, Any] = {name: [round(s, 5) for s in seconds] for name, seconds in turns.items()}
+    return answer | {"own_seconds_per_step": own / (11 * repeats), "load": os.getloadavg()[0]}
+
+
+def healthy(search: str, steps: int) -> dict[str, Any]:
+    """An undisturbed run, as it comes."""
+    job = Job(search)
+    assistant = assist(job.model, job.optimizer)
+    seconds = job.steps(steps)
+    spread = [round(q, 5) for q in statistics.quantiles(seconds[10:], n=20)]
+    return {"steps": steps, "quantiles": spread, "moves": [str(e) for e in assistant.events], "rows": assistant.rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("slowed", "shares", "overhead", "healthy"))
+    parser.add_argument("--search", default="data-parallel")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    about = {"what": asked.what, "model": MODEL, "search": asked.search, "torch": torch.__version__}
+    if asked.what == "slowed":
+        for slowdown, extra in SLOWDOWNS.items():
+            repeats = run_locally(slowed, 2, asked.search, extra, asked.repeats)[0]
+            for repeat in repeats:
+                print(json.dumps(about | {"slowdown": slowdown, "figures": told(repeat)} | repeat), flush=True)
+    elif asked.what == "shares":
+        for pair in run_locally(shares, 2, asked.search, asked.repeats)[0]:
+            ratio = statistics.median(pair["equal"]) / statistics.median(pair["by speed"])
+            print(json.dumps(about | {"equal over by speed": round(ratio, 4)} | pair), flush=True)
+    elif asked.what == "overhead":
+        found = run_locally(overhead, 2, asked.search, asked.repeats)[0]
+        ratio = statistics.median(found["with"]) / statistics.median(found["without"])
+        part = found["own_seconds_per_step"] / statistics.median(found["without"])
+        print(
+            json.dumps(about | {"with over without": round(ratio, 5), "own part": round(part, 6)} | found), flush=True
+        )
+    else:
+        print(json.dumps(about | run_locally(healthy, 2, asked.search, asked.steps)[0]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
