@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from shardwright.cluster import parse_cluster
+from shardwright.cluster import meshes, parse_cluster
 from shardwright.frontend import capture
-from shardwright.planner import Options, plan_graph
+from shardwright.planner import Options, describe_graph, plan_graph
+from shardwright.search.baselines import BASELINES, TWINS
+from shardwright.search.choose import solve
+from shardwright.search.strategies import least_compute, state
 from shardwright.zoo.reference import resolve
 
 PRODUCTS = ("linear", "scaled_dot_product_attention")
@@ -43,3 +47,24 @@ def test_a_pin_goes_before_the_recipe(tiny):
     plan = plan_graph(tiny, parse_cluster("2xH200"), options)
     assert plan.strategy.splits["gelu"] == (None,)
     assert plan.strategy.splits["gelu_1"] != (None,)
+
+
+def test_a_recipe_is_stated_alike_whether_operators_are_timed_already_or_not(tiny):
+    """The search over everything times every split of an operator once; recipes look their own up."""
+    known = describe_graph(tiny)
+    mesh = meshes(parse_cluster("2x2xH200"), 2)[-1]
+    state(known, mesh)
+    for name in BASELINES:
+        ours, alone = state(known, mesh, name), state(describe_graph(tiny), mesh, name)
+        assert [node.options for node in ours.nodes] == [node.options for node in alone.nodes]
+        assert all(map(np.array_equal, ours.problem.costs, alone.problem.costs))
+        assert 0 < least_compute(known, mesh, name) <= solve(ours.problem).cost
+
+
+def test_a_twin_has_the_strategies_of_its_original(tiny):
+    described, mesh = describe_graph(tiny), meshes(parse_cluster("2x2xH200"), 2)[-1]
+    assert TWINS == ("mesh-tensorflow",)
+    ours, original = state(described, mesh, "mesh-tensorflow"), state(described, mesh, "megatron")
+    assert [node.options for node in ours.nodes] == [node.options for node in original.nodes]
+    for mine, theirs in zip(ours.problem.edges, original.problem.edges, strict=True):
+        assert np.array_equal(mine.costs, theirs.costs)

@@ -18,6 +18,7 @@ import numpy as np
 from shardwright.operators.rules import Cut, Layout, Partial, Placement, Replicate, Shard, chunk
 
 REPLICATE, PARTIAL, SHARD = 0, 1, 2
+_REPLICATE, _SUM = Replicate(), Partial("sum")
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "slice", "zero_pad", "mask")
 
 
@@ -51,9 +52,10 @@ class LayoutGraph:
 
 def digit(placement: Placement) -> int:
     """The digit of one placement."""
-    if isinstance(placement, Shard):
-        return SHARD + placement.dim
-    return PARTIAL if isinstance(placement, Partial) else REPLICATE
+    kind = type(placement)  # millions are asked, and torch's isinstance is Python
+    if kind is Shard:
+        return SHARD + placement.dim  # type: ignore[union-attr] # it is one
+    return PARTIAL if kind is Partial else REPLICATE
 
 
 def _change(old: int, new: int) -> tuple[int, int, int]:
@@ -112,9 +114,7 @@ def dual(layout: Layout) -> Layout:
     >>> dual((Shard(0), Replicate()))
     (Shard(dim=0), Partial(sum))
     """
-    return tuple(
-        p if isinstance(p, Shard) else Replicate() if isinstance(p, Partial) else Partial("sum") for p in layout
-    )
+    return tuple(p if type(p) is Shard else _REPLICATE if type(p) is Partial else _SUM for p in layout)
 
 
 def nonempty(extent: int, cuts: Sequence[Cut]) -> bool:

@@ -132,7 +132,7 @@ def _prices(shape: tuple[int, ...], dtype: str, mesh: Mesh, linear: tuple[bool, 
 
 def _linear(layouts: Sequence[Layout], axes: int) -> tuple[bool, ...]:
     return tuple(
-        not any(isinstance(p := x[axis], Partial) and p.reduce_op != "sum" for x in layouts) for axis in range(axes)
+        not any(type(p := x[axis]) is Partial and p.reduce_op != "sum" for x in layouts) for axis in range(axes)
     )
 
 

@@ -87,7 +87,7 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
             continue
         say(f"searching {name} on {mesh_text(mesh)}")
         try:
-            if beat < inf and trials.floor(mesh, name, LEAST_UNHIDDEN, limited=False) > beat:
+            if beat < inf and trials.computing(mesh, name) > beat:
                 continue
             for found in _answers(trials, mesh, name, tried, beat):
                 held_back |= found is None or not found.prediction.fits
@@ -152,7 +152,7 @@ def _descend(
     fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
     beat, fits, none_small_enough = min(fitting, default=beat), bool(fitting), True
     for searched in trials.ladder(mesh, name, pricing):
-        if fits and searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
+        if searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
             return
         if trials.counted(mesh, name, searched) > trials.limit(mesh):
             yield None
@@ -165,7 +165,8 @@ def _descend(
                 if name != "auto" or trials.deep:
                     return
                 fits, beat = True, min(beat, found.prediction.step_seconds)
-    if none_small_enough and not fits:  # one may lie between two rungs; if not, the search says what keeps it from that
+    if none_small_enough and not fits and (beat == inf or not trials.deep):
+        # One may lie between two rungs; if none does, the search says what keeps it from that.
         yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH)))
 
 

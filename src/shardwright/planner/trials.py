@@ -29,7 +29,7 @@ from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import gathered_copies, keep_gathered
 from shardwright.search.limits import limit_of
 from shardwright.search.options import Restriction
-from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, state
+from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, state
 from shardwright.simulator import simulate
 
 UNHIDDEN = Pricing(traffic=0.0)
@@ -203,6 +203,10 @@ class Trials:
         except TooLarge:  # no answer yet: what holds without a limit holds with one
             return free.lower_bound
         return max(free.lower_bound, bounded.lower_bound)
+
+    def computing(self, mesh: Mesh, name: str) -> float:
+        """Seconds that the operators of any strategy of a search take at least, told without stating its problem."""
+        return least_compute(self.described, mesh, name, self._within(mesh, name), self.recompute)
 
     def unhidden(self, mesh: Mesh, name: str, searched: Searched) -> float:
         """About what a step of an answer takes at least: its operators and what happens between them, one by one."""

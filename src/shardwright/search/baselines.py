@@ -144,6 +144,13 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
 }
 
 
+ABLATIONS = ("all-row-greedy", "equal-chop", "no-reductions")
+"""Those that papers compare themselves with and nobody trains by: less freedom, and nearly as long to search."""
+
+TWINS = ("mesh-tensorflow",)
+"""Those whose strategies are all another's: with nothing at rest to gather, Mesh-TensorFlow's are Megatron's."""
+
+
 ALIASES = {"zero1": "zero-1", "zero2": "zero-2", "zero3": "fsdp", "zero-3": "fsdp", "ddp": "data-parallel"}
 """Other names under which people know them."""
 

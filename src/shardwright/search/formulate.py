@@ -36,6 +36,7 @@ from shardwright.operators.rules import (
     Layout,
     Need,
     OpRules,
+    Split,
     Window,
     input_layouts,
     largest_shard,
@@ -47,7 +48,7 @@ from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
 from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
-from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of
+from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of, splits_within
 from shardwright.search.prices import EdgePrices, places
 from shardwright.search.recomputing import recomputation
 from shardwright.search.saving import needed_in_backward, saved_bytes, saving
@@ -68,17 +69,29 @@ def formulate(
     fold: bool = True,
     overlap: float = 0.0,
     recompute: Sequence[str] = (),
+    known: Known | None = None,
 ) -> Formulation:
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
     computation; the sum proper has ``overlap=0``. ``recompute`` names blocks that keep only what leaves them and run
-    forward twice.
+    forward twice. ``known`` is what other statements about the same graph and mesh have found out about operators.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    builder = _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, recompute)
+    builder = _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, recompute, known)
     return builder.build(Pricing(traffic=1.0 - overlap))
+
+
+class Timed(NamedTuple):
+    """Every split of an operator on a mesh and its seconds, one row each; ``row`` says where a split stands."""
+
+    row: Mapping[Split, int]
+    seconds: np.ndarray
+
+
+Known = dict[str, Timed]
+"""What a statement over the whole space found out about operators, for narrower statements about the same graph and mesh."""
 
 
 class Home(NamedTuple):
@@ -109,7 +122,9 @@ class _Builder:
         labels: Labels,
         fold: bool,
         recompute: Sequence[str],
+        known: Known | None,
     ) -> None:
+        self.known = {} if known is None else known
         self.recompute = tuple(recompute)
         self.differentiated = differentiated(graph)
         self.again = recomputation(graph, recompute, mesh.device.kind)
@@ -192,8 +207,7 @@ class _Builder:
 
     def _first(self, op: Op) -> int:
         rules = self.rules[op.name]
-        splits = splits_of(op, rules, self.mesh.sizes, dict(self.labels[op.name]), self.within)
-        times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
+        splits, times = self._timed(op, rules)
         node = self._add("op", op.name, splits, Seconds(times[:, 0], times[:, 1]))
         saved = saved_bytes(
             self.graph, op, rules, splits, self.saving.get(representatives(self.graph)[op.name], ()), self.mesh.sizes
@@ -201,6 +215,18 @@ class _Builder:
         if saved.expected.any():
             self.held[node] = [Held(FORWARD, UPDATE, saved.expected, saved.sure)]
         return node
+
+    def _timed(self, op: Op, rules: OpRules) -> tuple[list[Split], np.ndarray]:
+        """The splits that are allowed and their seconds, looked up where a wider statement has timed them."""
+        labels, known = dict(self.labels[op.name]), self.known.get(op.name)
+        if known is not None:
+            splits = splits_within(op, rules, self.mesh.sizes, labels, self.within, known.row)
+            return splits, known.seconds[[known.row[split] for split in splits]]
+        splits = splits_of(op, rules, self.mesh.sizes, labels, self.within)
+        times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
+        if self.within.any_split:
+            self.known[op.name] = Timed({split: row for row, split in enumerate(splits)}, times)
+        return splits, times
 
     def _parameter(self, tensor: str) -> None:
         meta = self.graph.tensors[tensor]

@@ -59,6 +59,11 @@ class Restriction:
     cut: Callable[[Op, int], bool] = _none
     together: bool = False
 
+    @property
+    def any_split(self) -> bool:
+        """Whether every operator may be split in any way."""
+        return self.loop is _any and self.split is _any and self.cut is _none
+
     def __and__(self, other: Restriction) -> Restriction:
         """What both allow, under the first one's name."""
         return Restriction(
@@ -83,16 +88,39 @@ _PASSES_SUMS = {"view", "elementwise", "copy", "reduction"}
 
 def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction) -> list[Split]:
     """Every admissible split of one operator: per axis a loop or ``None``, no empty piece, windowed dims cut once."""
-    per_axis: list[list[str | None]] = []
-    for axis, size in enumerate(sizes):
-        names: list[str | None] = [None]
-        for loop in rules.loops:
-            if not loop.divides and rules.kind not in _PASSES_SUMS:
-                continue  # passing a sum through a matrix product never beats reducing it first
-            if loop.allows(size) and within.loop(op, loop, labels.get(loop.name, ""), axis):
-                names.append(loop.name)
-        per_axis.append(names)
-    splits = (split for split in itertools.product(*per_axis) if _admissible(split, rules, sizes))
+    names = [_names(op, rules, size, axis, labels, within) for axis, size in enumerate(sizes)]
+    splits = [split for split in itertools.product(*names) if _admissible(split, rules, sizes)]
+    return _allowed(op, rules, sizes, splits, within)
+
+
+def splits_within(
+    op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction, every: Iterable[Split]
+) -> list[Split]:
+    """The same where ``every`` admissible split of the operator is known: those that a restriction allows.
+
+    >>> splits_within(op, rules, (8,), {}, fsdp(1), splits_of(op, rules, (8,), {}, EVERYTHING))  # doctest: +SKIP
+    """
+    names = [set(_names(op, rules, size, axis, labels, within)) for axis, size in enumerate(sizes)]
+    rows = range(len(sizes))
+    splits = [split for split in every if all(split[axis] in names[axis] for axis in rows)]
+    return _allowed(op, rules, sizes, splits, within)
+
+
+def _names(
+    op: Op, rules: OpRules, size: int, axis: int, labels: Mapping[str, str], within: Restriction
+) -> list[str | None]:
+    """What a mesh axis may do with an operator: nothing, or cut one of these loops."""
+    names: list[str | None] = [None]
+    for loop in rules.loops:
+        if not loop.divides and rules.kind not in _PASSES_SUMS:
+            continue  # passing a sum through a matrix product never beats reducing it first
+        if loop.allows(size) and within.loop(op, loop, labels.get(loop.name, ""), axis):
+            names.append(loop.name)
+    return names
+
+
+def _allowed(op: Op, rules: OpRules, sizes: Sequence[int], splits: Iterable[Split], within: Restriction) -> list[Split]:
+    """What a restriction allows of whole splits: as it says, and cut where it says that an operator must be."""
     allowed = [split for split in splits if within.split(op, rules, split)]
     if not allowed:
         loops = ", ".join(f"{loop.name} (of {loop.extent})" for loop in rules.loops if loop.divides)
@@ -138,5 +166,4 @@ def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:
 
 def settled(layouts: Iterable[Layout]) -> list[Layout]:
     """The distinct layouts without unreduced sums, in order of appearance."""
-    kept = (layout for layout in layouts if not any(isinstance(p, Partial) for p in layout))
-    return list(dict.fromkeys(kept))
+    return [layout for layout in dict.fromkeys(layouts) if not any(type(p) is Partial for p in layout)]

@@ -7,6 +7,7 @@ is a baseline. Whatever the method, the answer is priced by the same problem and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,16 +18,18 @@ import numpy as np
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
-from shardwright.graph.repeats import block_paths
+from shardwright.graph.backward import differentiated
+from shardwright.graph.repeats import block_paths, representatives
 from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.search.baselines import ALIASES, BASELINES, restriction
 from shardwright.search.choose import METHODS, evaluate, solve
-from shardwright.search.formulate import Formulation, formulate
+from shardwright.search.formulate import Formulation, Known, formulate
 from shardwright.search.greedy import greedy
 from shardwright.search.labels import Labels
 from shardwright.search.limits import by_memory, too_much
-from shardwright.search.options import EVERYTHING, Restriction
+from shardwright.search.options import EVERYTHING, Restriction, splits_within
+from shardwright.search.recomputing import recomputation
 from shardwright.search.recursive import recursive
 from shardwright.search.solution import Solution
 
@@ -53,6 +56,11 @@ class Described:
     def blocks(self) -> tuple[str, ...]:
         """The blocks that recomputation is about; none where there is no backward pass."""
         return block_paths(self.graph) if self.graph.training else ()
+
+    @cached_property
+    def known(self) -> dict[Mesh, Known]:
+        """What a search over the whole space found out about operators on a mesh, for narrower ones there."""
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +99,30 @@ def state(
         rules=described.rules,
         labels=described.labels,
         fold=space.fold,
+        known=described.known.setdefault(mesh, {}),
     )
+
+
+def least_compute(
+    described: Described, mesh: Mesh, name: str, within: Restriction = EVERYTHING, recompute: Sequence[str] = ()
+) -> float:
+    """Seconds that a device computes at least under a search, each operator by itself; 0 where none was timed yet.
+
+    >>> least_compute(described, mesh, "fsdp")  # doctest: +SKIP
+    """
+    space, graph, known = _space(mesh, name, within), described.graph, described.known.get(mesh, {})
+    standing, backward, total = representatives(graph), differentiated(graph), 0.0
+    again = recomputation(graph, recompute, mesh.device.kind).runs
+    runs = Counter(standing.values()) + Counter(standing[op] for op in again)
+    backs = Counter(first for op, first in standing.items() if op in backward)
+    for op in graph.ops:
+        timed = known.get(op.name)
+        if standing[op.name] == op.name and timed is not None:
+            labels = dict(described.labels[op.name])
+            splits = splits_within(op, described.rules[op.name], mesh.sizes, labels, space, timed.row)
+            seconds = timed.seconds[[timed.row[split] for split in splits]]
+            total += float((seconds @ [runs[op.name], backs[op.name]]).min())
+    return total
 
 
 def _space(mesh: Mesh, name: str, within: Restriction) -> Restriction:
