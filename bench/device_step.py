@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--raw", help="write every figure here")
+    parser.add_argument("--engine", default="", help="this one alone: its memory, with nothing left over from others")
     parser.add_argument("--without", nargs="*", default=[], help="engines to leave out")
     parser.add_argument("--profile", help="write the host's profile of the engines here")
     parser.add_argument("--check", action="store_true")
@@ -178,7 +179,7 @@ def main() -> None:
     figures: dict[str, list[tuple[float, float]]] = {}
     above: dict[str, float] = {}
     for name, make in engines(given.model, device).items():
-        if name in given.without:
+        if name in given.without or given.engine not in ("", name):
             continue
         try:
             step = make()
