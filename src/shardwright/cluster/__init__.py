@@ -1,6 +1,6 @@
 """Devices, links, meshes; presets; calibration of a real machine."""
 
-from shardwright.cluster.hardware import NEVER_CALIBRATED, Cluster, Device, Link, Node
+from shardwright.cluster.hardware import NEVER_CALIBRATED, Cluster, Device, Link, Node, part_of
 from shardwright.cluster.mesh import Axis, Mesh, mesh_of, meshes
 from shardwright.cluster.parse import parse_cluster, preset, preset_names
 from shardwright.cluster.profile import Curve, Profile
@@ -20,6 +20,7 @@ __all__ = [
     "mesh_of",
     "meshes",
     "parse_cluster",
+    "part_of",
     "preset",
     "preset_names",
 ]

@@ -7,7 +7,7 @@ while it receives as much. Construction checks itself, so a cluster that exists 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.cluster.profile import Profile
@@ -171,6 +171,25 @@ class Cluster:
             else:
                 runs.append([node])
         return tuple(Cluster(self.name, tuple(run), self.network) for run in runs)
+
+
+def part_of(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
+    """The devices of these ranks as a cluster of their own: what one stage of a pipeline runs on.
+
+    >>> from shardwright.cluster import parse_cluster
+    >>> part_of(parse_cluster("2x4xH100"), [2, 3, 4, 5]).nodes[0].devices
+    2
+    """
+    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < cluster.size for rank in ranks):
+        raise ClusterError(
+            f"cluster {cluster.name!r} of {cluster.size} devices has no ranks {list(ranks)}.", "Name each once, from 0 on."
+        )
+    nodes, first = [], 0
+    for node in cluster.nodes:
+        count = sum(first <= rank < first + node.devices for rank in ranks)
+        nodes += [replace(node, devices=count)] if count else []
+        first += node.devices
+    return replace(cluster, name=f"{len(ranks)} of {cluster.name}", nodes=tuple(nodes))
 
 
 def weakest(links: Iterable[Link]) -> Link:

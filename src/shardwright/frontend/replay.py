@@ -48,6 +48,17 @@ def replay(
         if given.tensor is not None:
             values[given.tensor] = leaf
     device = next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu"))
+    values = values_of(graph, values, device)
+    with torch.no_grad():
+        for held, fresh in graph.mutations:
+            buffers[paths[held]].copy_(values[fresh].detach())
+    flat_outputs = [_value(output, values, device) for output in graph.outputs]
+    return unflatten_tree(flat_outputs, restored_tree(graph.output_tree)) if graph.output_tree else flat_outputs
+
+
+def values_of(graph: Graph, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Every tensor of a graph by its name, computed from those that are given."""
+    values = dict(given)
     for constant in graph.constants:
         tensor = graph.tensors[constant.tensor]
         flat = torch.frombuffer(bytearray(constant.data), dtype=getattr(torch, tensor.dtype)) if constant.data else None
@@ -56,11 +67,7 @@ def replay(
     for op in graph.ops:
         with torch.set_grad_enabled(op.grad and torch.is_grad_enabled()):
             _run(op, values, device)
-    with torch.no_grad():
-        for held, fresh in graph.mutations:
-            buffers[paths[held]].copy_(values[fresh].detach())
-    flat_outputs = [_value(output, values, device) for output in graph.outputs]
-    return unflatten_tree(flat_outputs, restored_tree(graph.output_tree)) if graph.output_tree else flat_outputs
+    return values
 
 
 def _run(op: Op, values: dict[str, Any], device: torch.device) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch.distributed.tensor import Shard
 
-from shardwright.cluster import Cluster, Mesh, mesh_of
+from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
 from shardwright.errors import PlanError
 from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
@@ -191,8 +191,15 @@ class Plan:
 
     @property
     def mesh(self) -> Mesh:
-        """The priced mesh of the plan's cluster with the strategy's axes."""
+        """The priced mesh of the plan's cluster with the strategy's axes; of a pipeline, that of its first stage."""
+        if self.stages:
+            return self.stage_mesh(0)
         return mesh_of(self.cluster, self.strategy.sizes).with_shares(self.strategy.shares)
+
+    def stage_mesh(self, number: int) -> Mesh:
+        """The priced mesh of one stage of a pipeline."""
+        stage = self.stages[number]
+        return mesh_of(part_of(self.cluster, stage.ranks), stage.strategy.sizes).with_shares(stage.strategy.shares)
 
     def check(self, graph: Graph) -> None:
         """Refuse a graph that is not the one this plan was made for, saying what differs."""

@@ -191,15 +191,23 @@ class Writer:
 
     def finished(self, handed_out: Iterable[int]) -> tuple[tuple[Instruction, ...], tuple[Slot, ...]]:
         """Everything written, each value's last use marked; what rests or is handed out has none."""
-        lasting = set(handed_out)
-        seen: set[int] = set()
-        done: list[Instruction] = []
-        for instruction in reversed(self.instructions):
-            last = [
-                slot
-                for slot in (*instruction.reads, *instruction.writes)
-                if slot not in seen and self.slots[slot].role != "resting" and slot not in lasting
-            ]
-            seen.update(last)
-            done.append(instruction._replace(last=tuple(dict.fromkeys(last))) if last else instruction)
-        return tuple(reversed(done)), tuple(self.slots)
+        return last_uses(self.instructions, self.slots, handed_out), tuple(self.slots)
+
+
+def last_uses(
+    instructions: Sequence[Instruction], slots: Sequence[Slot], handed_out: Iterable[int]
+) -> tuple[Instruction, ...]:
+    """The same instructions, each value's last use marked; what rests or is handed out has none."""
+    lasting = set(handed_out)
+    seen: set[int] = set()
+    done: list[Instruction] = []
+    for instruction in reversed(instructions):
+        last = [
+            slot
+            for slot in (*instruction.reads, *instruction.writes)
+            if slot not in seen and slots[slot].role != "resting" and slot not in lasting
+        ]
+        seen.update(last)
+        unique = tuple(dict.fromkeys(last))
+        done.append(instruction if instruction.last == unique else instruction._replace(last=unique))
+    return tuple(reversed(done))

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree
 from shardwright.errors import LoweringError, RunError
-from shardwright.graph import Constant, Graph
+from shardwright.graph import Graph
 from shardwright.graph.gradients import with_input_gradients
 from shardwright.lowering.randomness import draws
 from shardwright.operators.strategy import Strategy
@@ -34,15 +34,15 @@ from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.execution import Execution, Gradients, Rank
-from shardwright.runtime.parts import Part, Standing
+from shardwright.runtime.parts import Owning
 from shardwright.runtime.same_rows import SameRows
-from shardwright.runtime.shards import cut, device_of
+from shardwright.runtime.shards import constant, device_of
 
 _PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
 """What may be asked of a parallelized module where the original has nothing of that name."""
 
 
-class ParallelModule(Standing):
+class ParallelModule(Owning):
     """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
 
     ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``decisions`` say how it
@@ -85,14 +85,14 @@ class ParallelModule(Standing):
         lines = [line._replace(group=groups[line.group]) for line in lines]
         self._gradients = Gradients()
         self._resemble(original)
-        self._own(tensors)
+        self._own(self._graph.parameters, self._graph.buffers, tensors)
         rank = Rank(
             mesh=mesh,
             device=self._device,
             groups=groups,
             gradients=self._gradients,
             home=self._home,
-            constants=[_constant(c, program, self._device) for c in self._graph.constants],
+            constants=[constant(c, program.flow, self._device) for c in self._graph.constants],
             compute_dtype=compute_dtype,
             reduce_dtype=reduce_dtype,
             inputs=inputs,
@@ -129,47 +129,6 @@ class ParallelModule(Standing):
         gradients: Gradients
         draws: bool
         decisions: Decisions
-
-    def _resemble(self, original: torch.nn.Module | None) -> None:
-        """The tree of modules, attributes and methods of the original."""
-        if isinstance(original, ParallelModule):
-            self.__dict__["_original"] = original.__dict__["_original"]
-        else:
-            self.stand_for(original)
-        for path, module in () if original is None else original.named_modules(remove_duplicate=False):
-            if path:
-                self._part(path, module)
-
-    def _part(self, path: str, original: torch.nn.Module | None = None) -> torch.nn.Module:
-        owner: torch.nn.Module = self
-        names = path.split(".")
-        for depth, name in enumerate(names, 1):
-            if name not in owner._modules:
-                owner._modules[name] = Part(".".join(names[:depth]), original if depth == len(names) else None)
-                if isinstance(original, Part):
-                    owner._modules[name].__dict__["_original"] = original.__dict__["_original"]
-            owner = owner._modules[name]  # type: ignore[assignment]  # never None
-        return owner
-
-    def _own(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> None:
-        """Register everything under its original path, tied weights under all of theirs."""
-        self._paths: dict[str, str] = {}
-        self._home: dict[str, tuple[dict[str, Any], str]] = {}
-        for parameter in self._graph.parameters:
-            for path in parameter.paths:
-                owner, leaf = self._owner(path)
-                owner.register_parameter(leaf, tensors[parameter.tensor])  # type: ignore[arg-type]  # by its key
-            self._paths[parameter.tensor] = parameter.paths[0]
-            self._home[parameter.tensor] = (owner._parameters, leaf)
-        for buffer in self._graph.buffers:
-            owner, leaf = self._owner(buffer.path)
-            owner.register_buffer(leaf, tensors[buffer.tensor], persistent=buffer.persistent)
-            self._paths[buffer.tensor] = buffer.path
-            self._home[buffer.tensor] = (owner._buffers, leaf)
-
-    def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
-        parent, _, leaf = path.rpartition(".")
-        return self._part(parent) if parent else self, leaf
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled(self._device.type):
@@ -296,9 +255,3 @@ def built(
     validate_dataflow(program.flow)
     validate_program(program)
     return program
-
-
-def _constant(constant: Constant, program: Program, device: torch.device) -> Tensor:
-    meta = program.graph.tensors[constant.tensor]
-    whole = torch.frombuffer(bytearray(constant.data), dtype=getattr(torch, meta.dtype)).reshape(meta.shape)
-    return cut(whole, program.strategy.resting[constant.tensor], program.flow.place).to(device)

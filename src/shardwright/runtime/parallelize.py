@@ -39,6 +39,8 @@ from shardwright.runtime.materialise import Initialise, is_checkpoint, materiali
 from shardwright.runtime.module import ParallelModule, built
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.parts import look_at_hooks
+from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.pipelined import pipelined
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.torchrun import plan_of_job
@@ -64,7 +66,7 @@ def parallelize(
     outputs: Outputs = "whole",
     decisions: Decisions | None = None,
     compare_batches: int = 1,
-) -> ParallelModule:
+) -> ParallelModule | PipelineModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
     As with ``fully_shard``, the model is taken over: its parameters become this rank's shards (DTensors) one by one, so
@@ -124,6 +126,20 @@ def parallelize(
     graph = _common(plan, graph)
     if isinstance(plan, Plan):
         plan.check(graph)
+        if plan.stages:
+            _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
+            return pipelined(
+                model,
+                plan,
+                graph,
+                device=device,
+                weights=weights,
+                strict=strict,
+                initialise=initialise,
+                compute_dtype=compute_dtype,
+                reduce_dtype=reduce_dtype,
+                keep=keep,
+            )
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))
     _refuse_uneven_rest(graph, strategy)
@@ -151,6 +167,13 @@ def parallelize(
     update_locally()
     assist_if_asked(parallel)
     return parallel
+
+
+def _refuse_options(**given: Any) -> None:
+    """A pipeline has its meshes and decisions from its plan, takes whole batches and hands out whole results."""
+    for name, value in given.items():
+        if value is not None and value != "whole":
+            raise RunError(f"{name}={value!r} means nothing for a plan with stages.", f"Leave {name} out.")
 
 
 def _refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:

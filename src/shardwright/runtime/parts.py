@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from shardwright._torch_compat import module_hooks
 from shardwright.errors import RunError
+from shardwright.graph import Buffer, Parameter
 
 _ELSEWHERE = "Register it on the parallelized module or on a parameter, or return the value from the model's forward."
 
@@ -78,6 +80,56 @@ class Part(Standing):
 
     register_forward_hook = register_forward_pre_hook = _refuse
     register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse
+
+
+class Owning(Standing):
+    """A whole model: holds parameters and buffers under the paths they have in the original."""
+
+    def _resemble(self, original: torch.nn.Module | None) -> None:
+        """The tree of modules, attributes and methods of the original."""
+        if isinstance(original, Owning):
+            self.__dict__["_original"] = original.__dict__["_original"]
+        else:
+            self.stand_for(original)
+        for path, module in () if original is None else original.named_modules(remove_duplicate=False):
+            if path:
+                self._part(path, module)
+
+    def _part(self, path: str, original: torch.nn.Module | None = None) -> torch.nn.Module:
+        owner: torch.nn.Module = self
+        names = path.split(".")
+        for depth, name in enumerate(names, 1):
+            if name not in owner._modules:
+                owner._modules[name] = Part(".".join(names[:depth]), original if depth == len(names) else None)
+                if isinstance(original, Part):
+                    owner._modules[name].__dict__["_original"] = original.__dict__["_original"]
+            owner = owner._modules[name]  # type: ignore[assignment]  # never None
+        return owner
+
+    def _own(
+        self,
+        parameters: Sequence[Parameter],
+        buffers: Sequence[Buffer],
+        tensors: Mapping[str, torch.nn.Parameter | torch.Tensor],
+    ) -> None:
+        """Register everything under its original path, tied weights under all of theirs."""
+        self._paths: dict[str, str] = {}
+        self._home: dict[str, tuple[dict[str, Any], str]] = {}
+        for parameter in parameters:
+            for path in parameter.paths:
+                owner, leaf = self._owner(path)
+                owner.register_parameter(leaf, tensors[parameter.tensor])  # type: ignore[arg-type]  # by its key
+            self._paths[parameter.tensor] = parameter.paths[0]
+            self._home[parameter.tensor] = (owner._parameters, leaf)
+        for buffer in buffers:
+            owner, leaf = self._owner(buffer.path)
+            owner.register_buffer(leaf, tensors[buffer.tensor], persistent=buffer.persistent)
+            self._paths[buffer.tensor] = buffer.path
+            self._home[buffer.tensor] = (owner._buffers, leaf)
+
+    def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
+        parent, _, leaf = path.rpartition(".")
+        return self._part(parent) if parent else self, leaf
 
 
 def look_at_hooks(model: torch.nn.Module) -> None:

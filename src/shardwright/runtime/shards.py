@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from shardwright.graph import Constant
 from shardwright.operators.rules import Cut, Layout, nested_chunk
 from shardwright.program.binding import Place
+from shardwright.program.dataflow import Dataflow
 
 
 def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
@@ -29,6 +31,13 @@ def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
         if stop - start != tensor.shape[dim]:
             tensor = tensor.narrow(dim, start, stop - start)
     return tensor
+
+
+def constant(entry: Constant, flow: Dataflow, device: torch.device) -> Tensor:
+    """One rank's part of a tensor that is written into the model's code."""
+    meta = flow.graph.tensors[entry.tensor]
+    whole = torch.frombuffer(bytearray(entry.data), dtype=getattr(torch, meta.dtype)).reshape(meta.shape)
+    return cut(whole, flow.strategy.resting[entry.tensor], flow.place).to(device)
 
 
 def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int]) -> DTensor:

@@ -1,0 +1,238 @@
+"""A pipeline as programs: what every rank does in which order, what it sends and what it waits for.
+
+The stages of a rank are built like any program, each from its own graph (:mod:`~shardwright.program.stages`), mesh and
+strategy, once for every size of micro-batch. The schedule says in which order their passes run; around every pass stand the
+parcels that it waits for and those that it sends. Sends wait for nobody, and a rank waits for parcels only where a pass
+reads them, so ranks can wait for each other for ever only if the order of passes itself goes round in a circle:
+:func:`check` plays the orders of all ranks together before anything runs, and proves that every parcel that is sent is
+received, between the same two ranks, in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
+
+from shardwright.errors import LoweringError
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.program.build import build
+from shardwright.program.decisions import Decisions, Written
+from shardwright.program.instructions import Program
+from shardwright.program.microbatches import Microbatches, microbatches
+from shardwright.program.passes import split_backward
+from shardwright.program.stages import StageGraph, stage_graphs
+from shardwright.program.transfers import Border, Parcel, border
+from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
+
+
+class Stage(Protocol):
+    """What is decided about one stage (:class:`shardwright.plans.Stage`)."""
+
+    @property
+    def operators(self) -> tuple[str, ...]: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def strategy(self) -> Strategy: ...
+    @property
+    def decisions(self) -> Written: ...
+
+
+class Message(NamedTuple):
+    """A parcel of one micro-batch between two ranks: of a value, or of its gradient."""
+
+    border: Border
+    gradient: bool
+    microbatch: int
+    parcel: Parcel
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        what = f"the gradient of {self.border.tensor}" if self.gradient else self.border.tensor
+        return f"{what} of micro-batch {self.microbatch} from rank {self.source} to rank {self.target}"
+
+
+class Step(NamedTuple):
+    """One pass of one micro-batch through one stage, what it waits for and what it sends."""
+
+    action: Action
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+
+
+class StageProgram(NamedTuple):
+    """The program of one stage on one rank; ``weights``: where the second half of a split backward pass begins."""
+
+    program: Program
+    weights: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Pipeline:
+    """Everything that the ranks of a pipeline have in common."""
+
+    micro: Microbatches
+    stages: tuple[Stage, ...]
+    schedule: Schedule
+    parts: Mapping[int, tuple[StageGraph, ...]]
+    """By the size of a micro-batch, the graphs of its stages."""
+
+    @staticmethod
+    def of(graph: Graph, stages: Sequence[Stage], count: int, schedule: Schedule) -> Pipeline:
+        """Cut a graph into micro-batches and stages.
+
+        Raises
+        ------
+        LoweringError
+            When an operator cannot be cut into micro-batches; the message names it.
+        """
+        micro = microbatches(graph, count)
+        names = [stage.operators for stage in stages]
+        parts = {size: stage_graphs(one, names) for size, one in micro.graphs.items()}
+        return Pipeline(micro, tuple(stages), schedule, parts)
+
+    @property
+    def ranks(self) -> int:
+        return len({rank for stage in self.stages for rank in stage.ranks})
+
+    @cached_property
+    def borders(self) -> Mapping[int, tuple[Border, ...]]:
+        """By the size of a micro-batch, every tensor that crosses from one stage to another."""
+        found: dict[int, tuple[Border, ...]] = {}
+        for size, parts in self.parts.items():
+            found[size] = tuple(
+                border(name, source, target, part.graph, self.stages[source].strategy, self.stages[target].strategy)
+                for source, part in enumerate(parts)
+                for name, targets in part.sent.items()
+                for target in targets
+            )
+        return found
+
+    @cached_property
+    def ties(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Parameters that stages on different ranks hold, with the first stage on each of these groups of ranks."""
+        found: dict[str, dict[tuple[int, ...], int]] = {}
+        for number, part in enumerate(next(iter(self.parts.values()))):
+            for parameter in part.graph.parameters:
+                found.setdefault(parameter.tensor, {}).setdefault(self.stages[number].ranks, number)
+        return tuple((name, tuple(owners.values())) for name, owners in found.items() if len(owners) > 1)
+
+    def coordinate(self, stage: int, rank: int) -> tuple[int, ...]:
+        """The place of a rank on the mesh of a stage."""
+        sizes = self.stages[stage].strategy.sizes
+        every = list(itertools.product(*(range(size) for size in sizes)))
+        return every[self.stages[stage].ranks.index(rank)]
+
+    def program(
+        self,
+        stage: int,
+        size: int,
+        rank: int,
+        decisions: Decisions,
+        *,
+        device: str = "cpu",
+        split: bool = False,
+        training: bool = True,
+        optimizer: str = "adamw",
+    ) -> StageProgram:
+        """What a rank does for one micro-batch of a stage; ``split``: its backward pass in two."""
+        part, strategy = self.parts[size][stage], self.stages[stage].strategy
+        program = build(
+            part.graph,
+            strategy,
+            decisions,
+            self.coordinate(stage, rank),
+            device=device,
+            training=training,
+            optimizer=optimizer,
+            every_result=True,
+        )
+        if not split:
+            return StageProgram(program, None)
+        return StageProgram(*split_backward(program, [program.flow.rest[name] for name in part.wanted]))
+
+    def splits(self, stage: int) -> bool:
+        """Whether the schedule has the backward passes of a stage in two anywhere."""
+        return any(action.stage == stage and action.kind == INPUT for action in self.schedule.actions())
+
+    def steps(self, rank: int) -> tuple[Step, ...]:
+        """What one rank does, in order."""
+        return self._every[rank]
+
+    @cached_property
+    def _every(self) -> tuple[tuple[Step, ...], ...]:
+        return tuple(tuple(self._steps(rank)) for rank in range(self.ranks))
+
+    def _steps(self, rank: int) -> Iterator[Step]:
+        device = next(
+            d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks
+        )
+        for action in self.schedule.orders[device]:
+            if action.kind == WEIGHT:
+                yield Step(action, (), ())
+                continue
+            back = action.kind != FORWARD
+            size = self.micro.sizes[action.microbatch]
+            receives: list[Message] = []
+            sends: list[Message] = []
+            for one in self.borders[size]:
+                if back and not one.grad:
+                    continue
+                reads, makes = one.target == action.stage, one.source == action.stage
+                if not reads and not makes:
+                    continue
+                arriving = makes if back else reads
+                for message in self._messages(one, back, action.microbatch):
+                    if arriving and message.target == rank:
+                        receives.append(message)
+                    elif not arriving and message.source == rank:
+                        sends.append(message)
+            yield Step(action, tuple(receives), tuple(sends))
+
+    @lru_cache(maxsize=None)  # noqa: B019 - one pipeline lives as long as the module that runs it
+    def _messages(self, one: Border, gradient: bool, microbatch: int) -> tuple[Message, ...]:
+        first, second = (one.target, one.source) if gradient else (one.source, one.target)
+        sources, targets = self.stages[first].ranks, self.stages[second].ranks
+        parcels = one.gradients if gradient else one.values
+        return tuple(Message(one, gradient, microbatch, p, sources[p.source], targets[p.target]) for p in parcels)
+
+
+def check(pipeline: Pipeline) -> None:
+    """Refuse a pipeline whose ranks would wait for each other, or whose parcels do not meet.
+
+    Raises
+    ------
+    LoweringError
+    """
+    every = [pipeline.steps(rank) for rank in range(pipeline.ranks)]
+    sent: set[Message] = set()
+    received: set[Message] = set()
+    heads = [0] * len(every)
+    moved = True
+    while moved:
+        moved = False
+        for rank, steps in enumerate(every):
+            while heads[rank] < len(steps) and sent.issuperset(steps[heads[rank]].receives):
+                step = steps[heads[rank]]
+                for message in step.receives:
+                    if message in received:
+                        raise LoweringError(f"{message} would be received twice.", "Make the plan again.")
+                    received.add(message)
+                sent.update(step.sends)
+                heads[rank] += 1
+                moved = True
+    for rank, steps in enumerate(every):
+        if heads[rank] < len(steps):
+            step = steps[heads[rank]]
+            missing = next(message for message in step.receives if message not in sent)
+            raise LoweringError(
+                f"Rank {rank} would wait for ever before {step.action}: {missing} is never sent before.",
+                "Change the order of the schedule so that every pass follows those it reads from.",
+            )
+    if lost := sent - received:
+        raise LoweringError(f"{min(map(str, lost))} would never be received.", "Make the plan again.")

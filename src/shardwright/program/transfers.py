@@ -1,0 +1,140 @@
+"""What travels between stages: which rank sends which region of a tensor to which rank.
+
+A value leaves a stage in the layout its result has there and arrives in the layout that the reading stage keeps it in. Between
+meshes of the same sizes and equal layouts, rank ``i`` sends what it has to rank ``i``; otherwise every rank gets each part that
+it needs once, from one of those that hold it. A gradient goes back the same way. Where the two layouts are the same along
+every axis, its unreduced shares travel as they are (a gradient's layout is the dual of its tensor's, on both sides); otherwise
+it is summed in the stage that reads, and shared out between the replicas of the one that made the value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from torch.distributed.tensor import Partial, Replicate
+
+from shardwright.graph import Graph
+from shardwright.operators import analyse
+from shardwright.operators.rules import Cut, Layout, Shard, nested_chunk, output_layouts
+from shardwright.operators.strategy import Strategy
+
+Region = tuple[tuple[int, int], ...]
+"""``[start, stop)`` of every dim."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How a tensor lies on the ranks of a mesh."""
+
+    layout: Layout
+    sizes: tuple[int, ...]
+    cuts: tuple[Cut, ...]
+
+    @staticmethod
+    def of(strategy: Strategy, layout: Layout) -> Holding:
+        return Holding(tuple(layout), strategy.sizes, strategy.cuts)
+
+    def regions(self, shape: Sequence[int]) -> tuple[Region, ...]:
+        """The part of every rank, in the order of the mesh."""
+        found = []
+        for coordinate in itertools.product(*(range(size) for size in self.sizes)):
+            cuts: dict[int, list[tuple[Cut, int]]] = {}
+            for placement, cut, index in zip(self.layout, self.cuts, coordinate, strict=True):
+                if isinstance(placement, Shard):
+                    cuts.setdefault(placement.dim, []).append((cut, index))
+            found.append(tuple(nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)))
+        return tuple(found)
+
+
+class Parcel(NamedTuple):
+    """A part of a tensor on its way: from the ``source``-th rank of a mesh to the ``target``-th of another; where it lies in
+    the source's part and where in the target's, and whether it is all of either."""
+
+    source: int
+    target: int
+    take: Region
+    put: Region
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.take)
+
+
+def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel, ...]:
+    """Who sends what to whom, so that everybody has what it wants.
+
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> [(p.source, p.target, p.take) for p in parcels((4,), Holding((Shard(0),), (2,), (2,)), Holding((), (), ()))]
+    [(0, 0, ((0, 2),)), (1, 0, ((0, 2),))]
+    """
+    mine, theirs = have.regions(shape), want.regions(shape)
+    if have == want:
+        whole = [tuple((0, stop - start) for start, stop in region) for region in mine]
+        return tuple(Parcel(rank, rank, local, local) for rank, local in enumerate(whole))
+    holders: dict[Region, list[int]] = {}
+    for rank, region in enumerate(mine):
+        holders.setdefault(region, []).append(rank)
+    found = []
+    for target, wanted in enumerate(theirs):
+        for held, ranks in holders.items():
+            common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, wanted, strict=True))
+            if any(start >= stop for start, stop in common):
+                continue
+            take, put = (
+                tuple((start - base, stop - base) for (start, stop), (base, _) in zip(common, region, strict=True))
+                for region in (held, wanted)
+            )
+            found.append(Parcel(ranks[target % len(ranks)], target, take, put))
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Border:
+    """A tensor that one stage makes and another reads. ``unreduced``: as its maker leaves it, before sums are completed."""
+
+    tensor: str
+    source: int
+    target: int
+    shape: tuple[int, ...]
+    dtype: str
+    grad: bool
+    unreduced: Layout
+    leaves: Holding
+    arrives: Holding
+
+    @property
+    def as_is(self) -> bool:
+        """Whether unreduced gradients travel as they are, rank by rank."""
+        return self.leaves == self.arrives and self.unreduced == self.leaves.layout
+
+    @property
+    def shares(self) -> int:
+        """Between how many replicas of the stage that made the value a summed gradient is shared out."""
+        pairs = zip(self.unreduced, self.leaves.sizes, strict=True)
+        return 1 if self.as_is else math.prod(size for placement, size in pairs if isinstance(placement, Replicate))
+
+    @cached_property
+    def values(self) -> tuple[Parcel, ...]:
+        return parcels(self.shape, self.leaves, self.arrives)
+
+    @cached_property
+    def gradients(self) -> tuple[Parcel, ...]:
+        """From the stage that reads to the one that made it."""
+        return parcels(self.shape, self.arrives, self.leaves)
+
+
+def border(
+    tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy
+) -> Border:
+    """The border that a tensor of ``graph`` (the stage that makes it) crosses."""
+    op, meta = graph.producer[tensor], graph.tensors[tensor]
+    layouts = output_layouts(analyse(op, graph.tensors), making.splits[op.name], len(op.outputs))
+    unreduced = making.kept.get(tensor, layouts[op.outputs.index(tensor)])
+    whole = tuple(Replicate() if isinstance(p, Partial) else p for p in unreduced)
+    leaves, arrives = Holding.of(making, whole), Holding.of(reading, reading.resting[tensor])
+    return Border(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)

@@ -1,0 +1,348 @@
+"""The module of a rank that runs stages of a pipeline: to the training loop a module like any other.
+
+``loss = model(**batch); loss.backward()`` drives it. A schedule such as 1F1B runs backward passes before the last forward pass,
+so where the model gives a scalar loss, the call runs the *whole* schedule with a gradient of one, and ``backward()`` scales
+what was kept back by the gradient that arrives (the backward pass is linear in it), sums it between replicas and stages and
+gives it to the parameters. Where the model gives no scalar loss, the call runs the forward passes, and ``backward()`` the
+backward passes, in the order of the schedule. Without gradients only the forward passes run.
+
+The loss is known on every rank. Other results are fetched from the stage that has them when they are looked at, by every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Shard
+
+from shardwright._torch_compat import local_of, unflatten_tree
+from shardwright.errors import RunError
+from shardwright.frontend.containers import restored_tree
+from shardwright.frontend.replay import values_of
+from shardwright.graph import Graph, Ref
+from shardwright.lowering.collectives import run_steps
+from shardwright.program.pipeline import Pipeline
+from shardwright.runtime.agreement import agree, contents, digest
+from shardwright.runtime.border import Crossing, Whole, departure
+from shardwright.runtime.calling import Calling
+from shardwright.runtime.inputs import matched
+from shardwright.runtime.mail import Mail, channels
+from shardwright.runtime.parts import Owning
+from shardwright.runtime.passage import Passage, StagePart, only
+from shardwright.runtime.shards import device_of
+from shardwright.runtime.stage_executor import KeptBack
+
+
+class PipelineModule(Owning):
+    """One rank's stages of a pipeline. Made by :func:`shardwright.parallelize`, not by hand.
+
+    It holds the parameters of its own stages under their original names.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        parts: Mapping[tuple[int, int], StagePart],
+        mesh: DeviceMesh,
+        tensors: Mapping[str, torch.nn.Parameter | Tensor],
+        decisions: Sequence[Any],
+        aside: Mapping[str, Tensor],
+        *,
+        home: dict[str, Any],
+        calling: Calling | None = None,
+        original: torch.nn.Module | None = None,
+    ) -> None:
+        """``tensors`` are this rank's parameters and buffers, ``aside`` the buffers that preparing a batch reads, ``home``
+        where the parts look parameters up: filled here."""
+        super().__init__()
+        self.pipeline, self.mesh, self._parts, self._calling = pipeline, mesh, parts, calling
+        self._aside = dict(aside)
+        graph = self.graph
+        self._rank, self._device = dist.get_rank(), device_of(mesh)
+        self._resemble(original)
+        own = {name for part in parts.values() for name in part.part.graph.sources}
+        parameters = [p for p in graph.parameters if p.tensor in own]
+        self._own(parameters, [b for b in graph.buffers if b.tensor in own], tensors)
+        home.update(self._home)
+        every = tuple(pipeline.steps(rank) for rank in range(pipeline.ranks))
+        self._orders = {"whole": every, "forward": only(every, True), "backward": only(every, False)}
+        pairs = channels(every)
+        self._mail = {name: Mail(steps, self._rank, self._device, pairs) for name, steps in self._orders.items()}
+        crossings = {key: _exits(part, decisions[key[0]]) for key, part in parts.items()}
+        self._exits = {key: {name: c.forward for name, c in found.items()} for key, found in crossings.items()}
+        self._returns = {key: {name: c.backward for name, c in found.items()} for key, found in crossings.items()}
+        self._loss = _loss(graph)
+        self._anchor = torch.empty(0, requires_grad=True)
+        self._waiting: dict[int, KeptBack] = {}
+        self._hold = self._met = False
+        self._ties = [(name, *_tie(pipeline, name, owners)) for name, owners in pipeline.ties]
+        self._output_tree = restored_tree(graph.output_tree)
+        owner = {place: number for number, part in enumerate(self._first_parts) for place, _ in part.results}
+        self._owner = {place: pipeline.stages[number].ranks for place, number in owner.items()}
+        self._made_by = owner
+        self.train(graph.training)
+
+    @property
+    def graph(self) -> Graph:
+        return self.pipeline.micro.whole
+
+    @property
+    def _first_parts(self) -> Sequence[Any]:
+        return next(iter(self.pipeline.parts.values()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._calling is not None:
+            args, kwargs = self._calling.arranged(args, kwargs)
+        inputs = matched(self.graph, args, kwargs)
+        if any(tensor.requires_grad for tensor in inputs.values()):
+            raise RunError("A pipeline gives no gradients of its inputs.", "Detach them, or plan without stages.")
+        if not self._met:
+            agree({"batch": digest(name.encode() + contents(x) for name, x in inputs.items())})
+            self._met = True
+        given = self._prepared(inputs)
+        trained = any(parameter.trainable for parameter in self.graph.parameters)
+        if torch.is_grad_enabled() and trained:
+            leaves = _Passing.apply(self, self._anchor, given)
+        else:
+            leaves = tuple(self._outputs(self._passed(given, "forward", keep=False)))
+        found = iter(leaves)
+        outputs = [next(found) if isinstance(out, Ref) else out for out in self.graph.outputs]
+        return unflatten_tree(outputs, self._output_tree)
+
+    def _prepared(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of the call, and what is computed of them for the whole batch."""
+        given = {name: tensor.detach().to(self._device) for name, tensor in inputs.items()}
+        graph = self.pipeline.micro.prepared
+        if graph is not None:
+            with torch.no_grad():
+                found = values_of(graph, given | self._aside, self._device)
+            given |= {out.name: found[out.name] for out in graph.outputs if isinstance(out, Ref)}
+        return given
+
+    def _passed(self, given: Mapping[str, Tensor], which: str, keep: bool) -> Passage:
+        passage = Passage(self.pipeline, self._parts, given, keep)
+        if which == "whole":
+            passage.arriving = self._one
+        passage.perform(self._orders[which][self._rank], self._mail[which])
+        return passage
+
+    def _one(self, place: int, microbatch: int) -> Tensor | None:
+        """The gradient of the loss of a micro-batch: one."""
+        if place != self._loss:
+            return None
+        name = self.graph.outputs[place].name  # type: ignore[union-attr]  # the loss is a tensor
+        meta = self.graph.tensors[name]
+        return torch.ones(meta.shape, dtype=getattr(torch, meta.dtype), device=self._device)
+
+    def _outputs(self, passage: Passage) -> Iterator[Tensor]:
+        """The outputs of the batch, in order: a loss at once, others when they are looked at."""
+        graph, micro = self.graph, self.pipeline.micro
+        for place, out in enumerate(graph.outputs):
+            if not isinstance(out, Ref):
+                continue
+            meta, join = graph.tensors[out.name], micro.joins[place]
+            mine = [passage.results.get((place, number)) for number in range(len(micro.sizes))]
+            exits = [
+                self._exits[self._made_by[place], size].get(out.name, ()) if mine[number] is not None else ()
+                for number, size in enumerate(micro.sizes)
+            ]
+            ranks = self._owner[place]
+            result = Fetched(mine, exits, join, ranks, meta.shape, getattr(torch, meta.dtype), self._device)
+            yield result.whole() if meta.elements == 1 or self._loss is None else result
+
+    def _hand_out(self, passage: Passage, scale: Tensor | None) -> None:
+        """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters."""
+        for stage, kept in passage.kept_back.items():
+            waiting = self._waiting.setdefault(stage, {})
+            for key, gradient in kept.items():
+                mine = gradient if scale is None else gradient * scale.to(gradient.dtype)
+                waiting[key] = waiting[key] + mine if key in waiting else mine
+        if self._hold:
+            return
+        waiting, self._waiting = self._waiting, {}
+        before: dict[str, Any] = {}
+        for name, _, group in self._ties:
+            if group is not None:
+                before[name], self._held(name).grad = self._held(name).grad, None
+        largest = max(self.pipeline.micro.sizes)
+        for (stage, size), part in self._parts.items():
+            if size == largest:
+                part.executor.bring_home(waiting.get(stage, {}))
+        for name, trained, group in self._ties:
+            if group is not None and trained:
+                self._sum_tied(self._held(name), before[name], group)
+
+    def _held(self, tensor: str) -> Any:
+        place, key = self._home[tensor]
+        return place[key]
+
+    def _sum_tied(self, parameter: Any, before: Any, group: Any) -> None:
+        """The gradients of a parameter that several stages hold, summed: afterwards it is the same everywhere."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(local_of(parameter.grad), group=group)
+        if before is not None:
+            parameter.grad = before.add_(parameter.grad)
+
+    def copies(self, path: str) -> int:
+        """On how many groups of ranks a parameter lies: one, or several where stages share it."""
+        return self._copies.get(path, 1)
+
+    @property
+    def _copies(self) -> Mapping[str, int]:
+        shared = dict(self.pipeline.ties)
+        return {p: len(shared[e.tensor]) for e in self.graph.parameters if e.tensor in shared for p in e.paths}
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Keep gradients back: steps inside add up locally, the next one outside reduces the total."""
+        self._hold, before = True, self._hold
+        try:
+            yield
+        finally:
+            self._hold = before
+
+
+def _exits(part: StagePart, decisions: Any) -> dict[str, Crossing]:
+    """For every result, the steps from this rank's part to the whole, and those of its gradient."""
+    flow, numbers = part.executor.flow, part.results
+    names = {name for _, name in part.part.results}
+    return {name: departure(flow, decisions, numbers[name], part.rank.bound) for name in names}
+
+
+def _loss(graph: Graph) -> int | None:
+    """The place of the output that the backward pass starts from: the first scalar with a gradient."""
+    for place, out in enumerate(graph.outputs):
+        if isinstance(out, Ref) and graph.tensors[out.name].grad and not graph.tensors[out.name].shape:
+            return place
+    return None
+
+
+def _tie(pipeline: Pipeline, name: str, owners: Sequence[int]) -> tuple[bool, Any]:
+    """Whether a shared parameter is trained, and the process group of the ranks that hold the same part of it as this one."""
+    strategies = [pipeline.stages[owner].strategy for owner in owners]
+    alike = {(strategy.sizes, strategy.resting[name]) for strategy in strategies}
+    if len(alike) > 1:
+        raise RunError(
+            f"Stages {', '.join(map(str, owners))} share {name} and hold it in different ways: {sorted(map(str, alike))}.",
+            "Give these stages meshes of the same sizes and the same layout of that parameter.",
+        )
+    mine = None
+    for ranks in zip(*(pipeline.stages[owner].ranks for owner in owners), strict=True):
+        group = dist.new_group(list(ranks))
+        if dist.get_rank() in ranks:
+            mine = group
+    parts = next(iter(pipeline.parts.values()))
+    trained = any(parts[owner].graph.parameter_of[name].trainable for owner in owners)
+    return trained, mine
+
+
+class Fetched(Whole):
+    """An output of a pipeline. The first operator that looks at its values fetches them from the stage that has them, so
+    every rank has to look."""
+
+    @staticmethod
+    def __new__(  # type: ignore[override]  # made of other things
+        cls,
+        mine: Sequence[Tensor | None],
+        exits: Sequence[tuple[Any, ...]],
+        join: Any,
+        ranks: tuple[int, ...],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Fetched:
+        from shardwright._torch_compat import wrapper_tensor
+
+        made = wrapper_tensor(cls, shape, torch.empty(0, dtype=dtype, device=device))
+        made._parts, made._exits, made._join, made._ranks = mine, exits, join, ranks
+        made._gathered = None
+        return made
+
+    _parts: Sequence[Tensor | None]
+    _exits: Sequence[tuple[Any, ...]]
+    _join: Any
+    _ranks: tuple[int, ...]
+
+    def whole(self) -> Tensor:
+        if self._gathered is None:
+            pieces = [run_steps(x, steps) for x, steps in zip(self._parts, self._exits, strict=True) if x is not None]
+            if not pieces:
+                whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+            elif isinstance(self._join, Shard):
+                whole = torch.cat(pieces, self._join.dim)
+            else:
+                whole = torch.stack(pieces).sum(0) if isinstance(self._join, Partial) else pieces[0]
+            if len(self._ranks) < dist.get_world_size():
+                whole = whole.contiguous()
+                dist.broadcast(whole, self._ranks[0])
+            self._gathered = whole
+            self._parts = ()
+        return self._gathered
+
+
+class _Passing(torch.autograd.Function):
+    """A step of the pipeline as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, module: PipelineModule, anchor: Tensor, given: Mapping[str, Tensor]) -> Any:
+        ctx.module = module
+        ctx.passage = module._passed(given, "forward" if module._loss is None else "whole", keep=True)
+        ctx.set_materialize_grads(False)
+        places = [place for place, out in enumerate(module.graph.outputs) if isinstance(out, Ref)]
+        results = list(module._outputs(ctx.passage))
+        ctx.places = places
+        plain = [x for x in results if not x.is_floating_point()]
+        ctx.mark_non_differentiable(*plain)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        module, passage, ctx.passage = ctx.module, ctx.passage, None
+        if passage is None:
+            raise RunError(
+                "A second backward pass goes through the same step of a pipeline.",
+                "What it needs is freed by the first: add the losses up before backward(), or run the step again.",
+            )
+        arrived = {place: g for place, g in zip(ctx.places, gradients, strict=True) if g is not None}
+        if module._loss is not None:
+            others = [place for place in arrived if place != module._loss]
+            if others:
+                raise RunError(
+                    f"A gradient arrives at output {others[0]} of a pipeline, which went back from its loss already.",
+                    "Compute everything that the loss depends on inside the model, or return no scalar from it.",
+                )
+            scale = arrived.get(module._loss)
+            if scale is not None:
+                module._hand_out(passage, None if bool(scale == 1) else scale)
+            return None, None, None
+        passage.arriving = _parts_of(module, arrived)
+        passage.perform(module._orders["backward"][module._rank], module._mail["backward"])
+        module._hand_out(passage, None)
+        return None, None, None
+
+
+def _parts_of(module: PipelineModule, arrived: Mapping[int, Tensor]) -> Any:
+    """This rank's part of the gradient of an output for one micro-batch: a gradient lies as its tensor does."""
+    micro = module.pipeline.micro
+
+    def part(place: int, microbatch: int) -> Tensor | None:
+        gradient, join = arrived.get(place), micro.joins[place]
+        if gradient is None:
+            return None
+        if isinstance(join, Shard):
+            start, stop = micro.region(gradient.shape[join.dim], microbatch)
+            gradient = gradient.narrow(join.dim, start, stop - start)
+        elif not isinstance(join, Partial) and microbatch > 0:
+            return None  # every micro-batch gives the same: one of them takes the gradient
+        key = (module._made_by[place], micro.sizes[microbatch])
+        name = module.graph.outputs[place].name  # type: ignore[union-attr]  # only tensors have gradients
+        return run_steps(gradient, module._returns[key][name])
+
+    return part

@@ -1,0 +1,163 @@
+"""From a model and a plan with stages to the module of this rank: its stages are built, and only their parameters kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.costs.deciding import ByPrice
+from shardwright.errors import PlanError, RunError
+from shardwright.graph import Graph
+from shardwright.plans import Plan
+from shardwright.plans.serial import to_json
+from shardwright.program.dataflow import Dataflow
+from shardwright.program.pipeline import Pipeline, StageProgram, check
+from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.runtime.agreement import agree, digest
+from shardwright.runtime.calling import Calling
+from shardwright.runtime.checkpoint import load_weights
+from shardwright.runtime.execution import Gradients, Rank
+from shardwright.runtime.materialise import Initialise, Shards, is_checkpoint, materialised
+from shardwright.runtime.passage import StagePart
+from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.shards import constant, device_of
+from shardwright.runtime.stage_executor import StageExecutor
+
+
+def pipelined(
+    model: torch.nn.Module,
+    plan: Plan,
+    graph: Graph,
+    *,
+    device: torch.device | str | None = None,
+    weights: str | Path | None = None,
+    strict: bool = True,
+    initialise: Initialise | None = None,
+    compute_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
+    keep: bool = False,
+) -> PipelineModule:
+    """This rank's stages of ``model``; called alike on every rank.
+
+    Raises
+    ------
+    RunError, PlanError, LoweringError
+    """
+    assert plan.schedule is not None  # a plan with stages has one
+    if not dist.is_initialized() or dist.get_world_size() != plan.devices:
+        running = dist.get_world_size() if dist.is_initialized() else 0
+        raise PlanError(
+            f"The plan is for {plan.devices} processes, and {running} are running.",
+            f"Start with torchrun --nproc-per-node {plan.devices} (`shardwright run` does).",
+        )
+    agree({"plan": digest([to_json(replace(plan, captured=None))])})
+    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule)
+    check(pipeline)
+    kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
+    meshes = _meshes(plan, kind)
+    rank = dist.get_rank()
+    decisions = [replace(stage.decisions, otherwise=ByPrice(plan.stage_mesh(n))) for n, stage in enumerate(plan.stages)]
+    own = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
+    home: dict[str, Any] = {}
+    shards: Shards = {}
+    parts: dict[tuple[int, int], StagePart] = {}
+    aside = _aside(model, pipeline, device_of(meshes[own[0]]))
+    for number in own:
+        mesh = meshes[number]
+        built = {
+            size: pipeline.program(
+                number, size, rank, decisions[number], device=kind, split=pipeline.splits(number)
+            )
+            for size in pipeline.parts
+        }
+        first = built[max(built)]
+        shards |= _materialised(model, first.program.flow, shards, mesh, weights, initialise, keep, strict)
+        groups = {name: mesh.get_group(name).group_name for name, _ in plan.stages[number].strategy.axes}
+        gradients = Gradients(hold=True)
+        for size, one in built.items():
+            _validated(one)
+            part = pipeline.parts[size][number]
+            constants = [constant(c, one.program.flow, device_of(mesh)) for c in part.graph.constants]
+            place = Rank(
+                mesh, device_of(mesh), groups, gradients, home, constants, compute_dtype, reduce_dtype, "whole", "whole"
+            )
+            parts[number, size] = StagePart.of(StageExecutor(one, place), part, place, decisions[number])
+    if not keep:
+        _let_go(model, graph, shards)
+    module = PipelineModule(
+        pipeline,
+        parts,
+        meshes[own[0]],
+        shards,
+        decisions,
+        aside,
+        home=home,
+        calling=Calling.of(model.forward, graph),
+        original=model,
+    )
+    if weights is not None and is_checkpoint(weights):
+        load_weights(module, weights, strict)
+    return module
+
+
+def _meshes(plan: Plan, kind: str) -> list[DeviceMesh]:
+    """The mesh of every stage; every rank takes part in making each of them."""
+    found: dict[tuple[Any, ...], DeviceMesh] = {}
+    meshes = []
+    for stage in plan.stages:
+        key = (stage.ranks, stage.strategy.axes)
+        if key not in found:
+            grid = torch.tensor(stage.ranks).reshape(stage.strategy.sizes)
+            names = tuple(name for name, _ in stage.strategy.axes)
+            found[key] = DeviceMesh(kind, grid, mesh_dim_names=names)
+        meshes.append(found[key])
+    return meshes
+
+
+def _validated(one: StageProgram) -> None:
+    validate_dataflow(one.program.flow)
+    validate_program(one.program)
+
+
+def _materialised(model: torch.nn.Module, flow: Dataflow, known: Shards, *options: Any) -> Shards:
+    """The shards of one stage, without those that another stage of this rank has made already."""
+    graph = flow.graph
+    parameters = tuple(p for p in graph.parameters if p.tensor not in known)
+    buffers = tuple(b for b in graph.buffers if b.tensor not in known)
+    bare = replace(graph, ops=(), outputs=(), mutations=(), parameters=parameters, buffers=buffers)
+    return materialised(model, replace(flow, graph=bare), *options)
+
+
+def _aside(model: torch.nn.Module, pipeline: Pipeline, device: torch.device) -> dict[str, Tensor]:
+    """The buffers that preparing a batch reads, whole: every rank prepares it for itself."""
+    graph = pipeline.micro.prepared
+    if graph is None:
+        return {}
+    read = {name for op in graph.ops for name in op.inputs}
+    found = {b.tensor: model.get_buffer(b.path) for b in graph.buffers if b.tensor in read}
+    for name, tensor in found.items():
+        if tensor.is_meta:
+            raise RunError(
+                f"The buffer {name} is on meta, and every rank of a pipeline needs it to prepare a batch.",
+                "Build the model under parameters_on_meta(), which keeps buffers real.",
+            )
+    return {name: tensor.detach().clone().to(device) for name, tensor in found.items()}
+
+
+def _let_go(model: torch.nn.Module, graph: Graph, shards: Shards) -> None:
+    """What other ranks hold takes no memory here."""
+    for parameter in graph.parameters:
+        if parameter.tensor in shards:
+            continue
+        for path in parameter.paths:
+            owner, _, leaf = path.rpartition(".")
+            module = model.get_submodule(owner)
+            held = module._parameters[leaf]
+            if held is not None and not held.is_meta:
+                module._parameters[leaf] = torch.nn.Parameter(held.detach().to("meta"), held.requires_grad)
