@@ -182,7 +182,8 @@ def part_of(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     """
     if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < cluster.size for rank in ranks):
         raise ClusterError(
-            f"cluster {cluster.name!r} of {cluster.size} devices has no ranks {list(ranks)}.", "Name each once, from 0 on."
+            f"cluster {cluster.name!r} of {cluster.size} devices has no ranks {list(ranks)}.",
+            "Name each once, from 0 on.",
         )
     nodes, first = [], 0
     for node in cluster.nodes:

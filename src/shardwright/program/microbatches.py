@@ -24,7 +24,9 @@ from shardwright.operators.rules import LoopRule, Placement
 from shardwright.program.means import MEANS, as_sum, is_sum, losses_as_sums, mean_as_sum
 from shardwright.program.pieces import describe
 
-REMEDY = "Run the batch in one go (one micro-batch), or leave that operator out of the model that is trained in a pipeline."
+REMEDY = (
+    "Run the batch in one go (one micro-batch), or leave that operator out of the model that is trained in a pipeline."
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,9 @@ class _Cutter:
         joins = tuple(self._join(out) for out in self.graph.outputs)
         live = self._live()
         graphs = {size: self._graph(size, live) for size in sorted(set(self.sizes), reverse=True)}
-        read = {name for op, _, reads in live for name in reads} | {o.name for o in self.graph.outputs if isinstance(o, Ref)}
+        read = {name for op, _, reads in live for name in reads} | {
+            o.name for o in self.graph.outputs if isinstance(o, Ref)
+        }
         given = {name: where for name, where in self.given.items() if name in read or name in self.graph.sources}
         return Microbatches(original, self.sizes, graphs, given, self._prepared(given), joins)
 
@@ -203,7 +207,8 @@ class _Cutter:
             return True
         if isinstance(rule.outputs[0], Partial) and (op.target in MEANS or is_sum(op)):
             return True
-        unit, starts = rule.extent // self.batch, {}
+        unit = rule.extent // self.batch
+        starts: dict[int, Op] = {}
         for size in set(self.sizes):
             for start in (0, self.batch - size):
                 made = piece(op, self.graph.tensors, {rule.name: (start * unit, (start + size) * unit)})
@@ -286,7 +291,7 @@ class _Cutter:
             ops += self._piece(op, rule, reads, size, extra)
         read = {name for op in ops for name in op.inputs} | {o.name for o in graph.outputs if isinstance(o, Ref)}
         made = {name for op in ops for name in op.outputs if name is not None}
-        inputs = [entry for entry in graph.inputs]
+        inputs = list(graph.inputs)
         known = set(graph.sources)
         inputs += [Input(name, path=name) for name in self.given if name in read and name not in known | made]
         names = [*graph.sources, *(i.tensor for i in inputs if i.tensor and i.tensor not in known)]

@@ -42,9 +42,7 @@ def split_backward(program: Program, wanted: Iterable[int]) -> tuple[Program, in
     handed_out = {*program.elsewhere.values(), *(v for v in program.flow.results if v not in program.elsewhere)}
     handed_out |= {program.elsewhere.get(v, v) for _, v in program.flow.mutations}
     instructions = last_uses(moved, slots, handed_out)
-    changed = replace(
-        program, instructions=instructions, slots=tuple(slots), backward=range(start, len(instructions))
-    )
+    changed = replace(program, instructions=instructions, slots=tuple(slots), backward=range(start, len(instructions)))
     return changed, border
 
 

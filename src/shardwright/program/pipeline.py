@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import NamedTuple, Protocol
 
 from shardwright.errors import LoweringError
@@ -169,9 +169,7 @@ class Pipeline:
         return tuple(tuple(self._steps(rank)) for rank in range(self.ranks))
 
     def _steps(self, rank: int) -> Iterator[Step]:
-        device = next(
-            d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks
-        )
+        device = next(d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks)
         for action in self.schedule.orders[device]:
             if action.kind == WEIGHT:
                 yield Step(action, (), ())
@@ -194,7 +192,7 @@ class Pipeline:
                         sends.append(message)
             yield Step(action, tuple(receives), tuple(sends))
 
-    @lru_cache(maxsize=None)  # noqa: B019 - one pipeline lives as long as the module that runs it
+    @cache  # noqa: B019 - one pipeline lives as long as the module that runs it
     def _messages(self, one: Border, gradient: bool, microbatch: int) -> tuple[Message, ...]:
         first, second = (one.target, one.source) if gradient else (one.source, one.target)
         sources, targets = self.stages[first].ranks, self.stages[second].ranks

@@ -61,8 +61,8 @@ def stage_graphs(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[StageGr
             readers = tuple(r for r in range(len(stages)) if r != number and name in read[r] and name not in made[r])
             if readers and home[name] == number:
                 sent[name] = readers
-        own = tuple((place, name) for place, name in results if home.get(name, 0) == number)
-        parts.append(StageGraph(_part(graph, ops, received, sent, own, number), received, sent, own))
+        out = tuple((place, name) for place, name in results if home.get(name, 0) == number)
+        parts.append(StageGraph(_part(graph, ops, received, sent, out, number), received, sent, out))
     return tuple(parts)
 
 
@@ -77,9 +77,7 @@ def _light(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _with_light(
-    graph: Graph, own: set[str], light: frozenset[str], number: int, of_op: Mapping[str, int]
-) -> list[Op]:
+def _with_light(graph: Graph, own: set[str], light: frozenset[str], number: int, of_op: Mapping[str, int]) -> list[Op]:
     """A stage's operators, with the light ones that they read; the last stage has those that nobody reads."""
     wanted = {name for op in graph.ops if op.name in own for name in op.inputs}
     handed_out = {out.name for out in graph.outputs if isinstance(out, Ref)}
@@ -112,7 +110,8 @@ def _part(
     inputs = tuple(i for i in graph.inputs if i.tensor is not None and i.tensor in read)
     inputs += tuple(Input(name, path=name) for name in received)
     changed = tuple((buffer, new) for buffer, new in graph.mutations if any(new in op.outputs for op in ops))
-    names = {entry.tensor for entry in (*parameters, *buffers, *constants, *inputs) if entry.tensor is not None}
+    held = [e.tensor for e in parameters] + [e.tensor for e in buffers] + [e.tensor for e in constants]
+    names = {name for name in (*held, *(e.tensor for e in inputs)) if name is not None}
     names |= {name for op in ops for name in op.outputs if name}
     outputs = tuple(Ref(name) for name in dict.fromkeys((*sent, *(name for _, name in results))))
     return replace(

@@ -1,10 +1,10 @@
 """What travels between stages: which rank sends which region of a tensor to which rank.
 
-A value leaves a stage in the layout its result has there and arrives in the layout that the reading stage keeps it in. Between
-meshes of the same sizes and equal layouts, rank ``i`` sends what it has to rank ``i``; otherwise every rank gets each part that
-it needs once, from one of those that hold it. A gradient goes back the same way. Where the two layouts are the same along
-every axis, its unreduced shares travel as they are (a gradient's layout is the dual of its tensor's, on both sides); otherwise
-it is summed in the stage that reads, and shared out between the replicas of the one that made the value.
+A value leaves a stage in the layout its result has there and arrives in the layout that the reading stage keeps it in.
+Between meshes of the same sizes and equal layouts, rank ``i`` sends what it has to rank ``i``; otherwise every rank gets
+each part that it needs once, from one of those that hold it. A gradient goes back the same way. Where the two layouts are
+the same along every axis, its unreduced shares travel as they are (a gradient's layout is the dual of its tensor's, on both
+sides); otherwise it is summed in the stage that reads, and shared out between the replicas of the one that made the value.
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ class Border:
         return parcels(self.shape, self.arrives, self.leaves)
 
 
-def border(
-    tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy
-) -> Border:
+def border(tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy) -> Border:
     """The border that a tensor of ``graph`` (the stage that makes it) crosses."""
     op, meta = graph.producer[tensor], graph.tensors[tensor]
     layouts = output_layouts(analyse(op, graph.tensors), making.splits[op.name], len(op.outputs))

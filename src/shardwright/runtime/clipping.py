@@ -22,20 +22,24 @@ def clip_gradients(model: torch.nn.Module, max_norm: float) -> Tensor:
     --------
     >>> loss.backward(); clip_gradients(model, 1.0); optimizer.step()         # doctest: +SKIP
     """
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if not gradients:
+    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    gradients = [gradient for _, gradient in named]
+    copies = getattr(model, "copies", None)  # the stages of a pipeline hold different parameters, and some alike
+    if not gradients and copies is None:
         return torch.zeros(())
-    device = local_of(gradients[0]).device
+    device = local_of(gradients[0]).device if gradients else None
     square = torch.zeros((), dtype=torch.float64, device=device)
     mesh = None
-    for gradient in gradients:
-        holders = 1
+    for name, gradient in named:
+        holders = 1 if copies is None else copies(name)
         if isinstance(gradient, DTensor):
             mesh = gradient.device_mesh
             for axis, placement in enumerate(gradient.placements):
                 holders *= 1 if placement.is_shard() else mesh.size(axis)
         square += local_of(gradient).to(torch.float64).pow(2).sum() / holders
-    if mesh is not None:
+    if copies is not None:
+        dist.all_reduce(square)
+    elif mesh is not None:
         for axis in range(mesh.ndim):
             dist.all_reduce(square, group=mesh.get_group(axis))
     norm = square.sqrt()
@@ -43,4 +47,4 @@ def clip_gradients(model: torch.nn.Module, max_norm: float) -> Tensor:
     for gradient in gradients:
         local = local_of(gradient)
         local.mul_(scale.to(local.dtype))
-    return norm.to(local_of(gradients[0]).dtype)
+    return norm.to(local_of(gradients[0]).dtype) if gradients else norm

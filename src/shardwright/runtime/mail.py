@@ -1,9 +1,9 @@
 """Parcels between the ranks of a pipeline: sent without waiting, awaited where they are read.
 
-Between two ranks parcels arrive in the order in which they were sent. A receive is posted one pass ahead of its use, with all
-that the same sender sends before it, so the memory of parcels under way is bounded by what one pass reads and what was sent
-ahead of it. On gloo every parcel has a number of its own; on NCCL every ordered pair of ranks has a communicator of its own,
-in which the order of both sides is the same by construction.
+Between two ranks parcels arrive in the order in which they were sent. A receive is posted one pass ahead of its use, with
+all that the same sender sends before it, so the memory of parcels under way is bounded by what one pass reads and what was
+sent ahead of it. On gloo every parcel has a number of its own; on NCCL every ordered pair of ranks has a communicator of its
+own, in which the order of both sides is the same by construction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from shardwright.program.pipeline import Message, Step
 from shardwright.program.transfers import Region
-
 
 Pair = tuple[int, int]
 """The rank that sends and the rank that receives."""

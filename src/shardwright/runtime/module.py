@@ -187,7 +187,7 @@ class ParallelModule(Owning):
         """The same model in other shares, ready to be run; parameters and buffers stay as they are."""
         place = self._program.flow.place.coordinate
         program = built(self._graph, strategy, self._decisions, place, self._device)
-        constants = [_constant(c, program, self._device) for c in self._graph.constants]
+        constants = [constant(c, program.flow, self._device) for c in self._graph.constants]
         return Execution(program, self._decisions, replace(self._planned.rank, constants=constants))
 
     def _adopt(self, execution: Execution) -> None:

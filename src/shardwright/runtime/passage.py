@@ -1,8 +1,8 @@
 """One step of a pipeline on one rank: the passes of its schedule in order, with the parcels between them.
 
-Every pass waits for what it reads and for nothing else. A passage may run the whole schedule, its forward passes alone, or the
-backward passes after those; what the passes leave behind (results of micro-batches, gradients that were kept back) is handed
-to the module.
+Every pass waits for what it reads and for nothing else. A passage may run the whole schedule, its forward passes alone, or
+the backward passes after those; what the passes leave behind (results of micro-batches, gradients that were kept back) is
+handed to the module.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class StagePart:
             for name in names
             if name not in part.received
         }
-        summing = {
-            name: entrance(flow, decisions, name, resting[name], rank.bound) for name in part.wanted
-        }
+        summing = {name: entrance(flow, decisions, name, resting[name], rank.bound) for name in part.wanted}
         shares = {
             flow.values[output.value].tensor: output.shares for output in flow.outputs if isinstance(output, Result)
         }

@@ -1,12 +1,12 @@
 """The module of a rank that runs stages of a pipeline: to the training loop a module like any other.
 
-``loss = model(**batch); loss.backward()`` drives it. A schedule such as 1F1B runs backward passes before the last forward pass,
-so where the model gives a scalar loss, the call runs the *whole* schedule with a gradient of one, and ``backward()`` scales
-what was kept back by the gradient that arrives (the backward pass is linear in it), sums it between replicas and stages and
-gives it to the parameters. Where the model gives no scalar loss, the call runs the forward passes, and ``backward()`` the
-backward passes, in the order of the schedule. Without gradients only the forward passes run.
+``loss = model(**batch); loss.backward()`` drives it. A schedule such as 1F1B runs backward passes before the last forward
+pass, so where the model gives a scalar loss, the call runs the *whole* schedule with a gradient of one, and ``backward()``
+scales what was kept back by the gradient that arrives (the backward pass is linear in it), sums it between replicas and
+stages and gives it to the parameters. Where the model gives no scalar loss, the call runs the forward passes, and
+``backward()`` the backward passes, in the order of the schedule. Without gradients only the forward passes run.
 
-The loss is known on every rank. Other results are fetched from the stage that has them when they are looked at, by every rank.
+The loss is known on every rank. Other results are fetched from the stage that has them when every rank looks at them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PipelineModule(Owning):
         self._ties = [(name, *_tie(pipeline, name, owners)) for name, owners in pipeline.ties]
         self._output_tree = restored_tree(graph.output_tree)
         owner = {place: number for number, part in enumerate(self._first_parts) for place, _ in part.results}
-        self._owner = {place: pipeline.stages[number].ranks for place, number in owner.items()}
+        self._holders = {place: pipeline.stages[number].ranks for place, number in owner.items()}
         self._made_by = owner
         self.train(graph.training)
 
@@ -152,17 +152,17 @@ class PipelineModule(Owning):
                 self._exits[self._made_by[place], size].get(out.name, ()) if mine[number] is not None else ()
                 for number, size in enumerate(micro.sizes)
             ]
-            ranks = self._owner[place]
+            ranks = self._holders[place]
             result = Fetched(mine, exits, join, ranks, meta.shape, getattr(torch, meta.dtype), self._device)
             yield result.whole() if meta.elements == 1 or self._loss is None else result
 
     def _hand_out(self, passage: Passage, scale: Tensor | None) -> None:
         """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters."""
         for stage, kept in passage.kept_back.items():
-            waiting = self._waiting.setdefault(stage, {})
+            total = self._waiting.setdefault(stage, {})
             for key, gradient in kept.items():
                 mine = gradient if scale is None else gradient * scale.to(gradient.dtype)
-                waiting[key] = waiting[key] + mine if key in waiting else mine
+                total[key] = total[key] + mine if key in total else mine
         if self._hold:
             return
         waiting, self._waiting = self._waiting, {}
@@ -225,7 +225,7 @@ def _loss(graph: Graph) -> int | None:
 
 
 def _tie(pipeline: Pipeline, name: str, owners: Sequence[int]) -> tuple[bool, Any]:
-    """Whether a shared parameter is trained, and the process group of the ranks that hold the same part of it as this one."""
+    """Whether a shared parameter is trained, and the process group of the ranks that hold the same part of it."""
     strategies = [pipeline.stages[owner].strategy for owner in owners]
     alike = {(strategy.sizes, strategy.resting[name]) for strategy in strategies}
     if len(alike) > 1:
@@ -248,7 +248,7 @@ class Fetched(Whole):
     every rank has to look."""
 
     @staticmethod
-    def __new__(  # type: ignore[override]  # made of other things
+    def __new__(
         cls,
         mine: Sequence[Tensor | None],
         exits: Sequence[tuple[Any, ...]],

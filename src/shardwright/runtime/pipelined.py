@@ -71,9 +71,7 @@ def pipelined(
     for number in own:
         mesh = meshes[number]
         built = {
-            size: pipeline.program(
-                number, size, rank, decisions[number], device=kind, split=pipeline.splits(number)
-            )
+            size: pipeline.program(number, size, rank, decisions[number], device=kind, split=pipeline.splits(number))
             for size in pipeline.parts
         }
         first = built[max(built)]

@@ -1,7 +1,7 @@
 """Runs the program of one stage, pass by pass: forward, the gradients of its inputs, those of its weights.
 
-Gradients of parameters are kept back and added up from micro-batch to micro-batch; bringing them home (sums between replicas,
-deposit) is a part of the program that runs once, at the end.
+Gradients of parameters are kept back and added up from micro-batch to micro-batch; bringing them home (sums between
+replicas, deposit) is a part of the program that runs once, at the end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shardwright.program.passes import homeward
 from shardwright.program.pipeline import StageProgram
-from shardwright.runtime.executor import Executor, Run
 from shardwright.runtime.execution import Rank
+from shardwright.runtime.executor import Executor, Run
 
 KeptBack = dict[tuple[str, int], Tensor]
 

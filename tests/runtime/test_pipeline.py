@@ -1,0 +1,187 @@
+"""Pipelines on four processes: the numbers of one process on the whole batch, whatever the stages and their order."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from runtime.pipelines import halves, pipeline_plan, whole
+from runtime.pool import POOL
+from runtime.workers import built
+from shardwright.errors import RunError
+from shardwright.frontend import capture
+from shardwright.runtime import parallelize
+from shardwright.runtime.clipping import clip_gradients
+from shardwright.verification.precision import all_double
+
+
+class Tied(torch.nn.Module):
+    """A language model in small: tied embedding, a skip over two stages, two towers, a frozen part, labels to ignore."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(31, 12)
+        self.left, self.right = torch.nn.Linear(12, 12), torch.nn.Linear(12, 12)
+        self.frozen = torch.nn.Linear(12, 12).requires_grad_(False)
+        self.deep, self.norm = torch.nn.Linear(12, 12), torch.nn.LayerNorm(12)
+        self.head = torch.nn.Linear(12, 31, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = self.embedding(tokens)
+        left, right = self.left(x).tanh(), self.right(x).relu()
+        unused = left * 2
+        deep = self.deep(self.frozen(left + right)).tanh()
+        logits = self.head(self.norm(deep + x + left))
+        loss = functional.cross_entropy(logits.view(-1, 31), labels.view(-1))
+        return {"loss": loss, "logits": logits, "unused": unused}
+
+
+def example(batch: int = 7) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    model = Tied().double()
+    tokens, labels = torch.randint(31, (batch, 5)), torch.randint(31, (batch, 5))
+    labels[0], labels[1, 1:], labels[4] = -100, -100, -100  # unevenly
+    return model, (tokens, labels), capture(model, (tokens, labels))
+
+
+def four_stages(graph: Any) -> list[list[str]]:
+    """Embedding and left tower, right tower, the middle (frozen and deep), the head: values skip over stages."""
+    places = {"": 3, "embedding": 0, "left": 0, "right": 1, "frozen": 2, "deep": 2, "norm": 3, "head": 3}
+    cuts: list[list[str]] = [[], [], [], []]
+    makers: dict[str, int] = {}
+    for op in graph.ops:
+        place = places[op.module] if op.module else max((makers.get(n, 0) for n in op.inputs), default=3)
+        cuts[place].append(op.name)
+        makers |= dict.fromkeys([n for n in op.outputs if n], place)
+    return cuts
+
+
+def compared(rank: int, schedules: list[str], counts: list[int], each: int, seed: int | None) -> dict[str, float]:
+    model, args, graph = example(7 if each == 1 else 8)
+    reference = copy.deepcopy(model)
+    expected = reference(*args)
+    expected["loss"].backward()
+    gradients = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
+    worst: dict[str, float] = {}
+    for schedule in schedules:
+        for count in counts:
+            cuts = four_stages(graph) if each == 1 else halves(graph, 2)
+            plan = pipeline_plan(graph, cuts, count, schedule, each, seed)
+            parallel = parallelize(copy.deepcopy(model), plan, args, graph=graph)
+            with torch.no_grad():
+                apart = (parallel(*args)["loss"] - expected["loss"]).abs().item()
+            for _ in range(2):
+                parallel.zero_grad()
+                found = parallel(*args)
+                found["loss"].backward()
+            apart = max(apart, (found["loss"] - expected["loss"]).abs().item())
+            for name in ("logits", "unused"):
+                apart = max(apart, (found[name] - expected[name]).abs().max().item())
+            for name, parameter in parallel.named_parameters():
+                if gradients[name] is None:
+                    assert parameter.grad is None, name
+                else:
+                    apart = max(apart, (whole(parameter.grad) - gradients[name]).abs().max().item())
+            worst[f"{schedule} {count}"] = apart
+    return worst
+
+
+@pytest.mark.parametrize("schedules", [["1f1b", "gpipe"], ["zb-h1", "zb-h2"]])
+def test_four_stages_with_skips_towers_ties_and_uneven_labels(schedules: list[str]) -> None:
+    for worst in POOL.run(compared, schedules, [2, 3, 7], 1, None, seconds=240):
+        assert max(worst.values()) < 1e-12, worst
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_stages_split_over_two_ranks_each(seed: int | None) -> None:
+    for worst in POOL.run(compared, ["1f1b", "zb-h1"], [4], 2, seed, seconds=240):
+        assert max(worst.values()) < 1e-12, worst
+
+
+def shared_devices(rank: int) -> dict[str, float]:
+    """Eight stages on four devices: interleaved, and in the shape of a V."""
+    model, args, kwargs, graph = built("gpt:small")
+    reference = copy.deepcopy(model)
+    with all_double(True):
+        loss = reference(*args, **kwargs)
+        loss.backward()
+    gradients = {name: p.grad for name, p in reference.named_parameters()}
+    worst = {}
+    for schedule, count in (("interleaved-1f1b", 4), ("zb-v", 3), ("v-min", 4), ("breadth-first", 2)):
+        plan = pipeline_plan(graph, halves(graph, 8), count, schedule, devices=4)
+        parallel = parallelize(copy.deepcopy(model), plan, args, kwargs, graph=graph)
+        found = parallel(*args, **kwargs)
+        found.backward()
+        apart = (found - loss).abs().item()
+        for name, parameter in parallel.named_parameters():
+            apart = max(apart, (whole(parameter.grad) - gradients[name]).abs().max().item())
+        worst[schedule] = apart
+    return worst
+
+
+def test_several_stages_on_a_device() -> None:
+    for worst in POOL.run(shared_devices, seconds=240):
+        assert max(worst.values()) < 1e-12, worst
+
+
+def loops(rank: int) -> None:
+    """What training loops do: scaled losses, no_sync, clipping, an optimizer whose shared weights stay alike, no loss."""
+    model, args, graph = example(8)
+    plan = pipeline_plan(graph, four_stages(graph), 4, "1f1b")
+    reference, parallel = copy.deepcopy(model), parallelize(copy.deepcopy(model), plan, args, graph=graph)
+    mine, theirs = (torch.optim.AdamW(m.parameters(), lr=0.1) for m in (parallel, reference))
+    for _ in range(2):
+        mine.zero_grad(), theirs.zero_grad()
+        (3 * reference(*args)["loss"]).backward()
+        reference(*args)["loss"].backward()
+        with parallel.no_sync():
+            (3 * parallel(*args)["loss"]).backward()
+        found = parallel(*args)
+        assert all(p.grad is None for p in parallel.parameters())  # zero_grad() may stand between call and backward
+        found["loss"].backward()
+        norms = [clip_gradients(m, 0.5) for m in (parallel, reference)]
+        torch.testing.assert_close(*norms, rtol=1e-9, atol=0)
+        mine.step(), theirs.step()
+    weights = dict(reference.named_parameters(remove_duplicate=False))
+    for name, parameter in parallel.named_parameters():
+        torch.testing.assert_close(whole(parameter.detach()), weights[name].detach(), rtol=1e-9, atol=1e-12)
+    again = parallel(*args)
+    with pytest.raises(RunError, match="A gradient arrives at output"):
+        (again["loss"] + again["logits"].sum()).backward()
+
+
+def test_training_loops_drive_it_like_any_module() -> None:
+    POOL.run(loops, seconds=240)
+
+
+class Plain(torch.nn.Module):
+    """Gives no loss: that is computed outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def outside(rank: int) -> None:
+    torch.manual_seed(0)
+    model, x = Plain().double(), torch.randn(6, 6, dtype=torch.float64)
+    graph = capture(model, (x,))
+    reference = copy.deepcopy(model)
+    (reference(x) ** 3).mean().backward()
+    parallel = parallelize(model, pipeline_plan(graph, halves(graph, 4), 3, "1f1b"), (x,), graph=graph)
+    (parallel(x) ** 3).mean().backward()
+    for name, parameter in parallel.named_parameters():
+        expected = reference.get_parameter(name).grad
+        torch.testing.assert_close(whole(parameter.grad), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_loss_may_be_computed_outside() -> None:
+    POOL.run(outside, seconds=120)
