@@ -133,8 +133,9 @@ class Execution:
         )
 
     def forward(self, sources: Sequence[Tensor]) -> Run:
-        """A forward pass that a backward pass may follow."""
-        return self.executor.forward(sources, True) if self.replay is None else self.replay.forward(sources)
+        """A forward pass that a backward pass may follow, replayed where that is safe."""
+        replayed = None if self.replay is None else self.replay.forward(sources)
+        return self.executor.forward(sources, True) if replayed is None else replayed
 
     def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
         return (self.executor if self.replay is None else self.replay).backward(run, gradients)

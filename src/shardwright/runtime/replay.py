@@ -18,7 +18,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,15 +54,12 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         """``draws``: the work draws random numbers."""
 
-    def memory(self) -> AbstractContextManager[Any]:
-        """Passes that are not recorded take their memory where recordings will."""
-
 
 class CudaGraphs:
     """PyTorch's CUDA graphs in one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.MemPool()
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
@@ -70,14 +67,9 @@ class CudaGraphs:
         for generator in generators.values():
             graph.register_generator_state(generator)
         drawing = drawing_from(generators) if draws else nullcontext()
-        pool: Any = self._pool.id
-        with drawing, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         return graph
-
-    def memory(self) -> AbstractContextManager[Any]:
-        # Else optimizer states would be cut from segments of activations, which nobody could give back.
-        return torch.cuda.use_mem_pool(self._pool, self._device)
 
 
 def recorder_for(program: Program, device: torch.device) -> Recorder | None:
@@ -151,15 +143,8 @@ class Replay:
         self._tries = 0
         self.replays = 0
 
-    def forward(self, sources: Sequence[Tensor]) -> Run:
-        """A forward pass that a backward pass may follow, replayed if that is safe now."""
-        run = self._replayed(sources)
-        if run is None:
-            with self.recorder.memory():
-                run = self.executor.forward(sources, True)
-        return run
-
-    def _replayed(self, sources: Sequence[Tensor]) -> Run | None:
+    def forward(self, sources: Sequence[Tensor]) -> Run | None:
+        """Replay a forward pass, if that is safe now."""
         executor, before = self.executor, self._last()
         if executor.log is not None or self.rank.hold or executor.kept_back or ledger() is not None:
             return None
@@ -190,15 +175,13 @@ class Replay:
         made = self._captured
         if self._last() is not run or made is None:
             self._seen = looks
-            with self.recorder.memory():
-                return self.executor.backward(run, gradients)
+            return self.executor.backward(run, gradients)
         plain = not self.rank.hold and not self.executor.kept_back
         if looks != _looks(made.gradients) or not plain or made.key[0] != self._trained():
             self._seen = looks
             run.spent = True
-            with self.recorder.memory():
-                again = self.executor.forward([x.clone() for x in made.sources], True)
-                return self.executor.backward(again, gradients)
+            again = self.executor.forward([x.clone() for x in made.sources], True)
+            return self.executor.backward(again, gradients)
         run.spent, run.slots, self._seen = True, [], looks
         for value, x in made.gradients.items():
             arrived = gradients[value]
