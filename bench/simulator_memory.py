@@ -9,10 +9,8 @@ no fair witness: under one, autograd never adds gradients in place.)
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,9 @@ from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.simulator import simulate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from runtime.performed import peak_of
 
 
 def measured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -43,19 +44,7 @@ def measured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
     inputs = [a for a in args if isinstance(a, torch.Tensor)]
     held = sum(t.numel() * t.itemsize for t in [*model.parameters(), *model.buffers(), *state, *inputs])
-    return held + _peak(profiler)
-
-
-def _peak(profiler: Any) -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda e: e["ts"]):
-        total += event["args"]["Bytes"]
-        peak = max(peak, total)
-    return peak
+    return held + peak_of(profiler)
 
 
 def whole(graph: Any, mesh: Any) -> Strategy:

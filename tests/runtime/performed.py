@@ -7,6 +7,7 @@ once, so this shows what one rank does, not how long it takes.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -32,11 +33,19 @@ from shardwright.simulator import simulate
 
 
 def case(
-    name: str, sizes: dict[str, Any], search: str, axes: tuple[int, ...], recompute: bool = False
+    name: str,
+    sizes: dict[str, Any],
+    search: str,
+    axes: tuple[int, ...],
+    recompute: bool = False,
+    *,
+    measured: bool = True,
 ) -> dict[str, Any]:
+    """What was priced and what was performed of one plan; ``measured``: its memory too."""
+    torch.manual_seed(0)  # the same model on every rank
     model, args, kwargs = zoo.build(name, **(dict(zoo.entry(name).small) | sizes))
     graph = capture(model, args, kwargs)
-    mesh = mesh_of(parse_cluster("local:4"), axes)
+    mesh = mesh_of(parse_cluster(f"local:{math.prod(axes)}"), axes)
     within = EVERYTHING if search == "auto" else restriction(search, len(axes))
     formulation = formulate(graph, mesh, within=within, recompute=block_paths(graph) if recompute else ())
     strategy = formulation.strategy(solve(formulation.problem, time_limit=10).answer)
@@ -55,19 +64,24 @@ def case(
         step()
     recorded = [parallel.program.instructions[number] for number in executor.log]
     executor.log = None
+    if not measured:
+        step()
+        return _compared(parallel, timeline, ledger, recorded)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in mesh.names}
-    performed = {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()}
     state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
     buckets = sum(flat.nbytes for flat in parallel._planned.executor.flats)
     held = buckets + sum(map(_bytes, [*parallel.parameters(), *parallel.buffers(), *state, *args]))
+    memory = {"peak": timeline.peak_bytes, "measured": held + peak_of(profiler)}
+    return _compared(parallel, timeline, ledger, recorded) | memory
+
+
+def _compared(parallel: Any, timeline: Any, ledger: Any, recorded: list[Any]) -> dict[str, Any]:
+    axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in parallel.program.strategy.axes}
     return {
         "predicted": {" ".join(key): list(value) for key, value in timeline.priced.communication.items()},
-        "performed": performed,
+        "performed": {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()},
         "instructions": [_line(i) for i in timeline.program.instructions] == [_line(i) for i in recorded],
-        "peak": timeline.peak_bytes,
-        "measured": held + peak_of(profiler),
     }
 
 
