@@ -46,6 +46,10 @@ def test_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch, caps
         ("plan", "gpt:small,layers=many", "--cluster", "8xH200"),
         ("plan", "missing.py:build", "--cluster", "8xH200"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--pin", "nothing=S0"),
+        ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "two"),
+        ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "2..4", "--max-batch"),
+        ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "2..4", "--frontier"),
+        ("plan", "gpt:small", "--cluster", "2xH200", "--cluster", "2xH100", "--price", "cheap"),
         ("explain", "missing.json"),
         ("choose", "missing.json"),
         ("place", "missing.json"),
@@ -78,3 +82,16 @@ def test_models_and_clusters_speak_json(monkeypatch: pytest.MonkeyPatch, capsys:
     for command in ("models", "clusters"):
         assert run(monkeypatch, command, "--json") == 0
         assert json.loads(capsys.readouterr().out)
+
+
+def test_questions_about_a_job_are_answered_as_json_and_as_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("plan", "gpt:small,layers=1", "--batch", "8", "--recompute", "none", "--cluster", "1xH100")
+    assert run(monkeypatch, *asked, "--cluster", "1xA100-80GB", "--price", "2", "--price", "0.1", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    costs = {row["cluster"]: row["price_per_million_tokens"] for row in answer["rows"]}
+    assert answer["best"]["cluster"] == min(costs, key=costs.__getitem__)
+    assert run(monkeypatch, *asked, "--devices", "1,2") == 0
+    shown = capsys.readouterr().out
+    assert "worth it" in shown and "1xH100" in shown and "2x1xH100" in shown

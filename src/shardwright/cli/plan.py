@@ -10,6 +10,7 @@ import typer
 from shardwright.cli._checks import check_numbers
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
+from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
 
 
 def plan(
@@ -21,7 +22,11 @@ def plan(
         ),
     ],
     cluster: Annotated[
-        str | None, typer.Option(help="8xH200, 4x8xA100-80GB, local:2 or a TOML file (that of plan.json otherwise)")
+        list[str] | None,
+        typer.Option(
+            help="8xH200, 4x8xA100-80GB, local:2 or a TOML file (that of plan.json otherwise); given several times: which "
+            "is cheaper per token"
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (the model's default otherwise)")] = None,
     seq: Annotated[int | None, typer.Option(help="Sequence length, for models that have one")] = None,
@@ -49,6 +54,14 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan's page here")] = None,
     frontier: Annotated[bool, typer.Option(help="Also show step time against memory per device")] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="8..512 or 8,16,24: plan for each of these numbers of devices; how many are worth it"),
+    ] = None,
+    max_batch: Annotated[bool, typer.Option("--max-batch", help="Find the largest batch that fits")] = False,
+    price: Annotated[
+        list[str] | None, typer.Option(help="Of a device and hour, once or once for each --cluster: costs in money")
+    ] = None,
     trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -56,6 +69,7 @@ def plan(
 
     Example: shardwright plan gpt:layers=24,width=2048 --cluster 8xH200 --batch 64 -o plan.json
     And again from there: shardwright plan plan.json --pin 'head*=i0' -o other.json
+    Whole jobs: shardwright plan gpt --cluster 8xH200 --devices 8..512; … --max-batch; … --cluster 8xH100 --price 2.5
     """
     from dataclasses import replace
 
@@ -70,8 +84,9 @@ def plan(
 
     check_numbers(memory=memory, time_limit=time_limit, max_axes=max_axes)
     earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
-    if earlier is None and cluster is None:
+    if earlier is None and not cluster:
         raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")
+    check_one_question(devices is not None, max_batch, len(cluster or ()) > 1, others=frontier or html is not None)
     rebuild = earlier is None or trust or (batch, seq, dtype) != (None, None, None) or earlier.captured is None
     if earlier is not None:
         optimiser = optimiser or earlier.optimiser
@@ -90,23 +105,44 @@ def plan(
         fewer_devices=not all_devices,
     )
     check_writable(output, html)
+
+    def build(rows: int | None) -> Any:
+        sizes: dict[str, Any] = {"batch": rows, "seq": seq, "dtype": dtype}
+        return resolve(model, **sizes) if earlier is None else build_model(earlier, None, trust, **sizes)
+
+    def captured(built: Any) -> Any:
+        return capture(built.model, built.args, built.kwargs)
+
     with progress(as_json) as say:
-        if cluster is None:
-            assert earlier is not None  # refused above
-            target = earlier.cluster
-        else:
-            ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
-            target = parse_cluster(cluster)
+        targets = []
+        for name in cluster or ():
+            ensure_local(name, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
+            targets.append(parse_cluster(name))
+        targets = targets or [earlier.cluster]  # type: ignore[union-attr] # refused above where there is none
+        target = targets[0]
         if earlier is not None and not rebuild:
             graph, reference = earlier.graph(), earlier.model
         else:
             say("building the model")
-            sizes: dict[str, Any] = {"batch": batch, "seq": seq, "dtype": dtype}
-            resolved = resolve(model, **sizes) if earlier is None else build_model(earlier, None, trust, **sizes)
+            resolved = build(batch)
             say("capturing the model")
-            graph, reference = capture(resolved.model, resolved.args, resolved.kwargs), resolved.name
-        found = plan_graph(graph, target, options, progress=say, reference=reference)
-        curve = _frontier(graph, target, options, found, say) if frontier else []
+            graph, reference = captured(resolved), resolved.name
+        answer = None
+        if devices is not None:
+            answer = worth(graph, target, devices, options, say)
+        elif max_batch:
+            answer = largest(lambda rows: captured(build(rows)), target, options, batch or 1, say)
+        elif len(targets) > 1:
+            answer = cheapest(graph, targets, options, price or (), say)
+        else:
+            found = plan_graph(graph, target, options, progress=say, reference=reference)
+            curve = _frontier(graph, target, options, found, say) if frontier else []
+    if answer is not None:
+        show_answer(answer, as_json)
+        if output is not None and answer.best is not None and answer.best.plan is not None:
+            rows = answer.best.batch if max_batch else batch
+            replace(answer.best.plan, model=reference, batch=rows, sequence=seq, dtype=dtype).save(output)
+        return
     if earlier is not None:
         batch, seq, dtype = batch or earlier.batch, seq or earlier.sequence, dtype or earlier.dtype
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)

@@ -47,7 +47,7 @@ def tour(
     target = ask("Which cluster", "8xH100", cluster)
     written = folder / "plan.json"
     _says(f"shardwright plan {reference} --cluster {target} -o {written}")
-    plan_command(model=reference, cluster=target, output=written)
+    plan_command(model=reference, cluster=[target], output=written)
     console.print("\n[bold]2 of 3: a look.[/bold] One file, open it in a browser: timeline, memory, layouts, what-ifs.")
     _says(f"shardwright report {written} -o {folder / 'plan.html'}")
     report_command(plan=written, output=folder / "plan.html", why_seconds=5.0)
@@ -60,7 +60,7 @@ def tour(
         raise typer.Exit
     own = folder / "local.json"
     _says(f"shardwright plan {reference} --cluster local:2 --all-devices -o {own}")
-    plan_command(model=reference, cluster="local:2", all_devices=True, output=own)
+    plan_command(model=reference, cluster=["local:2"], all_devices=True, output=own)
     _says(f"shardwright verify {reference} --plan {own} --steps 1 --dtype float32")
     verify_command(model=reference, plan=own, steps=1, dtype="float32")
     console.print(
