@@ -9,7 +9,7 @@ one dim the shards nest in mesh order (outer first), hence only the innermost cu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -29,6 +29,17 @@ class Place:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, size in self.axes)
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """The axes that cut in shares."""
+        return tuple(axis for axis, cut in enumerate(self.cuts) if isinstance(cut, tuple))
+
+    def at_rest(self, layout: Sequence[Need]) -> Place:
+        """Where a parameter lies that rests so: cut along an axis with shares it rests in equal parts all the same, since
+        DTensors and their checkpoints know no others."""
+        equal = any(isinstance(layout[axis], Shard) for axis in self.uneven)
+        return replace(self, cuts=self.sizes) if equal else self
 
     def line(self, axis: int) -> Line:
         """The ranks along an axis through this one; the axis' name stands for the process group until the program runs."""

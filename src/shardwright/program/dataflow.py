@@ -23,6 +23,7 @@ from shardwright.operators.rules import (
     OpRules,
     Partial,
     Replicate,
+    Shard,
     Split,
     Window,
     local_shape,
@@ -156,7 +157,12 @@ class Dataflow:
 
     def local_shape(self, tensor: str, layout: Layout) -> tuple[int, ...]:
         """Shape of this rank's shard of a tensor."""
-        return local_shape(self.graph.tensors[tensor].shape, layout, self.place.cuts, self.place.coordinate)
+        return local_shape(self.graph.tensors[tensor].shape, layout, self.place_of(tensor).cuts, self.place.coordinate)
+
+    def place_of(self, tensor: str) -> Place:
+        """How the axes cut a tensor: parameters that rest cut lie in equal parts."""
+        held = tensor in self.graph.parameter_of
+        return self.place.at_rest(self.strategy.resting[tensor]) if held else self.place
 
 
 def read(node: Node) -> tuple[int, ...]:
@@ -210,6 +216,9 @@ class _Builder:
         self.pieces = Pieces(graph, place, device)
         self.locals: dict[object, Strided] = {}
         self.bound: dict[object, tuple[Route, tuple[BoundStep, ...], tuple[BoundStep, ...]]] = {}
+        resting = strategy.resting
+        self.places = {t: place.at_rest(resting[t]) for t in graph.parameter_of if t in resting}
+        """Of parameters, which rest in equal parts where they are cut; everything else is cut as the axes cut."""
         self.begins: list[int] = []
         """Per operator, its first node; changes of layout belong to the operator that they serve."""
 
@@ -259,15 +268,16 @@ class _Builder:
 
     def _value(self, tensor: str, needs: tuple[Need, ...], extents: Extents = ()) -> int:
         meta = self.graph.tensors[tensor]
-        key = (meta.shape, meta.dtype, meta.grad, needs, extents)
+        place = self.places.get(tensor, self.place)
+        key = (meta.shape, meta.dtype, meta.grad, needs, extents, place.cuts)
         if key not in self.locals:  # the layers of a deep model have the same few
-            self.locals[key] = self._local(meta, needs, extents)
+            self.locals[key] = self._local(meta, needs, extents, place)
         self.values.append(Value(tensor, needs, self.locals[key]))
         return len(self.values) - 1
 
-    def _local(self, meta: Tensor, needs: tuple[Need, ...], extents: Extents) -> Strided:
+    def _local(self, meta: Tensor, needs: tuple[Need, ...], extents: Extents, place: Place) -> Strided:
         plain: Layout = tuple(Replicate() if isinstance(n, Window) else n for n in needs)
-        shape = list(local_shape(meta.shape, plain, self.place.cuts, self.place.coordinate))
+        shape = list(local_shape(meta.shape, plain, place.cuts, place.coordinate))
         for axis, extent in extents:
             need = needs[axis]
             if isinstance(need, Window):
@@ -325,6 +335,8 @@ class _Builder:
 
     def _read(self, tensor: str, needs: tuple[Need, ...], module: str, extents: Sequence[int] = ()) -> int:
         """The value of a tensor in the layout a reader needs, changed on first use."""
+        if self.places.get(tensor, self.place) is not self.place:
+            self._refuse_shares(tensor, needs, module)
         home = self._at_home(tensor, module)
         if self.values[home].needs == needs:
             return home
@@ -333,6 +345,17 @@ class _Builder:
         if key not in self.changed:
             self.changed[key] = self._change(tensor, home, needs, windows, module)
         return self.changed[key]
+
+    def _refuse_shares(self, tensor: str, needs: tuple[Need, ...], module: str) -> None:
+        """A parameter that rests in equal parts is there in equal parts or whole, and not in the shares of an axis."""
+        for axis in self.place.uneven:
+            if isinstance(needs[axis], (Shard, Window)):
+                name, parameter = self.place.axes[axis][0], self.graph.parameter_of[tensor]
+                raise LoweringError(
+                    f"{parameter.paths[0]} rests in equal parts, and {module or 'the model'} needs it in the shares "
+                    f"{list(self.strategy.shares[name])} of mesh axis {name!r}.",
+                    "Give shares to axes that cut the batch (data-parallel, fsdp), and cut the others evenly.",
+                )
 
     def _at_home(self, tensor: str, module: str) -> int:
         """The value that every reader of a tensor starts from."""
@@ -343,9 +366,10 @@ class _Builder:
 
     def _change(self, tensor: str, source: int, needs: tuple[Need, ...], extents: Extents, module: str) -> int:
         meta, layout = self.graph.tensors[tensor], self.values[source].needs
-        key = (meta.shape, meta.dtype, meta.grad, layout, needs, extents)
+        place = self.places.get(tensor, self.place)
+        key = (meta.shape, meta.dtype, meta.grad, layout, needs, extents, place.cuts)
         if key not in self.bound:
-            self.bound[key] = self._bound(meta, layout, needs, extents, meta.grad)
+            self.bound[key] = self._bound(meta, layout, needs, extents, meta.grad, place)
         route, forward, backward = self.bound[key]
         result = self._value(tensor, needs, extents)
         if all(step.is_view for step in route.forward):
@@ -361,7 +385,13 @@ class _Builder:
         return result
 
     def _bound(
-        self, meta: Tensor, layout: tuple[Need, ...], needs: tuple[Need, ...], extents: Extents, grad: bool
+        self,
+        meta: Tensor,
+        layout: tuple[Need, ...],
+        needs: tuple[Need, ...],
+        extents: Extents,
+        grad: bool,
+        place: Place,
     ) -> tuple[Route, tuple[BoundStep, ...], tuple[BoundStep, ...]]:
         """The route between two layouts with this rank's numbers, proved to lead there and back."""
         route = self.decisions.route(meta.shape, meta.dtype, layout, needs, grad)  # type: ignore[arg-type]  # a layout
@@ -369,8 +399,8 @@ class _Builder:
             raise LoweringError(
                 f"tensor {meta.name!r} of shape {meta.shape} cannot go from {layout} to {needs}.", "Split otherwise."
             )
-        forward, reached = bind(route.forward, layout, meta.shape, self.place, dict(extents))
-        backward, returned = bind(route.backward, dual(needs), meta.shape, self.place, dict(extents))
+        forward, reached = bind(route.forward, layout, meta.shape, place, dict(extents))
+        backward, returned = bind(route.backward, dual(needs), meta.shape, place, dict(extents))
         if reached != needs or (grad and returned != dual(layout)):
             raise LoweringError(
                 f"the change of {meta.name!r} from {layout} to {needs} ends in {reached}, its gradient in {returned}.",
@@ -388,7 +418,7 @@ class _Builder:
         whole = tuple(Replicate() if isinstance(p, Partial) else p for p in layout)
         if whole == layout:
             return Result(home, shares)
-        route, forward, _ = self._bound(self.graph.tensors[tensor], layout, whole, (), grad=True)
+        route, forward, _ = self._bound(self.graph.tensors[tensor], layout, whole, (), True, self.place)
         result = self._value(tensor, whole)
         producer = self.graph.producer.get(tensor)
         where = producer.module if producer else ""

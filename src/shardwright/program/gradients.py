@@ -344,6 +344,6 @@ class GradientFlow:
         if tensor not in self._homes:
             flow, resting = self.writer.flow, self.writer.flow.strategy.resting[tensor]
             meta = flow.graph.tensors[tensor]
-            size = largest_shard(meta.shape, resting, flow.place.cuts) * DTYPE_BYTES[meta.dtype]
+            size = largest_shard(meta.shape, resting, flow.place_of(tensor).cuts) * DTYPE_BYTES[meta.dtype]
             self._homes[tensor] = (replica_axes(resting, flow.place.sizes), size)
         return self._homes[tensor]

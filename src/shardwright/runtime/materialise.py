@@ -70,7 +70,7 @@ def materialised(
     """
     stored = _stored(model, flow, Path(weights), strict) if weights and not is_checkpoint(weights) else None
     owners = _Owners(model, initialise)
-    resting, place, device = flow.strategy.resting, flow.place, device_of(mesh)
+    resting, device = flow.strategy.resting, device_of(mesh)
     made: dict[tuple[str, ...], Union[torch.nn.Parameter, Tensor]] = {}
     shards: Shards = {}
     # One module's parameters follow each other, so that its initialiser runs once.
@@ -78,7 +78,7 @@ def materialised(
     entries += [(b, (b.path,)) for b in flow.graph.buffers]
     for entry, paths in sorted(entries, key=lambda item: item[1][0].rpartition(".")[0]):
         if paths not in made:
-            layout = resting[entry.tensor]
+            layout, place = resting[entry.tensor], flow.place_of(entry.tensor)
             held = model.get_parameter(paths[0]) if isinstance(entry, Parameter) else model.get_buffer(paths[0])
             shape = held.shape
             local = stored.slice(paths, regions(shape, layout, place)) if stored is not None else None

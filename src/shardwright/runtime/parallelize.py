@@ -177,13 +177,13 @@ def _refuse_options(**given: Any) -> None:
 
 
 def _refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
-    """DTensors and their checkpoints know equal shards only, so what rests must not be cut in shares."""
+    """Buffers are replaced by what a step computes in shares, and DTensors know equal shards only."""
     uneven = [axis for axis, (name, _) in enumerate(strategy.axes) if name in strategy.shares]
-    for name in graph.sources[: len(graph.parameters) + len(graph.buffers)]:
+    for name in (buffer.tensor for buffer in graph.buffers):
         if any(isinstance(strategy.resting[name][axis], Shard) for axis in uneven):
             raise PlanError(
                 f"{name} rests cut along a mesh axis with shares {dict(strategy.shares)}, which DTensors cannot express.",
-                "Let parameters rest whole along that axis (data-parallel), or cut it evenly.",
+                "Let it rest whole along that axis, or cut the axis evenly.",
             )
 
 

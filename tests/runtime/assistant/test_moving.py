@@ -115,6 +115,7 @@ def trained(
         pytest.param(images, "data-parallel", (4,), 5, False, id="statistics of the whole batch"),
         pytest.param(gpt, "megatron", (2, 2), 2, True, id="replicas of tensor-parallel groups, traced"),
         pytest.param(gpt, "data-parallel", (2, 2), 3, False, id="two axes cut the batch"),
+        pytest.param(gpt, "fsdp", (4,), 3, False, id="gathered parameters"),
     ],
 )
 def test_moves_keep_the_numbers(
@@ -163,10 +164,10 @@ def refused(rank: int) -> list[str]:
 
 
 def test_what_cannot_be_moved_is_refused() -> None:
-    for *rows, local, resting, plain in POOL.run(refused):
+    for *rows, local, used, plain in POOL.run(refused):
         assert all("do not share out a batch of 8 between 4 ranks" in message for message in rows)
         assert "its own part of the batch" in local
-        assert "rests cut along axis 'a'" in resting
+        assert "is used cut along axis 'a'" in used
         assert "not a parallelized module" in plain
 
 

@@ -1,9 +1,10 @@
 """Shares of the batch moved between ranks, between two steps, without a restart.
 
-Where parameters rest whole along a mesh axis that cuts the batch, nothing but the rows of the next batch has to move: every
-rank is given the whole batch and takes another part of it. Losses and gradients stay exact because every program sums over
-rows and divides by counts, whatever its own part. A program for the new shares is built beside the one that runs, all ranks
-tell each other that theirs is ready, and only then do all of them change over: there is never a mixture of two.
+Where parameters are used whole along a mesh axis that cuts the batch (resting whole, or gathered from equal parts), nothing
+but the rows of the next batch has to move: every rank is given the whole batch and takes another part of it. Losses and
+gradients stay exact because every program sums over rows and divides by counts, whatever its own part. A program for the new
+shares is built beside the one that runs, all ranks tell each other that theirs is ready, and only then do all of them change
+over: there is never a mixture of two.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from shardwright._torch_compat import start_gathering
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.operators.rules import chunk
 from shardwright.program import Program
+from shardwright.program.dataflow import Compute
 from shardwright.program.steps import Line
 from shardwright.runtime.execution import Execution
 from shardwright.runtime.module import ParallelModule
@@ -51,16 +53,19 @@ def batch_of(program: Program) -> Batch:
         When nothing can, with the reason.
     """
     strategy, graph = program.strategy, program.graph
-    held = graph.sources[: len(graph.parameters) + len(graph.buffers)]
+    buffers = [buffer.tensor for buffer in graph.buffers]
     reasons = []
     for axis, (name, size) in enumerate(strategy.axes):
         cuts = _cuts(program, axis)
         extents, unit = {extent for extent, _ in cuts}, max((inner for _, inner in cuts), default=1)
-        rests = next((t for t in held if isinstance(strategy.resting[t][axis], Shard)), None)
+        rests = next((t for t in buffers if isinstance(strategy.resting[t][axis], Shard)), None)
+        used = next((p.paths[0] for p in graph.parameters if _used_cut(program, p.tensor, axis)), None)
         if size == 1:
             reasons.append(f"axis {name!r} has one rank")
         elif rests is not None:
             reasons.append(f"{rests} rests cut along axis {name!r}")
+        elif used is not None:
+            reasons.append(f"{used} is used cut along axis {name!r}")
         elif len(extents) != 1:
             reasons.append(f"axis {name!r} cuts no rows of the inputs")
         else:
@@ -71,8 +76,15 @@ def batch_of(program: Program) -> Batch:
             reasons.append(f"axis {name!r} cuts {min(extents)} rows into {rows}, and each needs {unit} or a multiple")
     raise RunError(
         f"No shares of this plan can be moved while it runs: {'; '.join(reasons)}.",
-        "Assist a plan that cuts the batch along an axis on which parameters rest whole (data-parallel).",
+        "Assist a plan that cuts the batch along an axis on which parameters are used whole (data-parallel, fsdp).",
     )
+
+
+def _used_cut(program: Program, tensor: str, axis: int) -> bool:
+    """Whether some operator reads a part of a parameter along an axis."""
+    values = program.flow.values
+    read = (values[v] for node in program.flow.nodes if isinstance(node, Compute) for v in node.inputs)
+    return any(value.tensor == tensor and not isinstance(value.needs[axis], Replicate) for value in read)
 
 
 def _cuts(program: Program, axis: int) -> set[tuple[int, int]]:
