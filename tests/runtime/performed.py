@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.costs.deciding import ByPrice
+from shardwright.costs.pricing import price
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths
 from shardwright.lowering.collectives import counting
+from shardwright.program import Kind, build
 from shardwright.runtime.parallelize import parallelize
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
@@ -83,6 +87,44 @@ def _compared(parallel: Any, timeline: Any, ledger: Any, recorded: list[Any]) ->
         "performed": {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()},
         "instructions": [_line(i) for i in timeline.program.instructions] == [_line(i) for i in recorded],
     }
+
+
+def in_shares(cases: list[tuple[str, str]], shares: tuple[float, ...]) -> list[dict[str, Any]]:
+    """On one rank of two real processes: what it performed beside its own program, priced."""
+    torch.manual_seed(0)
+    return [_in_shares(*case, shares) for case in cases]
+
+
+def _in_shares(name: str, search: str, shares: tuple[float, ...]) -> dict[str, Any]:
+    model, args, kwargs = zoo.build(name, **(dict(zoo.entry(name).small) | {"batch": 8}))
+    graph, mesh = capture(model, args, kwargs), mesh_of(parse_cluster("local:2"), (2,))
+    formulation = formulate(graph, mesh, within=restriction(search, 1))
+    found = formulation.strategy(solve(formulation.problem).answer)
+    strategy = replace(found, shares={mesh.axes[0].name: shares})
+    uneven = mesh.with_shares(strategy.shares)
+    decisions, place = ByPrice(uneven), (dist.get_rank(),)
+    priced = price(build(graph, strategy, decisions, place, device="cpu", training=True), uneven)
+    parallel = parallelize(model, strategy, args, kwargs, graph=graph, decisions=decisions)
+    executor = parallel._planned.executor
+    executor.log = []
+    with counting() as ledger:
+        parallel(*args, **kwargs).backward()
+    axis_of = {group: axis for axis, group in parallel.groups.items()}
+    recorded = [parallel.program.instructions[number] for number in executor.log]
+    return {
+        "predicted": {key: tuple(value) for key, value in priced.communication.items()},
+        "performed": {(kind, axis_of[g]): (n, ledger.bytes[kind, g]) for (kind, g), n in ledger.steps.items()},
+        "priced": [_line(i) for i in priced.program.instructions],
+        "recorded": [_line(i) for i in recorded],
+        "operators": [_cut_call(parallel.program, i) for i in recorded if i.kind is Kind.OPERATOR],
+    }
+
+
+def _cut_call(program: Any, instruction: Any) -> str:
+    """An operator with the shapes that this rank calls it with."""
+    flow = program.flow
+    node = flow.nodes[instruction.node]
+    return f"{node.op.name} {[flow.values[v].local.shape for v in node.inputs]}"
 
 
 def _line(instruction: Any) -> tuple[Any, ...]:

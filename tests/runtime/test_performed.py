@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from runtime.performed import in_shares
+from shardwright.runtime.launch import run_locally
+
 WIDER = {"width": 128, "seq": 64, "vocab": 512, "batch": 8}
 CASES = [
     ("gpt", WIDER, "data-parallel", (4,)),
@@ -78,3 +81,13 @@ def test_recomputation_saves_as_much_as_was_predicted(outcomes: list[dict[str, A
     )
     assert again["peak"] < 7 / 8 * plain["peak"]
     assert plain["measured"] - again["measured"] > 0.99 * (plain["peak"] - again["peak"])
+
+
+def test_every_rank_performs_its_own_program_in_shares() -> None:
+    """Three rows to one, on two real processes: in the order that was priced, with the bytes that were priced."""
+    cases = [("gpt", "data-parallel"), ("gpt", "fsdp"), ("alexnet", "data-parallel")]
+    for ranks in zip(*run_locally(in_shares, 2, cases, (0.75, 0.25), seconds=200), strict=True):
+        for rank in ranks:
+            assert rank["recorded"] == rank["priced"]
+            assert rank["performed"] == rank["predicted"]
+        assert ranks[0]["operators"] != ranks[1]["operators"]  # they do differ
