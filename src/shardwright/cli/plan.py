@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardwright.cli._checks import check_numbers
+from shardwright.cli._pipelines import print_stages, stages_document
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
@@ -50,6 +51,23 @@ def plan(
     all_devices: Annotated[
         bool, typer.Option("--all-devices", help="Use every device, also where fewer of them are faster")
     ] = False,
+    stages: Annotated[
+        int | None, typer.Option(help="Run as a pipeline of so many stages (with --microbatches alone: one)")
+    ] = None,
+    microbatches: Annotated[
+        str | None,
+        typer.Option(help="Cut the batch into so many micro-batches, or auto (gradient accumulation: --stages 1)"),
+    ] = None,
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="Order of a pipeline's passes: gpipe, 1f1b, interleaved-1f1b, breadth-first, zb-h1, zb-h2, zb-v, v-half, "
+            "v-min, dualpipe-v, a CSV file of torch.distributed.pipelining, or auto: search for the best"
+        ),
+    ] = "auto",
+    cut: Annotated[
+        list[str] | None, typer.Option(help="Begin a stage at this module: blocks.6 (repeatable; otherwise balanced)")
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan's page here")] = None,
@@ -70,6 +88,7 @@ def plan(
     Example: shardwright plan gpt:layers=24,width=2048 --cluster 8xH200 --batch 64 -o plan.json
     And again from there: shardwright plan plan.json --pin 'head*=i0' -o other.json
     Whole jobs: shardwright plan gpt --cluster 8xH200 --devices 8..512; … --max-batch; … --cluster 8xH100 --price 2.5
+    As a pipeline: shardwright plan gpt:layers=24 --cluster 4xH100 --stages 4 --microbatches 16 --schedule zb-h1
     """
     from dataclasses import replace
 
@@ -78,7 +97,7 @@ def plan(
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
-    from shardwright.planner import Options, plan_graph
+    from shardwright.planner import Options, plan_graph, plan_pipeline
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
 
@@ -104,6 +123,14 @@ def plan(
         recompute=recompute,
         fewer_devices=not all_devices,
     )
+    asked = _pipelining(stages, microbatches, schedule, cut or [])
+    if asked is not None and (
+        frontier or html is not None or devices is not None or max_batch or len(cluster or ()) > 1
+    ):
+        raise ShardwrightError(
+            "--frontier, --html, --devices, --max-batch and a second --cluster know no pipelines.",
+            "Leave them out, or plan without --stages.",
+        )
     check_writable(output, html)
 
     def build(rows: int | None) -> Any:
@@ -134,9 +161,11 @@ def plan(
             answer = largest(lambda rows: captured(build(rows)), target, options, batch or 1, say)
         elif len(targets) > 1:
             answer = cheapest(graph, targets, options, price or (), say)
+        elif asked is not None:
+            found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
             found = plan_graph(graph, target, options, progress=say, reference=reference)
-            curve = _frontier(graph, target, options, found, say) if frontier else []
+        curve = _frontier(graph, target, options, found, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)
         if output is not None and answer.best is not None and answer.best.plan is not None:
@@ -157,6 +186,8 @@ def plan(
         print_json({**_document(found), **before, **({"frontier": [_point(p) for p in curve]} if frontier else {})})
         return
     _print(found)
+    if found.stages:
+        print_stages(found.stages, found.schedule)
     if earlier is not None:
         was = earlier.prediction.step_seconds
         console.print(
@@ -172,6 +203,23 @@ def plan(
     for path in (output, html):
         if path is not None:
             console.print(f"written to {path}")
+
+
+def _pipelining(stages: int | None, microbatches: str | None, schedule: str, cuts: list[str]) -> Any:
+    """What is asked of a pipeline; nothing where none is."""
+    from shardwright.errors import ShardwrightError
+    from shardwright.planner import Pipelining
+
+    if stages is None and microbatches is None and not cuts:
+        if schedule != "auto":
+            raise ShardwrightError(f"--schedule {schedule} orders the passes of a pipeline.", "Say --stages 4 too.")
+        return None
+    if microbatches is not None and microbatches != "auto" and not microbatches.isdecimal():
+        raise ShardwrightError(f"--microbatches {microbatches!r} is no number.", "Write --microbatches 16, or auto.")
+    count = stages if stages is not None else len(cuts) + 1
+    check_numbers(stages=count)
+    number = int(microbatches) if microbatches not in (None, "auto") else None
+    return Pipelining(count, number, schedule, cuts)
 
 
 def _frontier(graph: Any, target: Any, options: Any, found: Any, say: Any) -> list[Any]:
@@ -242,4 +290,5 @@ def _document(found: Any) -> dict[str, Any]:
         ],
         "replicated": found.replicated,
         "notes": found.notes,
+        **stages_document(found.stages, found.microbatches, found.schedule),
     }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._pipelines import show_timeline
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 
@@ -26,6 +27,7 @@ def simulate(
     ] = None,
     device_speed: Annotated[float, typer.Option(help="What if devices computed so many times as fast")] = 1.0,
     host_speed: Annotated[float, typer.Option(help="What if the host issued so many times as fast")] = 1.0,
+    width: Annotated[int, typer.Option(help="Characters of the drawing of a pipeline")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Simulate one training step of PLAN: step time, exposed communication, how busy every stream is, memory.
@@ -34,18 +36,29 @@ def simulate(
 
     What if the links inside nodes were half as fast: shardwright simulate plan.json --link-rate gpu=0.5
     """
+    from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable
-    from shardwright.simulator import WhatIf, simulate_plan
+    from shardwright.schedules.trace import write_trace as write_passes
+    from shardwright.simulator import WhatIf, simulate_plan, simulate_plan_pipeline
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
     asked = WhatIf(_factors(link_rate or []), device_speed, host_speed)
     with progress(as_json) as say:
         say("reading the plan")
-        loaded, graph = load_with_graph(plan, model, trust)
+        loaded, graph = load_with_graph(plan, model, trust, stages=True)
         say("simulating")
+        if loaded.stages and asked.changes:
+            raise ShardwrightError("Other speeds are not asked of a pipeline.", "Change the cluster and plan again.")
         asked.check(loaded.mesh)
-        timeline = simulate_plan(loaded, graph, what_if=asked)
+        passes = simulate_plan_pipeline(loaded, graph) if loaded.stages else None
+        timeline = simulate_plan(loaded, graph, what_if=asked) if passes is None else None
+    if passes is not None:
+        if trace is not None:
+            write_passes(passes.timing, trace)
+        show_timeline(loaded, passes, width, as_json)
+        return
+    assert timeline is not None
     if trace is not None:
         write_trace(timeline, trace)
     if as_json:

@@ -1,6 +1,17 @@
 """From a model to the simulated winner: search on every mesh, try out, correct, compare; the trade-off curve."""
 
+from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan, plan_graph
 from shardwright.planner.trials import predict
 
-__all__ = ["DEFAULT_BASELINES", "Options", "Progress", "describe_graph", "plan", "plan_graph", "predict"]
+__all__ = [
+    "DEFAULT_BASELINES",
+    "Options",
+    "Pipelining",
+    "Progress",
+    "describe_graph",
+    "plan",
+    "plan_graph",
+    "plan_pipeline",
+    "predict",
+]

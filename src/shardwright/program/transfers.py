@@ -64,6 +64,10 @@ class Parcel(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in self.take)
 
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
 
 def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel, ...]:
     """Who sends what to whom, so that everybody has what it wants.

@@ -24,7 +24,7 @@ def torchrun_arguments(
     max_restarts: int = 0,
 ) -> list[str]:
     """The command line torchrun is given."""
-    devices, planned_nodes = plan.strategy.devices, len(plan.cluster.nodes)
+    devices, planned_nodes = plan.devices, len(plan.cluster.nodes)
     nodes = planned_nodes if nnodes is None else _node_count(nnodes)
     if devices % nodes:
         raise RunError(f"{devices} processes do not divide over {nodes} nodes.", "Give --nnodes that divides them.")
@@ -66,7 +66,7 @@ def start(plan_file: Path, script: list[str], **options: object) -> None:
     arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
     os.environ[PLAN_VARIABLE] = str(plan_file.resolve())
     os.environ.setdefault(*FRESH_STORE)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.strategy.devices)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.devices)))
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 

@@ -16,6 +16,7 @@ from shardwright.costs.deciding import ByPrice
 from shardwright.costs.host_runtime import RUNTIME, Runtime, with_runtime
 from shardwright.costs.memory import MemoryUse, memory
 from shardwright.costs.pricing import Event, Priced, price
+from shardwright.errors import PlanError
 from shardwright.graph import Graph
 from shardwright.operators.rules import largest_place
 from shardwright.operators.strategy import Strategy
@@ -144,6 +145,10 @@ def simulate_plan(plan: Plan, graph: Graph, runtime: Runtime = RUNTIME, what_if:
     -------
     >>> simulate_plan(plan, plan.graph()).seconds                                                # doctest: +SKIP
     """
+    if plan.stages:
+        raise PlanError(
+            f"A plan of {len(plan.stages)} stages is not simulated as one rank.", "Use simulate_plan_pipeline()."
+        )
     decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
     return simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser, runtime, decisions, what_if)
 

@@ -1,0 +1,77 @@
+"""Stages of a pipeline as a table and as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shardwright.cli._show import bytes_text, console, mesh_text, print_json, seconds_text, table
+
+if TYPE_CHECKING:
+    from shardwright.plans import Plan, Stage
+    from shardwright.schedules import Schedule
+    from shardwright.simulator import PipelineTimeline
+
+
+def stages_document(stages: Sequence[Stage], microbatches: int, schedule: Schedule | None) -> dict[str, Any]:
+    """JSON values; nothing where there are no stages."""
+    if not stages or schedule is None:
+        return {}
+    rows = [
+        {
+            "operators": len(stage.operators),
+            "ranks": list(stage.ranks),
+            "mesh": stage.strategy.axes,
+            **({} if stage.prediction is None else asdict(stage.prediction)),
+        }
+        for stage in stages
+    ]
+    orders = [" ".join(map(str, order)) for order in schedule.orders]
+    return {"microbatches": microbatches, "stages": rows, "schedule": orders}
+
+
+def print_stages(stages: Sequence[Stage], schedule: Schedule | None) -> None:
+    """One row per stage: where it runs, how long it works and idles, what it holds."""
+    rows = []
+    for number, stage in enumerate(stages):
+        p = stage.prediction
+        told = ["–"] * 4
+        if p is not None:
+            told = [seconds_text(p.busy_seconds), f"{100 * p.bubble:.1f} %", seconds_text(p.exposed_seconds)]
+            told.append(bytes_text(p.memory_bytes))
+        ranks = f"{stage.ranks[0]}–{stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
+        rows.append([str(number), str(len(stage.operators)), ranks, mesh_text(stage.strategy.axes), *told])
+    title = f"{len(stages)} stages, {schedule.microbatches} micro-batches" if schedule is not None else "Stages"
+    heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed inside", "memory/device"]
+    table(title, heads, rows)
+
+
+def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: bool) -> None:
+    """A simulated step of all ranks."""
+    from shardwright.schedules.picture import draw
+
+    p = {"step_seconds": timeline.seconds, "bubble": timeline.bubble}
+    if as_json:
+        memory = [timeline.device_memory(device) for device in range(timeline.timing.schedule.devices)]
+        print_json(
+            {
+                **p,
+                "makespan": timeline.timing.makespan,
+                "peak_bytes": memory,
+                "sent_bytes": timeline.communication_bytes,
+                **stages_document(plan.stages, plan.microbatches, plan.schedule),
+                "stage_predictions": [asdict(one) for one in timeline.stages],
+            }
+        )
+        return
+    from dataclasses import replace
+
+    shown = [replace(stage, prediction=one) for stage, one in zip(plan.stages, timeline.stages, strict=True)]
+    print_stages(shown, plan.schedule)
+    console.print(
+        f"{plan.model or 'The model'}: {seconds_text(timeline.seconds)} a step, bubble {100 * timeline.bubble:.1f} %, "
+        f"{bytes_text(timeline.communication_bytes)} sent to other stages by the busiest rank. Prices: {plan.calibration}."
+    )
+    for line in draw(timeline.timing, width):
+        console.print(line, soft_wrap=True, highlight=False)

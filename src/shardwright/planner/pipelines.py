@@ -1,0 +1,266 @@
+"""Plans with stages: cut the model, split every stage on its own devices, order the passes, simulate all ranks.
+
+The operators are cut in their order where the slowest stage, with what it sends, is fastest (or where the user says); each
+stage is searched on its own mesh like a model of its own; the schedule is a known one, or the best that our scheduler finds
+for the simulated seconds of the passes (:mod:`shardwright.search.schedule`), with its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from torch.distributed.tensor import Replicate
+
+from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
+from shardwright.costs.deciding import ByPrice
+from shardwright.errors import Infeasible, LoweringError, ShardwrightError
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.planner.cutting import balanced, complete, cut_at
+from shardwright.planner.planning import Options, Progress, describe_graph, plan_graph
+from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
+from shardwright.plans.layouts import layout_text
+from shardwright.plans.plan import Asked, Signature
+from shardwright.program import Decisions, Noting, Written, build
+from shardwright.program.border import arriving, cross
+from shardwright.program.microbatches import batch_of, microbatches
+from shardwright.program.pipeline import Pipeline, check
+from shardwright.program.stages import StageGraph, stage_graphs
+from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
+from shardwright.search.schedule import find_schedule, lower_bound
+from shardwright.simulator.pipelines import PassTimes, PipelineTimeline, stage_times, work_of
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """What is asked of a pipeline: how many stages and micro-batches (``None``: as many as are fastest), which schedule
+    (``auto``: searched for), and the modules before which the model is cut (none: where it is fastest)."""
+
+    stages: int = 2
+    microbatches: int | None = None
+    schedule: str = AUTO
+    cuts: Sequence[str] = ()
+
+
+def plan_pipeline(
+    graph: Graph,
+    cluster: Cluster,
+    asked: Pipelining,
+    options: Options | None = None,
+    *,
+    progress: Progress | None = None,
+    reference: str = "",
+) -> Plan:
+    """A plan with stages for a captured graph.
+
+    Raises
+    ------
+    ShardwrightError
+        When the stages do not fit the cluster or the model, or nothing fits into memory.
+
+    Example
+    -------
+    >>> plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(4, 16, "zb-h1")).microbatches   # doctest: +SKIP
+    """
+    begin, options, say = perf_counter(), options or Options(), progress or (lambda text: None)
+    counts = [asked.microbatches] if asked.microbatches is not None else _counts(graph, asked.stages)
+    plans = []
+    for count in counts:
+        say(f"{asked.stages} stages, {count} micro-batches")
+        plans.append(_planned(graph, cluster, asked, options, count, say, reference))
+    fitting = [plan for plan in plans if plan.prediction.fits]
+    if not fitting:
+        least = min(plan.prediction.memory_bytes for plan in plans)
+        raise Infeasible(
+            f"No pipeline of {asked.stages} stages fits {cluster.name}: the smallest needs {least / 1e9:.1f} GB a device.",
+            "Ask for more stages, more micro-batches, --recompute blocks or --search fsdp.",
+        )
+    best = min(fitting, key=lambda plan: plan.prediction.step_seconds)
+    rows = tuple(plan.candidates[0] for plan in plans)
+    return replace(best, proof=replace(best.proof, seconds=perf_counter() - begin), candidates=rows)
+
+
+def _counts(graph: Graph, stages: int) -> list[int]:
+    """Numbers of micro-batches to try: up to four for each stage, equal ones where that is possible."""
+    batch = batch_of(graph)
+    found = [count for count in (stages, 2 * stages, 4 * stages) if count <= batch]
+    even = [count for count in found if batch % count == 0]
+    return even or found[:1] or [batch]
+
+
+def _planned(
+    graph: Graph, cluster: Cluster, asked: Pipelining, options: Options, count: int, say: Progress, reference: str
+) -> Plan:
+    order = _order(asked, count, cluster)
+    each = cluster.size // order.devices
+    micro = microbatches(graph, count)
+    smallest = micro.graphs[micro.sizes[-1]]
+    device = mesh_of(part_of(cluster, [0]))
+    names = cut_at(graph, asked.cuts) if asked.cuts else balanced(smallest, device, cluster, asked.stages)
+    if len(names) != asked.stages:
+        raise ShardwrightError(
+            f"{len(names) - 1} cuts make {len(names)} stages, not {asked.stages}.", "Say --stages so."
+        )
+    names = complete(graph, names)
+    stages: list[Stage] = []
+    meshes: list[Mesh] = []
+    pins: dict[str, str] = {}
+    for number, part in enumerate(stage_graphs(smallest, names)):
+        first = order.device_of[number] * each
+        ranks = tuple(range(first, first + each))
+        say(f"stage {number} of {asked.stages}")
+        strategy = _strategy(part, part_of(cluster, ranks), options, pins, say)
+        meshes.append(mesh_of(part_of(cluster, ranks), strategy.sizes).with_shares(strategy.shares))
+        stages.append(Stage(tuple(names[number]), ranks, strategy))
+    pipe = Pipeline.of(graph, stages, count, order)
+    written = [_decided(pipe, number, ByPrice(mesh)) for number, mesh in enumerate(meshes)]
+    stages = [replace(stage, decisions=one) for stage, one in zip(stages, written, strict=True)]
+    decisions: list[Decisions] = [
+        replace(one, otherwise=ByPrice(mesh)) for one, mesh in zip(written, meshes, strict=True)
+    ]
+    times = stage_times(Pipeline.of(graph, stages, count, order), meshes, decisions, options.optimiser)
+    limit = float(min(mesh.device.usable_memory for mesh in meshes))
+    limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
+    pipe = Pipeline.of(graph, stages, count, order)
+    order, bound = _scheduled(pipe, times, cluster, asked.schedule, limit, options)
+    pipe = Pipeline.of(graph, stages, count, order)
+    check(pipe)
+    timeline = PipelineTimeline(pipe, run(order, work_of(pipe, times, cluster)), times)
+    stages = [replace(s, prediction=p) for s, p in zip(stages, timeline.stages, strict=True)]
+    return _plan(graph, cluster, options, stages, timeline, order, bound, limit, asked, reference)
+
+
+def _order(asked: Pipelining, count: int, cluster: Cluster) -> Schedule:
+    """A schedule that says which device has which stage."""
+    if asked.schedule.endswith(".csv"):
+        order = read_csv(asked.schedule)
+        if (order.stages, order.microbatches) != (asked.stages, count):
+            raise ShardwrightError(
+                f"{asked.schedule} has {order.stages} stages and {order.microbatches} micro-batches.",
+                f"Say --stages {order.stages} --microbatches {order.microbatches}.",
+            )
+    elif asked.schedule == AUTO:
+        order = gpipe(asked.stages, count)
+    else:
+        recipe = RECIPES.get(asked.schedule)
+        devices = None if recipe is None or recipe.stages_per_device else min(asked.stages, cluster.size)
+        if devices is not None and asked.stages > devices:
+            devices = max(d for d in range(1, devices + 1) if asked.stages % d == 0 and cluster.size % d == 0)
+        order = known_schedule(asked.schedule, asked.stages, count, devices)
+    if cluster.size % order.devices:
+        raise ShardwrightError(
+            f"{cluster.size} devices cannot be shared equally by {order.devices} groups of stages.",
+            f"Ask for a number of stages that divides {cluster.size}.",
+        )
+    return order
+
+
+def _scheduled(
+    pipe: Pipeline,
+    times: dict[tuple[int, int], PassTimes],
+    cluster: Cluster,
+    name: str,
+    limit: float,
+    options: Options,
+) -> tuple[Schedule, float]:
+    """The order of the passes, and what none of these stages' orders undercuts."""
+    sizes = max(pipe.micro.sizes)
+    room = []
+    for device in range(pipe.schedule.devices):
+        mine = [times[s, sizes] for s, d in enumerate(pipe.schedule.device_of) if d == device]
+        room.append(max(limit - sum(t.resting for t in mine) - max(t.working for t in mine), 0.0))
+    free = work_of(pipe, times, cluster)
+    if name != AUTO:
+        return pipe.schedule, lower_bound(free, "makespan")
+    try:
+        found = find_schedule(work_of(pipe, times, cluster, room), "makespan", min(options.time_limit, 10.0))
+    except Infeasible:
+        found = find_schedule(free, "makespan", min(options.time_limit, 10.0))
+    merged = found.answer.merged()
+    best = min((merged, found.answer), key=lambda order: run(order, free).makespan)
+    return best, found.lower_bound
+
+
+def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[str, str], say: Progress) -> Strategy:
+    """How a stage is split on its own devices; a parameter that another stage holds too lies there as it does here."""
+    graph = part.graph
+    if cluster.size == 1:
+        mesh = mesh_of(cluster)
+        blocks = tuple(describe_graph(graph).blocks) if options.recompute == "blocks" else ()
+        splits = {op.name: (None,) for op in graph.ops}
+        return Strategy(mesh.names, splits, {name: (Replicate(),) for name in graph.sources}, recomputed=blocks)
+    held = {p.paths[0] for p in graph.parameters}
+    bound = [f"{path}={layout}" for path, layout in pins.items() if path in held]
+    mine = replace(options, baselines=(), fewer_devices=False, pins=(*options.pins, *bound))
+    strategy = plan_graph(graph, cluster, mine, progress=say).strategy
+    pins |= {p.paths[0]: ",".join(layout_text(strategy.resting[p.tensor])) for p in graph.parameters}
+    return strategy
+
+
+def _decided(pipe: Pipeline, number: int, prices: Decisions) -> Written:
+    """Every decision that running a stage asks for, for every size of micro-batch."""
+    noting = Noting(prices)
+    stage = pipe.stages[number]
+    for parts in pipe.parts.values():
+        graph, coordinate = parts[number].graph, pipe.coordinate(number, stage.ranks[0])
+        try:
+            flow = build(graph, stage.strategy, noting, coordinate, every_result=True).flow
+        except LoweringError as error:
+            if len(pipe.parts) == 1:
+                raise
+            raise LoweringError(
+                f"Micro-batches of {' and '.join(map(str, pipe.parts))} rows cannot all be split alike: {error.message}",
+                "Ask for a number of micro-batches that divides the batch.",
+            ) from None
+        cross(flow, noting)
+        for name in parts[number].wanted:
+            arriving(flow, noting, name, stage.strategy.resting[name])
+    return noting.written()
+
+
+def _plan(
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    stages: Sequence[Stage],
+    timeline: PipelineTimeline,
+    order: Schedule,
+    bound: float,
+    limit: float,
+    asked: Pipelining,
+    reference: str,
+) -> Plan:
+    peak = max(timeline.device_memory(device) for device in range(order.devices))
+    busy = sum(stage.prediction.busy_seconds for stage in stages if stage.prediction is not None)
+    exposed = max(stage.prediction.exposed_seconds for stage in stages if stage.prediction is not None)
+    prediction = Prediction(timeline.seconds, busy, peak, timeline.communication_bytes, exposed, bool(peak <= limit))
+    closing = min(timeline.closing)
+    floor = min(bound + closing, timeline.seconds)
+    scope = f"orders of the passes of these {len(stages)} stages and {len(timeline.pipeline.micro.sizes)} micro-batches"
+    proof = Proof(0.0, 0.0, False, 0.0, scope, floor)
+    first = stages[0].strategy
+    count = len(timeline.pipeline.micro.sizes)
+    row = Candidate(f"{asked.schedule}, {count} micro-batches", (("stage", len(stages)), *first.axes), prediction)
+    return Plan(
+        reference,
+        Signature.of(graph),
+        cluster,
+        first,
+        options.search,
+        options.optimiser,
+        prediction,
+        proof,
+        cluster.calibration,
+        (row,),
+        notes=graph.notes,
+        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
+        captured=graph,
+        decisions=stages[0].decisions,
+        stages=tuple(stages),
+        microbatches=count,
+        schedule=order,
+    )

@@ -1,0 +1,48 @@
+"""Pipelines on the command line: planned, simulated, explained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.test_commands import run
+
+MODEL = "gpt:layers=2,width=32,heads=2,vocab=97,seq=16,batch=4"
+
+
+def test_a_pipeline_is_planned_and_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, trace = str(tmp_path / "plan.json"), tmp_path / "trace.json"
+    asked = ("--stages", "2", "--microbatches", "4", "--schedule", "zb-h1", "--cut", "blocks.1")
+    assert run(monkeypatch, "plan", MODEL, "--cluster", "2xH100", *asked, "-o", plan) == 0
+    shown = capsys.readouterr().out
+    assert "2 stages, 4 micro-batches" in shown
+    assert "bubble" in shown
+    assert run(monkeypatch, "simulate", plan, "--json", "--trace", str(trace)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0 < told["bubble"] < 1
+    assert len(told["peak_bytes"]) == len(told["stages"]) == 2
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["pid"] for event in spans} == {0, 1}
+    assert run(monkeypatch, "report", plan) == 2
+    assert "pipeline of 2 stages" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--schedule", "1f1b"),
+        ("--stages", "2", "--microbatches", "some"),
+        ("--stages", "2", "--microbatches", "2", "--schedule", "2f2b"),
+        ("--stages", "0"),
+        ("--stages", "3", "--cut", "blocks.1"),
+    ],
+)
+def test_what_means_nothing_is_one_sentence(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "plan", MODEL, "--cluster", "2xH100", *arguments) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) < 8

@@ -1,0 +1,75 @@
+"""Plans with stages: where the model is cut, how stages are split, what is predicted of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.cluster import parse_cluster
+from shardwright.errors import ShardwrightError
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.planner import Options, Pipelining, plan_pipeline
+from shardwright.planner.cutting import cut_at
+from shardwright.plans import Plan, from_json, to_json
+from shardwright.simulator import simulate_plan, simulate_plan_pipeline
+from shardwright.zoo.reference import resolve
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    found = resolve("gpt:layers=4,width=64,heads=4,vocab=211,seq=32,batch=8")
+    return capture(found.model, found.args, found.kwargs)
+
+
+@pytest.fixture(scope="module")
+def made(graph: Graph) -> Plan:
+    return plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(4, 8, "1f1b"))
+
+
+def test_a_plan_with_stages_survives_its_file_and_is_simulated_the_same(made: Plan, graph: Graph) -> None:
+    again = from_json(to_json(made))
+    assert again == made
+    again.check(graph)
+    timeline = simulate_plan_pipeline(again, graph)
+    assert timeline.seconds == pytest.approx(made.prediction.step_seconds)
+    assert [stage.prediction for stage in made.stages] == list(timeline.stages)
+    with pytest.raises(ShardwrightError, match="4 stages"):
+        simulate_plan(again, graph)
+
+
+def test_stages_are_balanced_and_their_bubble_is_that_of_the_schedule(made: Plan) -> None:
+    busy = [stage.prediction.busy_seconds for stage in made.stages if stage.prediction is not None]
+    assert max(busy) < 1.3 * min(busy)
+    # Of equal stages, 1F1B idles for three of eleven slots (Narayanan et al. 2019); hops and the last step come on top.
+    assert 3 / 11 <= max(s.prediction.bubble for s in made.stages if s.prediction is not None) < 0.45
+    assert made.proof.step_bound <= made.prediction.step_seconds
+
+
+def test_the_found_order_is_no_slower_and_more_micro_batches_fill_the_pipeline(made: Plan, graph: Graph) -> None:
+    found = plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(4, 8, "auto"), Options(time_limit=1.0))
+    assert found.prediction.step_seconds <= made.prediction.step_seconds * (1 + 1e-9)
+    few = plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(4, 2, "1f1b"))
+    assert simulate_plan_pipeline(few, graph).bubble > simulate_plan_pipeline(made, graph).bubble
+
+
+def test_stages_have_meshes_of_their_own(graph: Graph) -> None:
+    plan = plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(2, 2, "gpipe"), Options(search="data-parallel"))
+    assert [stage.ranks for stage in plan.stages] == [(0, 1), (2, 3)]
+    assert all(any(split != (None,) for split in stage.strategy.splits.values()) for stage in plan.stages)
+
+
+def test_cuts_by_hand(graph: Graph) -> None:
+    names = cut_at(graph, ["blocks.1", "blocks.3"])
+    first = {op.name: op.module for op in graph.ops}
+    assert [first[part[0]].split(".")[1] for part in names[1:]] == ["1", "3"]
+    with pytest.raises(ShardwrightError, match=r"no module 'blocks\.9'"):
+        cut_at(graph, ["blocks.9"])
+    with pytest.raises(ShardwrightError, match="empty stage"):
+        cut_at(graph, ["blocks.3", "blocks.1"])
+
+
+def test_what_does_not_fit_is_refused(graph: Graph) -> None:
+    with pytest.raises(ShardwrightError, match="cannot be shared equally"):
+        plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(3, 2, "gpipe"))
+    with pytest.raises(ShardwrightError, match="batch of 8 cannot be cut into 16"):
+        plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(2, 16, "gpipe"))
