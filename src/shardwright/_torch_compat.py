@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import linecache
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -419,11 +420,28 @@ def owns_storage(tensor: torch.Tensor) -> bool:
     return storage_users(tensor) <= 1 + tensor._is_view() and 0 not in tensor.stride()
 
 
+@contextmanager
+def sources_forgotten() -> Iterator[None]:
+    """The texts of modules that ``torch.fx`` writes meanwhile are let go of (its loader, for tracebacks, keeps all of them
+    for ever: some 100 kB for every capture of a small model)."""
+    from torch.fx import graph_module
+
+    kept = graph_module._loader.eval_cache
+    before = set(kept)
+    try:
+        yield
+    finally:
+        for key in kept.keys() - before:
+            del kept[key]
+            linecache.cache.pop(key, None)
+
+
 def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[torch.Tensor], mode: Any) -> Any:
     """The operators that a function of two lists of fake tensors calls, below autograd, as an ``fx.Graph``."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
+    with sources_forgotten():
+        return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
 
 
 def is_view_operator(target: Any) -> bool:

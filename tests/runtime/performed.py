@@ -53,8 +53,8 @@ def case(
     within = EVERYTHING if search == "auto" else restriction(search, len(axes))
     formulation = formulate(graph, mesh, within=within, recompute=block_paths(graph) if recompute else ())
     strategy = formulation.strategy(solve(formulation.problem, time_limit=10).answer)
-    timeline = simulate(graph, strategy, mesh)
     parallel = parallelize(model, strategy, args, kwargs, graph=graph)
+    timeline = simulate(graph, strategy, mesh, coordinate=parallel.program.flow.place.coordinate)
     optimiser = torch.optim.AdamW(parallel.parameters())
 
     def step() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shardwright._torch_compat import flatten_tree, has_data, map_tree
+from shardwright._torch_compat import flatten_tree, has_data, map_tree, sources_forgotten
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
@@ -38,6 +38,7 @@ from shardwright.frontend.vmapped import batched_operators
 from shardwright.graph import Graph
 
 
+@sources_forgotten()
 def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
     """Capture one forward call of ``model`` as a graph.
 

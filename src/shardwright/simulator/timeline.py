@@ -7,7 +7,7 @@ the same at the same time, so one rank's timeline stands for all.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -120,11 +120,12 @@ def simulate(
     runtime: Runtime = RUNTIME,
     decisions: Decisions | None = None,
     what_if: WhatIf | None = None,
+    coordinate: Sequence[int] | None = None,
 ) -> Timeline:
     """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``; ``runtime`` is what its Python costs the host.
 
-    ``decisions`` are those of a plan; without any, prices decide. It is the rank with the largest pieces that is simulated.
-    ``what_if`` asks for the same step at other speeds.
+    ``decisions`` are those of a plan; without any, prices decide. It is the rank with the largest pieces that is simulated,
+    or the one at ``coordinate``. ``what_if`` asks for the same step at other speeds.
 
     Example
     -------
@@ -133,7 +134,7 @@ def simulate(
     """
     mesh = mesh.with_shares(strategy.shares)
     decisions = ByPrice(mesh) if decisions is None else decisions
-    place, kind = largest_place(strategy.cuts), mesh.device.kind
+    place, kind = largest_place(strategy.cuts) if coordinate is None else coordinate, mesh.device.kind
     program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimiser)
     return simulate_program(price(program, mesh), runtime, what_if)
 
