@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,13 @@ from runtime.pool import POOL
 from runtime.workers import built
 from shardwright.errors import RunError
 from shardwright.frontend import capture
+from shardwright.plans import from_json, to_json
 from shardwright.runtime import parallelize
+from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.verification.precision import all_double
+from shardwright.verification.verify import verify_rank
+from shardwright.zoo.reference import resolve
 
 
 class Tied(torch.nn.Module):
@@ -185,3 +191,50 @@ def outside(rank: int) -> None:
 
 def test_a_loss_may_be_computed_outside() -> None:
     POOL.run(outside, seconds=120)
+
+
+def resumed(rank: int, folder: str) -> None:
+    """Four stages write a checkpoint, two stages on two ranks each go on from it, with the optimizer's state."""
+    model, args, graph = example(8)
+    reference = copy.deepcopy(model)
+    theirs = torch.optim.AdamW(reference.parameters(), lr=0.1)
+    plans = [
+        pipeline_plan(graph, four_stages(graph), 4, "1f1b"),
+        pipeline_plan(graph, halves(graph, 2), 2, "gpipe", each=2, seed=1),
+    ]
+    for number, plan in enumerate(plans):
+        parallel = parallelize(copy.deepcopy(model), plan, args, graph=graph)
+        mine = torch.optim.AdamW(parallel.parameters(), lr=0.1)
+        found = load_checkpoint(folder, parallel, mine)
+        assert (found is None) == (number == 0)
+        for _ in range(2):
+            for one, optimizer in ((parallel, mine), (reference, theirs)):
+                optimizer.zero_grad()
+                one(*args)["loss"].backward()
+                optimizer.step()
+        if number == 0:
+            save_checkpoint(folder, 2, parallel, mine)
+    weights = dict(reference.named_parameters(remove_duplicate=False))
+    for name, parameter in parallel.named_parameters():
+        torch.testing.assert_close(whole(parameter.detach()), weights[name].detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_checkpoint_is_resumed_under_another_number_of_stages(tmp_path: Path) -> None:
+    POOL.run(resumed, str(tmp_path), seconds=120)
+
+
+def verified(rank: int, text: str) -> bool | None:
+    plan = from_json(text)
+    found = verify_rank(functools.partial(built_model, "gpt:small"), {True: plan}, 2, False, True)
+    return None if found is None else found.agrees and found.cuts
+
+
+def built_model(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    found = resolve(reference, device="cpu")
+    return found.model, found.args, found.kwargs
+
+
+def test_verify_looks_at_the_numbers_of_every_stage() -> None:
+    graph = built("gpt:small")[3]
+    plan = pipeline_plan(graph, halves(graph, 2), 3, "zb-h1", each=2)
+    assert POOL.run(verified, to_json(plan), seconds=120)[0] is True

@@ -27,12 +27,18 @@ class Gathered(NamedTuple):
     spreads: dict[str, tuple[float, int]]
 
 
-def gathered(tensors: Mapping[str, Tensor], together: bool) -> Gathered:
-    """Copies, whole on rank 0 (other ranks get their own parts). ``together``: every rank calls this with its share."""
+def gathered(tensors: Mapping[str, Tensor], together: bool, stages: bool = False) -> Gathered:
+    """Copies, whole on rank 0 (other ranks get their own parts). ``together``: every rank calls this with its share.
+
+    ``stages``: ranks hold the tensors of their own stages only, so that one without a tensor is nothing strange.
+    """
     parts = {name: _local(tensor).detach().clone() for name, tensor in tensors.items()}
     if not together:
         return Gathered(parts, {})
-    regions = {name: (_offsets(tensor), _digest(parts[name])) for name, tensor in tensors.items()}
+    regions = {
+        name: (_offsets(tensor), _digest(parts[name]), (tuple(tensor.shape), tensor.dtype))
+        for name, tensor in tensors.items()
+    }
     known: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(known, regions)
     rank = dist.get_rank()
@@ -43,9 +49,9 @@ def gathered(tensors: Mapping[str, Tensor], together: bool) -> Gathered:
         return Gathered(parts, {})
     sent[0] = parts
     names = dict.fromkeys(name for regions in known for name in regions)
-    spreads = {name: _spread(known, sent, name) for name in names}
-    wholes = {name: _whole(tensors.get(name), parts.get(name), known, sent, name) for name in names}
-    return Gathered({name: whole for name, whole in wholes.items() if whole is not None}, spreads)
+    spreads = {name: _spread(known, sent, name, stages) for name in names}
+    seen = names if stages else [name for name in names if name in tensors]
+    return Gathered({name: _whole(known, sent, name) for name in seen}, spreads)
 
 
 def distance(true: Tensor | None, other: Tensor | None) -> float:
@@ -85,10 +91,12 @@ def _sends(known: list[Any], name: str, rank: int) -> bool:
     return first == rank or known[first][name] != known[rank][name]
 
 
-def _spread(known: list[Any], sent: list[Any], name: str) -> tuple[float, int]:
+def _spread(known: list[Any], sent: list[Any], name: str, stages: bool) -> tuple[float, int]:
     worst = (0.0, 0)
     for rank, regions in enumerate(known):
         if name not in regions:
+            if stages:
+                continue
             return math.inf, rank
         first = _holder(known, name, rank)
         if regions[name] != known[first][name]:
@@ -96,11 +104,13 @@ def _spread(known: list[Any], sent: list[Any], name: str) -> tuple[float, int]:
     return worst
 
 
-def _whole(tensor: Tensor | None, part: Tensor | None, known: list[Any], sent: list[Any], name: str) -> Tensor | None:
-    if tensor is None or part is None or part.shape == tensor.shape:
+def _whole(known: list[Any], sent: list[Any], name: str) -> Tensor:
+    first = next(rank for rank, regions in enumerate(known) if name in regions)
+    part, (shape, dtype) = sent[first][name], known[first][name][2]
+    if part.shape == shape:
         return part
-    blank = float("nan") if tensor.is_floating_point() else -1  # shows where no rank has anything
-    whole = torch.full(tensor.shape, blank, dtype=tensor.dtype)
+    blank = float("nan") if dtype.is_floating_point else -1  # shows where no rank has anything
+    whole = torch.full(shape, blank, dtype=dtype)
     for rank, regions in enumerate(known):
         if name in regions and _holder(known, name, rank) == rank:
             offsets, piece = regions[name][0], sent[rank][name]

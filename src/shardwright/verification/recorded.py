@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
 from shardwright.runtime.inputs import readable
+from shardwright.runtime.pipeline import PipelineModule
 from shardwright.verification.gathering import Gathered, gathered
 
 LEARNING_RATE = 1e-3
@@ -64,12 +65,12 @@ def train(
     """Train with AdamW and keep what is to be compared.
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
-    the others, which only take part). The last step also asks for the gradients of the inputs.
+    the others, which only take part). The last step also asks for the gradients of the inputs; a pipeline gives none.
     """
-    run = Run()
+    run, stages = Run(), isinstance(model, PipelineModule)
 
     def whole(what: str, tensors: Mapping[str, Tensor], when: str) -> dict[str, Tensor]:
-        found = gathered(tensors, together)
+        found = gathered(tensors, together, stages)
         run.copies += _copies(what, found, when)
         return found.tensors if keep else {}
 
@@ -78,7 +79,7 @@ def train(
         when = f" at step {step}"
         run.before.append(whole("parameter", dict(model.named_parameters()), f" before step {step}"))
         optimiser.zero_grad()
-        loss, output, gradients = _step(model, args, kwargs, inputs=step == steps)
+        loss, output, gradients = _step(model, args, kwargs, inputs=step == steps and not stages)
         losses = whole("loss", {"loss": loss.detach()}, when)
         run.losses.append(float(losses["loss"]) if keep else float("nan"))
         run.outputs.append(whole("output", output, when))

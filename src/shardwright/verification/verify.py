@@ -55,14 +55,22 @@ def truth_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str,
 
 
 def judged(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, truth: Run | None = None
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    run: Run,
+    truth: Run | None = None,
+    inputs: bool = True,
 ) -> list[Comparison]:
-    """A run from the weights of ``model`` against the model on this process, in the run's precision."""
+    """A run from the weights of ``model`` against the model on this process, in the run's precision.
+
+    ``inputs``: whether the run gives the gradients of its inputs.
+    """
     start = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if _dtype(model) == torch.float64:
         truth = truth or truth_of(model, args, kwargs, len(run.losses))
         _finite(truth)
-        return compare(truth, run, start)
+        return compare(truth if inputs else _without_inputs(truth), run, start)
 
     def gradients_at(parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
         with all_double(), Decisions(turned):
@@ -81,8 +89,15 @@ def judged(
 
     truth, one, answers = alone(run)
     _finite(truth)
+    if not inputs:
+        truth, one = _without_inputs(truth), _without_inputs(one)
     found = drawn_again(compare(truth, run, start, one), run, errors_at)
     return beside_kinks(found, run, answers, gradients_at)
+
+
+def _without_inputs(run: Run) -> Run:
+    kept = [{name: x for name, x in step.items() if not name.startswith("input ")} for step in run.gradients]
+    return replace(run, gradients=kept)
 
 
 def _finite(truth: Run) -> None:
@@ -132,20 +147,21 @@ def check(
     first, dtype = dist.get_rank() == 0, _dtype(model)
     with all_double(dtype == torch.float64):
         decisions = None if priced is None else ByPrice(priced)
-        asked: dict[str, Any] = {"mesh": mesh, "graph": graph, "decisions": decisions}
-        parallel = parallelize(model, plan, args, kwargs, keep=True, outputs="dtensor", **asked)
+        asked: dict[str, Any] = {"mesh": mesh, "decisions": decisions, "outputs": "dtensor"}
+        staged = isinstance(plan, Plan) and bool(plan.stages)
+        parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **({} if staged else asked))
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
     if not first:
         return None
     strategy = plan.strategy if isinstance(plan, Plan) else plan
     return Verification(
-        tuple(judged(model, tuple(args), kwargs, run, truth)),
+        tuple(judged(model, tuple(args), kwargs, run, truth, inputs=not staged)),
         tuple(run.losses),
         str(dtype).removeprefix("torch."),
         per_step(performed, steps),
         name,
-        cut_by(parallel.graph, strategy),
+        None if staged else cut_by(parallel.graph, strategy),
     )
 
 
@@ -197,11 +213,15 @@ class Verified:
     @property
     def cuts(self) -> bool:
         """Whether anything was cut at all; on one process nothing can be."""
-        return self.plan.strategy.devices == 1 or any(run.cut is not None and run.cut.operators for run in self.runs)
+        return (
+            self.plan.devices == 1
+            or bool(self.plan.stages)
+            or any(run.cut is not None and run.cut.operators for run in self.runs)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.strategy.axes}
-        about |= {"processes": self.plan.strategy.devices, "changes": list(self.changes)}
+        about |= {"processes": self.plan.devices, "changes": list(self.changes)}
         about["dtype"] = " and ".join(dict.fromkeys(run.dtype for run in self.runs))
         return {**about, "strategies": [run.as_dict() for run in self.runs]}
 
@@ -252,9 +272,9 @@ def verify(
         plans = _given(plan, build, graphs)
     else:
         own = _planned(graphs[min(graphs)], known, search, say)
-        plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own.strategy, g)}
+        plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own, g)}
         plans |= {d: _planned(g, known, search, say) for d, g in graphs.items() if d not in plans}
-    processes = next(iter(plans.values())).strategy.devices
+    processes = next(iter(plans.values())).devices
     say(f"training {steps} steps on {processes} processes and on one")
     asked = (steps, forced, plan is not None)
     answers = run_locally(verify_rank, processes, build, plans, *asked, seconds=seconds)
@@ -271,7 +291,7 @@ def _given(plan: Plan, build: Build, graphs: Mapping[bool, Graph]) -> dict[bool,
             real.append(capture(*(widened(model, args, kwargs) if double else (model, args, kwargs))))
     if not any(Signature.of(graph) == plan.signature for graph in real):
         plan.check(real[0])
-    return {d: replace(plan, signature=Signature.of(g)) for d, g in graphs.items() if _fits(plan.strategy, g)}
+    return {d: replace(plan, signature=Signature.of(g)) for d, g in graphs.items() if _fits(plan, g)}
 
 
 def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], None]) -> Plan:
@@ -281,8 +301,11 @@ def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], N
     return plan_graph(graph, cluster, options, progress=say)
 
 
-def _fits(strategy: Strategy, graph: Graph) -> bool:
-    """Whether a strategy speaks of exactly the operators and sources of a graph (its dtypes may be others)."""
+def _fits(plan: Plan, graph: Graph) -> bool:
+    """Whether a plan speaks of exactly the operators and sources of a graph (its dtypes may be others)."""
+    strategy, names = plan.strategy, {op.name for op in graph.ops}
+    if plan.stages:
+        return names == {name for stage in plan.stages for name in stage.operators}
     return set(strategy.splits) == {op.name for op in graph.ops} and set(graph.sources) <= set(strategy.resting)
 
 
@@ -301,12 +324,13 @@ def verify_rank(
         it = subject(build, double, planned)
         changes |= dict.fromkeys(it.changes)
         wanted: list[tuple[str, Union[Plan, Strategy]]] = [("found", plan)]
+        forced = forced and not plan.stages
         if forced and plan.strategy.devices > 1 and double == max(plans):
             wanted += forced_strategies(it.graph, forced_mesh(plan.strategy.devices))
         truth = truth_of(it.model, it.args, it.kwargs, steps) if first and double else None
         for name, strategy in wanted:
             axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
-            mesh, inputs = mesh_of_axes(axes), (it.model, it.args, it.kwargs)
+            mesh, inputs = None if plan.stages else mesh_of_axes(axes), (it.model, it.args, it.kwargs)
             priced = frugal(forced_mesh(plan.strategy.devices)) if name != "found" else None
             asked: dict[str, Any] = {"mesh": mesh, "graph": it.graph, "truth": truth, "priced": priced}
             answer = check(*inputs, strategy, steps=steps, name=name, **asked)
