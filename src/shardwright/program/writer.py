@@ -8,11 +8,11 @@ overlap. Which instruction is the last to use a value is found at the end, for a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from shardwright.program.dataflow import Dataflow
 from shardwright.program.instructions import COMPUTE, Instruction, Kind, Phase, Slot, Traveller
 from shardwright.program.steps import BoundStep, Step
-from shardwright.program.sums import Leg
 
 UNMADE = Slot("", "value", 0)
 
@@ -50,40 +50,14 @@ class Writer:
         phase: Phase,
         name: str,
         reads: Iterable[int] = (),
-        writes: Sequence[int] = (),
+        writes: Iterable[int] = (),
         *,
         after: Iterable[int] = (),
-        module: str = "",
-        node: int = -1,
-        steps: tuple[Traveller, ...] = (),
-        bucket: int = -1,
-        temporary: int = 0,
-        early: tuple[int, ...] = (),
+        **fields: Any,
     ) -> int:
-        """Write work on the compute stream."""
-        reads, number = tuple(reads), len(self.instructions)
-        waits = tuple(dict.fromkeys((*(self.maker[r] for r in reads if r in self.maker), *after)))
-        self.instructions.append(
-            Instruction(
-                kind,
-                phase,
-                name,
-                COMPUTE,
-                reads,
-                tuple(writes),
-                waits,
-                (),
-                module,
-                node,
-                steps,
-                None,
-                bucket,
-                temporary=temporary,
-                early=early,
-            )
-        )
-        for slot in writes:
-            self.maker[slot] = number
+        """Write work on the compute stream; ``fields`` are further ones of the instruction."""
+        line = Instruction(kind, phase, name, COMPUTE, tuple(reads), tuple(writes), **fields)
+        number = self._write(line, (*self._made(line.reads), *after))
         self._computing = (number,)
         return number
 
@@ -96,42 +70,25 @@ class Writer:
         axis: int,
         size: int,
         reads: Iterable[int] = (),
-        writes: Sequence[int] = (),
+        writes: Iterable[int] = (),
         *,
         after: Iterable[int] = (),
-        module: str = "",
-        node: int = -1,
         aside: bool = False,
-        steps: tuple[Traveller, ...] = (),
-        leg: Leg | None = None,
-        bucket: int = -1,
-        temporary: int = 0,
+        **fields: Any,
     ) -> int:
         """Write a collective on the stream of its mesh axis; ``aside``: it waits for what is named and nothing else."""
-        reads, number = tuple(reads), len(self.instructions)
-        made = () if aside else (*(self.maker[r] for r in reads if r in self.maker), *self._computing)
-        waits = tuple(dict.fromkeys((*after, *made)))
-        self.instructions.append(
-            Instruction(
-                kind,
-                phase,
-                name,
-                self.axes[axis][0],
-                reads,
-                tuple(writes),
-                waits,
-                (),
-                module,
-                node,
-                steps,
-                leg,
-                bucket,
-                collective,
-                size,
-                temporary,
-            )
-        )
-        for slot in writes:
+        fields |= {"collective": collective, "bytes": size}
+        line = Instruction(kind, phase, name, self.axes[axis][0], tuple(reads), tuple(writes), **fields)
+        return self._write(line, (*after, *(() if aside else (*self._made(line.reads), *self._computing))))
+
+    def _made(self, reads: tuple[int, ...]) -> list[int]:
+        """The instructions that made these values."""
+        return [self.maker[slot] for slot in reads if slot in self.maker]
+
+    def _write(self, line: Instruction, waits: Iterable[int]) -> int:
+        number = len(self.instructions)
+        self.instructions.append(line._replace(after=tuple(dict.fromkeys(waits))))
+        for slot in line.writes:
             self.maker[slot] = number
         return number
 
