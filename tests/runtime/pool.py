@@ -46,7 +46,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
 
     faulthandler.enable()  # a worker that dies says where
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=150))
     pipe.send(("ready", None))
     while True:
         try:
@@ -92,7 +92,7 @@ class Pool:
             os.environ["OMP_NUM_THREADS"] = before
         self._collect(START_SECONDS)
 
-    def run(self, function: Callable[..., Any], *args: Any, seconds: float = 60) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, seconds: float = 150) -> list[Any]:
         """The results of ``function(rank, *args)`` on every worker, in rank order."""
         try:
             return self._run(function, args, seconds)

@@ -44,7 +44,7 @@ def outcomes() -> list[dict[str, Any]]:
     script = Path(__file__).with_name("performed.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, str(script), json.dumps(CASES)], capture_output=True, text=True, env=environment, timeout=240
+        [sys.executable, str(script), json.dumps(CASES)], capture_output=True, text=True, env=environment, timeout=500
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.strip().splitlines()[-1])
