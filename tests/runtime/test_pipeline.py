@@ -20,6 +20,7 @@ from shardwright.plans import from_json, to_json
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.clipping import clip_gradients
+from shardwright.schedules import Schedule
 from shardwright.verification.precision import all_double
 from shardwright.verification.verify import verify_rank
 from shardwright.zoo.reference import resolve
@@ -163,6 +164,49 @@ def loops(rank: int) -> None:
 
 def test_training_loops_drive_it_like_any_module() -> None:
     POOL.run(loops, seconds=240)
+
+
+class Staged(torch.nn.Module):
+    """One stage without anything trained before others that are, one without any parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(6, 6).requires_grad_(False), torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).tanh()
+        wide = hidden.exp() + hidden
+        return functional.cross_entropy(self.last(wide), y)
+
+
+def odd_stages(rank: int) -> None:
+    """A stage with nothing trained, one without parameters, forwards of the last stage out of order, under the compiler."""
+    torch.manual_seed(0)
+    model = Staged().double()
+    args = (torch.randn(8, 6, dtype=torch.float64), torch.randint(3, (8,)))
+    graph = capture(model, args)
+    names = [op.name for op in graph.ops]
+    cuts = [names[:1], names[1:2], names[2:4], names[4:]]
+    order = Schedule.parse(
+        "0F0 0F1 0F2 0B0 0B1 0B2 | 1F0 1F1 1F2 1B0 1B1 1B2 | 2F0 2F1 2F2 2B0 2B1 2B2 | 3F2 3F0 3F1 3I1 3W1 3I0 3I2 3W2 3W0"
+    )
+    reference = copy.deepcopy(model)
+    expected = reference(*args)
+    expected.backward()
+    parallel = parallelize(model, pipeline_plan(graph, cuts, 3, order), args, graph=graph)
+    assert len(list(parallel.parameters())) == (2 if rank in (0, 3) else 0)
+    found = torch.compile(parallel)(*args)
+    found.backward()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    for name, parameter in parallel.named_parameters():
+        wanted = reference.get_parameter(name).grad
+        assert (parameter.grad is None) == (wanted is None)
+        if wanted is not None:
+            torch.testing.assert_close(whole(parameter.grad), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_odd_stages_and_orders() -> None:
+    POOL.run(odd_stages, seconds=120)
 
 
 class Plain(torch.nn.Module):

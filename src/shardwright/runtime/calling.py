@@ -67,6 +67,27 @@ class Calling:
         return value is default or bool(value == default)
 
 
+def refuse_autocast(device: torch.device) -> None:
+    """Pieces of operators would be cast otherwise than the operators."""
+    if torch.is_autocast_enabled(device.type):
+        raise RunError(
+            "The module is called under torch.autocast, and was captured without: pieces of operators would be cast "
+            "otherwise than the operators.",
+            "Plan the model in the lower precision and call parallelize(model, plan, compute_dtype=torch.bfloat16), "
+            "which keeps float32 masters; leave the call out of autocast.",
+        )
+
+
+def refuse_other_mode(training: bool, planned: bool) -> None:
+    """A model that draws numbers or changes buffers is another one in the other mode."""
+    if training != planned:
+        mode = "training" if planned else "evaluation"
+        raise RunError(
+            f"The plan was made for {mode} mode and the model behaves otherwise in the other one.",
+            f"Call model.{'train' if planned else 'eval'}(), or plan the model in the other mode too.",
+        )
+
+
 def _skeleton(graph: Graph) -> Call:
     tree = restored_tree(graph.input_tree)
     return unflatten_tree([None] * len(graph.inputs), tree)

@@ -32,7 +32,7 @@ from shardwright.program.dataflow import Compute
 from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
-from shardwright.runtime.calling import Calling
+from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
 from shardwright.runtime.execution import Execution, Gradients, Rank
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.same_rows import SameRows
@@ -131,13 +131,7 @@ class ParallelModule(Owning):
         decisions: Decisions
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_autocast_enabled(self._device.type):
-            raise RunError(
-                "The module is called under torch.autocast, and was captured without: pieces of operators would be cast "
-                "otherwise than the operators.",
-                "Plan the model in the lower precision and call parallelize(model, plan, compute_dtype=torch.bfloat16), "
-                "which keeps float32 masters; leave the call out of autocast.",
-            )
+        refuse_autocast(self._device)
         if self._calling is not None:
             args, kwargs = self._calling.arranged(args, kwargs)
         if torch.compiler.is_compiling():
@@ -145,7 +139,8 @@ class ParallelModule(Owning):
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
                 raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
             return self._planned.compiled(leaves)
-        self._check_mode()
+        if not self._mode_free:
+            refuse_other_mode(self.training, self._graph.training)
         inputs = self._planned.arguments.matched(args, kwargs)
         if not self._met:
             self._meet(inputs)
@@ -228,14 +223,6 @@ class ParallelModule(Owning):
             "Store its weights: shardwright.runtime.checkpoint.save_checkpoint(), or its state_dict() with "
             "torch.distributed.checkpoint.",
         )
-
-    def _check_mode(self) -> None:
-        if self.training != self._graph.training and not self._mode_free:
-            mode = "training" if self._graph.training else "evaluation"
-            raise RunError(
-                f"The plan was made for {mode} mode and the model behaves otherwise in the other one.",
-                f"Call model.{'train' if self._graph.training else 'eval'}(), or plan the model in the other mode too.",
-            )
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -27,10 +27,12 @@ from shardwright.frontend.containers import restored_tree
 from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
 from shardwright.lowering.collectives import run_steps
+from shardwright.lowering.randomness import draws
+from shardwright.operators import analyse
 from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, Whole, departure
-from shardwright.runtime.calling import Calling
+from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
@@ -86,6 +88,8 @@ class PipelineModule(Owning):
         owner = {place: number for number, part in enumerate(self._first_parts) for place, _ in part.results}
         self._holders = {place: pipeline.stages[number].ranks for place, number in owner.items()}
         self._made_by = owner
+        drawn = any(draws(op, analyse(op, graph.tensors).kind) for op in graph.ops)
+        self._mode_free = not graph.mutations and not drawn
         self.train(graph.training)
 
     @property
@@ -96,7 +100,11 @@ class PipelineModule(Owning):
     def _first_parts(self) -> Sequence[Any]:
         return next(iter(self.pipeline.parts.values()))
 
+    @torch.compiler.disable  # a schedule is no graph: under torch.compile it runs as it is
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        refuse_autocast(self._device)
+        if not self._mode_free:
+            refuse_other_mode(self.training, self.graph.training)
         if self._calling is not None:
             args, kwargs = self._calling.arranged(args, kwargs)
         inputs = matched(self.graph, args, kwargs)
