@@ -27,6 +27,9 @@ def test_a_pipeline_is_planned_and_simulated(
     assert len(told["peak_bytes"]) == len(told["stages"]) == 2
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
+    assert run(monkeypatch, "explain", plan, "--program", "--rank", "1", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["instructions"]
+    assert [row["kind"] for row in rows].count("receive") == 4
     assert run(monkeypatch, "report", plan) == 2
     assert "pipeline of 2 stages" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from shardwright.costs.deciding import ByPrice
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
+from shardwright.program.flat import flat
 from shardwright.program.passes import split_backward
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.transfers import Holding, parcels
@@ -77,3 +78,21 @@ def test_a_split_backward_pass_is_sound_and_has_its_weights_last(graph: Graph) -
     assert sorted(map(str, (i.kind for i in whole.instructions))) == sorted(
         map(str, (i.kind for i in split.instructions))
     )
+
+
+def test_the_list_of_a_rank_holds_every_pass_once_and_everything_before_its_use(graph: Graph) -> None:
+    plan = pipeline_plan(graph, halves(graph, 2), 2, "zb-h1")
+    pipeline = _pipeline(graph, 2, 2, "zb-h1")
+    decisions = ByPrice(plan.stage_mesh(1))
+    programs = {(1, 4): pipeline.program(1, 4, 1, decisions, split=True)}
+    lines = [line.instruction for line in flat(pipeline, 1, programs)]
+    kinds = [str(line.kind) for line in lines]
+    assert kinds.count("receive") == kinds.count("send") == 2
+    assert kinds.count("weight") == kinds.count("input") == 2 * 4
+    assert kinds.count("update") == 1
+    assert kinds[-1] == "update"
+    assert {(line.stage, line.microbatch) for line in lines} == {(1, 0), (1, 1), (1, 2)}
+    for number, line in enumerate(lines):
+        assert all(earlier < number for earlier in line.after)
+    first = next(i for i, line in enumerate(lines) if str(line.kind) == "operator")
+    assert kinds[lines[first].after[0]] == "receive"

@@ -12,6 +12,49 @@ if TYPE_CHECKING:
     from shardwright.plans import Plan
 
 
+def _explain_stages(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
+    """What one rank of a pipeline does."""
+    from shardwright.costs.deciding import ByPrice
+    from shardwright.errors import ShardwrightError
+    from shardwright.program.flat import flat
+    from shardwright.program.listing import listed_lines
+    from shardwright.program.pipeline import Pipeline
+
+    if not 0 <= rank < plan.devices:
+        raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
+    assert plan.schedule is not None  # a plan with stages has one
+    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule)
+    programs = {}
+    for number, stage in enumerate(plan.stages):
+        mesh = plan.stage_mesh(number)
+        decisions = replace(stage.decisions, otherwise=ByPrice(mesh))
+        for size in pipeline.parts if rank in stage.ranks else ():
+            split, kind = pipeline.splits(number), mesh.device.kind
+            programs[number, size] = pipeline.program(number, size, rank, decisions, device=kind, split=split)
+    rows = listed_lines(flat(pipeline, rank, programs))
+    if as_json:
+        print_json({"rank": rank, "instructions": rows})
+        return
+    table(
+        f"What rank {rank} does in one step: {len(rows)} instructions",
+        ["no", "phase", "stage", "mb", "kind", "what", "stream", "waits for", "bytes"],
+        [
+            [
+                str(row["number"]),
+                row["phase"],
+                str(row["stage"]),
+                str(row["microbatch"]) if row["microbatch"] < plan.microbatches else "–",
+                row["kind"],
+                row["what"],
+                row["stream"],
+                ", ".join(map(str, row["waits_for"])) or "–",
+                bytes_text(row["bytes"]) if row["bytes"] else "",
+            ]
+            for row in rows
+        ],
+    )
+
+
 def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     """The program of one rank."""
     from shardwright.costs.deciding import ByPrice
@@ -19,6 +62,9 @@ def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     from shardwright.program import build
     from shardwright.program.listing import listed
 
+    if plan.stages:
+        _explain_stages(plan, graph, rank, as_json)
+        return
     mesh = plan.mesh
     if not 0 <= rank < mesh.devices:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {mesh.devices - 1}.")

@@ -34,7 +34,7 @@ def explain(
     """
     with progress(as_json) as say:
         say("reading the plan")
-        loaded, graph = load_with_graph(plan, model, trust)
+        loaded, graph = load_with_graph(plan, model, trust, stages=program)
     if memory:
         explain_memory(loaded, graph, as_json)
     elif program:

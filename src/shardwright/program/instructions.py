@@ -70,6 +70,10 @@ class Kind(str, Enum):
     """A gradient is complete and becomes the parameter's."""
     UPDATE = "update"
     """The optimizer's step."""
+    SEND = "send"
+    """Sends a part of a value, or of its gradient, to a rank of another stage; nothing is waited for."""
+    RECEIVE = "receive"
+    """Such a part arrives; whoever reads it waits for it."""
 
     __str__ = str.__str__
 

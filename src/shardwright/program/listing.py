@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shardwright.program.dataflow import Compute
+from shardwright.program.flat import Line
 from shardwright.program.instructions import COMPUTE, Instruction, Kind, Program
 
 
 def listed(program: Program) -> list[dict[str, Any]]:
     """Every instruction as plain values: number, phase, stage, micro-batch, what it does, its stream, what it waits for,
     bytes communicated, and the values that nobody needs afterwards."""
+    rows = listed_lines([Line(instruction, program) for instruction in program.instructions])
+    for row, instruction in zip(rows, program.instructions, strict=True):
+        row["frees"] = [program.slots[slot].tensor or program.slots[slot].role for slot in instruction.last]
+    return rows
+
+
+def listed_lines(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """The same of a rank of a pipeline, whose instructions are of several programs."""
     return [
         {
             "number": number,
@@ -18,14 +28,13 @@ def listed(program: Program) -> list[dict[str, Any]]:
             "stage": instruction.stage,
             "microbatch": instruction.microbatch,
             "kind": instruction.kind.value,
-            "what": _what(program, instruction),
+            "what": instruction.name if program is None else _what(program, instruction),
             "stream": "compute" if instruction.stream == COMPUTE else f"link {instruction.stream}",
             "waits_for": list(instruction.after),
             "bytes": instruction.bytes,
-            "frees": [program.slots[slot].tensor or program.slots[slot].role for slot in instruction.last],
             "module": instruction.module,
         }
-        for number, instruction in enumerate(program.instructions)
+        for number, (instruction, program) in enumerate(lines)
     ]
 
 

@@ -31,8 +31,9 @@ from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
 from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, contents, digest
-from shardwright.runtime.border import Crossing, Whole, departure
+from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
+from shardwright.runtime.fetched import Fetched
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
@@ -249,50 +250,6 @@ def _tie(pipeline: Pipeline, name: str, owners: Sequence[int]) -> tuple[bool, An
     parts = next(iter(pipeline.parts.values()))
     trained = any(parts[owner].graph.parameter_of[name].trainable for owner in owners)
     return trained, mine
-
-
-class Fetched(Whole):
-    """An output of a pipeline. The first operator that looks at its values fetches them from the stage that has them, so
-    every rank has to look."""
-
-    @staticmethod
-    def __new__(
-        cls,
-        mine: Sequence[Tensor | None],
-        exits: Sequence[tuple[Any, ...]],
-        join: Any,
-        ranks: tuple[int, ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Fetched:
-        from shardwright._torch_compat import wrapper_tensor
-
-        made = wrapper_tensor(cls, shape, torch.empty(0, dtype=dtype, device=device))
-        made._parts, made._exits, made._join, made._ranks = mine, exits, join, ranks
-        made._gathered = None
-        return made
-
-    _parts: Sequence[Tensor | None]
-    _exits: Sequence[tuple[Any, ...]]
-    _join: Any
-    _ranks: tuple[int, ...]
-
-    def whole(self) -> Tensor:
-        if self._gathered is None:
-            pieces = [run_steps(x, steps) for x, steps in zip(self._parts, self._exits, strict=True) if x is not None]
-            if not pieces:
-                whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-            elif isinstance(self._join, Shard):
-                whole = torch.cat(pieces, self._join.dim)
-            else:
-                whole = torch.stack(pieces).sum(0) if isinstance(self._join, Partial) else pieces[0]
-            if len(self._ranks) < dist.get_world_size():
-                whole = whole.contiguous()
-                dist.broadcast(whole, self._ranks[0])
-            self._gathered = whole
-            self._parts = ()
-        return self._gathered
 
 
 class _Passing(torch.autograd.Function):
