@@ -1,15 +1,16 @@
 """The assistant on real processes: two gloo ranks, one core each, and a real competing process on the core of one of them.
 
-A GPT is trained with AdamW and data parallelism. Per slowdown (competitors of so much weight on the core of rank 1, stopped
-and continued by signals) and repeat, all in one run: steps undisturbed; disturbed as they are; then the assistant is there,
-the competitor begins, and after thirty steps ends. ``possible`` is work over summed speeds, from the measured steps of that
-repeat: two over (1/undisturbed + 1/disturbed). Ranks and competitors run at the highest priority of ordinary processes
-where the user may (root), so that whoever else uses the machine takes little from them; its load is in the output.
+A GPT is trained with AdamW. ``slowed``: per slowdown (competitors on the core of rank 1, stopped and continued by signals)
+and repeat, all in one run, steps undisturbed; disturbed as they are; then the assistant is there, the competitor begins,
+and after forty steps ends. ``possible`` is work over summed speeds, from the measured steps of that repeat: two over
+(1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy; shares by speed against equal ones, in turns.
+``overhead``: with and without the assistant in turns, undisturbed. ``healthy``: moves in an undisturbed run.
 
-    python bench/assistant_live.py slowed   [--repeats 3]    regained within ten steps, and given back
-    python bench/assistant_live.py shares   [--repeats 6]    two cores, one half busy: shares by speed against equal ones
-    python bench/assistant_live.py overhead [--repeats 20]   with and without the assistant in turns, undisturbed
-    python bench/assistant_live.py healthy  [--steps 1000]   moves in an undisturbed run
+With ``REALTIME=1`` root runs ranks and competitors before everybody else (round robin among themselves; a short
+``sched_rr_timeslice_ms`` makes them fair within a step). The machine's load is part of the output, one JSON object per
+repeat.
+
+    REALTIME=1 python bench/assistant_live.py shares slowed overhead --repeats 3 > bench/measured/assistant_live.jsonl
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,24 +39,36 @@ from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.zoo.reference import resolve
 
-MODEL = "gpt:layers=4,width=256,heads=8,vocab=2048,batch=32,seq=64"
-SLOWDOWNS = {1.5: (3,), 2.0: (0,), 4.0: (0, 0, 0)}
-"""Competitors on the core, each by how much nicer than the rank it is: three levels are half the weight (sched(7))."""
-BUSY = "while True: pass"
+MODEL = "gpt:layers=2,width=256,heads=8,vocab=1024,batch=32,seq=32"
+SLOWDOWNS = {1.5: (1 / 3,), 2.0: (1.0,), 4.0: (1.0, 1.0, 1.0)}
+"""Competitors on the core, each with the part of its time that it wants to compute."""
+BUSY = """
+import os, sys, time
+own, part, period = os.getppid(), float(sys.argv[1]), 0.03
+while os.getppid() == own:  # it ends with whoever started it
+    began, end = time.monotonic(), time.process_time() + part * period
+    while time.process_time() < end:
+        pass
+    if part < 1:
+        time.sleep(max(0.0, began + period - time.monotonic()))
+"""
+PRIORITY = 50
 
 
-def base_niceness() -> int:
-    return -20 if os.geteuid() == 0 else 0
+def first_in_line(process: int) -> None:
+    """Where the user may (root): whoever else uses the machine waits for us. Ranks and competitors take turns as equals."""
+    if os.geteuid() == 0 and os.environ.get("REALTIME") == "1":
+        os.sched_setscheduler(process, os.SCHED_RR, os.sched_param(PRIORITY))
 
 
 class Competitors:
     """Processes that keep a core busy between :meth:`begin` and :meth:`end`."""
 
-    def __init__(self, core: int, extra: tuple[int, ...]) -> None:
-        self._all = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in extra]
-        for process, more in zip(self._all, extra, strict=True):
+    def __init__(self, core: int, parts: Sequence[float]) -> None:
+        self._all = [subprocess.Popen([sys.executable, "-c", BUSY, str(part)]) for part in parts]
+        for process in self._all:
             os.sched_setaffinity(process.pid, {core})
-            os.setpriority(os.PRIO_PROCESS, process.pid, base_niceness() + more)
+            first_in_line(process.pid)
         self.end()
 
     def begin(self) -> None:
@@ -79,7 +92,7 @@ class Job:
         self.rank = dist.get_rank()
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self.rank})
-            os.setpriority(os.PRIO_PROCESS, int(thread), base_niceness())
+            first_in_line(int(thread))
         torch.set_num_threads(1)
         torch.manual_seed(0)
         found = resolve(MODEL, device="cpu")
@@ -109,13 +122,11 @@ class Job:
         dist.barrier()
 
 
-def slowed(search: str, extra: tuple[int, ...], repeats: int) -> list[dict[str, Any]]:
+def slowed(job: Job, parts: Sequence[float], repeats: int) -> list[dict[str, Any]]:
     """On every rank: what the assistant regains and gives back."""
-    job = Job(search)
-    competitors = Competitors(1, extra if job.rank == 1 else ())
+    competitors = Competitors(1, parts if job.rank == 1 else ())
     found = []
     try:
-        job.steps(8)
         for _ in range(repeats):
             undisturbed = job.steps(12)
             job.only(1, competitors.begin)
@@ -163,15 +174,13 @@ def told(repeat: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def shares(search: str, repeats: int) -> list[dict[str, Any]]:
+def shares(job: Job, repeats: int) -> list[dict[str, Any]]:
     """Equal shares and shares by speed in turns, while the core of rank 1 is half busy."""
-    job = Job(search)
-    competitors = Competitors(1, (0,) if job.rank == 1 else ())
+    competitors = Competitors(1, (1.0,) if job.rank == 1 else ())
     assistant = assist(job.model, job.optimizer, mode="watch")
     rows, found = sum(assistant.rows), []
     by_speed = [rows - rows // 3, rows // 3]
     try:
-        job.steps(8)
         job.only(1, competitors.begin)
         for _ in range(repeats):
             pair = {}
@@ -182,13 +191,13 @@ def shares(search: str, repeats: int) -> list[dict[str, Any]]:
             found.append(pair | {"rows": by_speed, "load": os.getloadavg()[0]})
     finally:
         competitors.close()
+    assistant.move([rows // 2] * 2)
+    assistant.leave()
     return found
 
 
-def overhead(search: str, repeats: int) -> dict[str, Any]:
-    """Blocks of ten steps with and without the assistant in turns, and the seconds that its own code took."""
-    job = Job(search)
-    job.steps(8)
+def overhead(job: Job, repeats: int) -> dict[str, Any]:
+    """Blocks of ten steps with and without the assistant in turns, and the processor seconds that its own code took."""
     turns: dict[str, list[float]] = {"with": [], "without": []}
     own = 0.0
     for number in range(repeats):
@@ -215,42 +224,49 @@ def overhead(search: str, repeats: int) -> dict[str, Any]:
     return answer | {"own_seconds_per_step": own / (11 * repeats), "load": os.getloadavg()[0]}
 
 
-def healthy(search: str, steps: int) -> dict[str, Any]:
+def healthy(job: Job, steps: int) -> dict[str, Any]:
     """An undisturbed run, as it comes."""
-    job = Job(search)
     assistant = assist(job.model, job.optimizer)
     seconds = job.steps(steps)
     spread = [round(q, 5) for q in statistics.quantiles(seconds[10:], n=20)]
     return {"steps": steps, "quantiles": spread, "moves": [str(e) for e in assistant.events], "rows": assistant.rows}
 
 
+def measured(what: Sequence[str], search: str, repeats: int, steps: int) -> list[dict[str, Any]]:
+    """On every rank: one job, and everything that is asked for with it."""
+    job = Job(search)
+    job.steps(8)
+    about = {"model": MODEL, "search": search, "torch": torch.__version__, "realtime": os.environ.get("REALTIME")}
+    found: list[dict[str, Any]] = []
+    if "shares" in what:
+        for pair in shares(job, repeats):
+            ratio = statistics.median(pair["equal"]) / statistics.median(pair["by speed"])
+            found.append({"what": "shares", "equal over by speed": round(ratio, 4)} | pair)
+    if "slowed" in what:
+        for slowdown, parts in SLOWDOWNS.items():
+            for repeat in slowed(job, parts, repeats):
+                figures = told(repeat) if job.rank == 0 else {}
+                found.append({"what": "slowed", "asked": slowdown, "figures": figures} | repeat)
+    if "overhead" in what:
+        own = overhead(job, 5 * repeats)
+        usual = statistics.median(own["without"])
+        ratio, part = statistics.median(own["with"]) / usual, own["own_seconds_per_step"] / usual
+        found.append({"what": "overhead", "with over without": round(ratio, 5), "own part": round(part, 6)} | own)
+    if "healthy" in what:
+        found.append({"what": "healthy"} | healthy(job, steps))
+    return [line | about for line in found]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("slowed", "shares", "overhead", "healthy"))
+    parser.add_argument("what", nargs="+", choices=("slowed", "shares", "overhead", "healthy"))
     parser.add_argument("--search", default="data-parallel")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    about = {"what": asked.what, "model": MODEL, "search": asked.search, "torch": torch.__version__}
-    if asked.what == "slowed":
-        for slowdown, extra in SLOWDOWNS.items():
-            repeats = run_locally(slowed, 2, asked.search, extra, asked.repeats)[0]
-            for repeat in repeats:
-                print(json.dumps(about | {"slowdown": slowdown, "figures": told(repeat)} | repeat), flush=True)
-    elif asked.what == "shares":
-        for pair in run_locally(shares, 2, asked.search, asked.repeats)[0]:
-            ratio = statistics.median(pair["equal"]) / statistics.median(pair["by speed"])
-            print(json.dumps(about | {"equal over by speed": round(ratio, 4)} | pair), flush=True)
-    elif asked.what == "overhead":
-        found = run_locally(overhead, 2, asked.search, asked.repeats)[0]
-        ratio = statistics.median(found["with"]) / statistics.median(found["without"])
-        part = found["own_seconds_per_step"] / statistics.median(found["without"])
-        print(
-            json.dumps(about | {"with over without": round(ratio, 5), "own part": round(part, 6)} | found), flush=True
-        )
-    else:
-        print(json.dumps(about | run_locally(healthy, 2, asked.search, asked.steps)[0]), flush=True)
+    for line in run_locally(measured, 2, asked.what, asked.search, asked.repeats, asked.steps)[0]:
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":
