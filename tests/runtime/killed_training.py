@@ -1,6 +1,8 @@
 """A training script that a torchrun job restarts: resumes from the last checkpoint, and dies where it is told to.
 
-Arguments: plan file, folder, number of steps, and ``rank:step`` pairs at which a rank kills itself the first time.
+Arguments: plan file, folder, number of steps, ``still`` or ``moving`` (other rows of the batch for each rank in every step),
+and ``rank:step`` at which a rank kills itself the first time; ``rank:step:move`` in the middle of a move, when it has a
+program for its new rows and has told nobody.
 """
 
 from __future__ import annotations
@@ -15,23 +17,38 @@ import torch.distributed as dist
 
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
+from shardwright.runtime.assistant import assist
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.zoo.reference import resolve
 
 
 def main() -> None:
     plan, folder, steps = Plan.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    deaths = {tuple(int(n) for n in pair.split(":")) for pair in sys.argv[4:]}
+    moving, deaths = sys.argv[4] == "moving", set(sys.argv[5:])
     dist.init_process_group("gloo")
     built = resolve("gpt:small", device="cpu")
     model = parallelize(built.model, plan, built.args, built.kwargs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     resumed = load_checkpoint(folder / "checkpoints", model, optimizer)
-    for step in range(resumed["step"] if resumed else 0, steps):
-        mark = folder / f"died-{dist.get_rank()}-{step}"
-        if (dist.get_rank(), step) in deaths and not mark.exists():
+    assistant = assist(model, optimizer) if moving else None
+
+    def die_if_told(moment: str) -> None:
+        mark = folder / f"died-{moment.replace(':', '-')}"
+        if moment in deaths and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+
+    for step in range(resumed["step"] if resumed else 0, steps):
+        moment = f"{dist.get_rank()}:{step}"
+        die_if_told(moment)
+        if assistant is not None:
+            assistant._mover._known.clear()  # so that every move needs a program of its own
+            ready = assistant._mover._built
+            assistant._mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[0]
+            whole = sum(assistant.rows)
+            first = 1 + step % (whole - 1)
+            assistant.move((first, whole - first))
+            assistant._mover._built = ready
         tokens, targets = (torch.roll(x, step, 1) for x in built.args)  # another batch every step
         optimizer.zero_grad()
         loss = model(tokens, targets)

@@ -1,4 +1,8 @@
-"""A rank killed in mid-run: torchrun restarts, training resumes from the last checkpoint, the final loss is the same."""
+"""A rank killed in mid-run: torchrun restarts, training resumes from the last checkpoint, the final loss is the same.
+
+The job that is killed also moves rows of the batch between its ranks in every step, and is killed in the middle of a move
+too: nothing is lost but the steps since the last checkpoint, and no rank goes on with rows that another does not know of.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +36,11 @@ def plan_file(tmp_path_factory) -> Path:
     return path
 
 
-def train(plan_file: Path, folder: Path, deaths: list[str]) -> float:
+def train(plan_file: Path, folder: Path, deaths: list[str], how: str = "still") -> float:
     from shardwright.plans import Plan
 
-    arguments = torchrun_arguments(
-        Plan.load(plan_file), [str(SCRIPT), str(plan_file), str(folder), str(STEPS), *deaths], max_restarts=len(deaths)
-    )
+    script = [str(SCRIPT), str(plan_file), str(folder), str(STEPS), how, *deaths]
+    arguments = torchrun_arguments(Plan.load(plan_file), script, max_restarts=len(deaths))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", FRESH_STORE[0]: FRESH_STORE[1]}
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
     done = subprocess.run(
@@ -52,9 +55,13 @@ def test_killed_rank_resumes(plan_file, tmp_path):
     undisturbed.mkdir()
     expected = once_more_if_killed(lambda: train(plan_file, undisturbed, []))
     dice = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", "0")))
-    deaths = {f"{dice.randrange(2)}:{step}" for step in dice.sample(range(1, STEPS), k=min(DEATHS, STEPS - 1))}
+    deaths = {
+        f"{dice.randrange(2)}:{step}{moment}"
+        for moment in ("", ":move")
+        for step in dice.sample(range(1, STEPS), k=min(DEATHS, STEPS - 1))
+    }
     disturbed = tmp_path / "disturbed"
     disturbed.mkdir()
-    final = once_more_if_killed(lambda: train(plan_file, disturbed, sorted(deaths)))
+    final = once_more_if_killed(lambda: train(plan_file, disturbed, sorted(deaths), "moving"))
     assert final == pytest.approx(expected, rel=1e-6)
     assert len(list(disturbed.glob("died-*"))) == len(deaths)

@@ -41,7 +41,7 @@ def test_two_hosts(emulation, plan_file, tmp_path):
         for number in range(len(names)):
             torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
             torchrun += ["--nproc-per-node=1", f"--master-addr={ADDRESSES[0]}", "--master-port=29577"]
-            commands.append([*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS)])
+            commands.append([*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS), "still"])
         once_more_if_killed(lambda: run_on_hosts(names, commands, seconds=240.0))
     assert float((together / "final").read_text()) == pytest.approx(expected, rel=1e-6)
 
