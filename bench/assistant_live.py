@@ -1,14 +1,14 @@
 """The assistant on real processes: two gloo ranks, one core each, and a real competing process on the core of one of them.
 
-A GPT is trained with AdamW. ``slowed``: per slowdown (competitors on the core of rank 1, stopped and continued by signals)
-and repeat, all in one run, steps undisturbed; disturbed as they are; then the assistant is there, the competitor begins,
-and after forty steps ends. ``possible`` is work over summed speeds, from the measured steps of that repeat: two over
-(1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy; shares by speed against equal ones, in turns.
-``overhead``: with and without the assistant in turns, undisturbed. ``healthy``: moves in an undisturbed run.
+A GPT is trained with AdamW. ``slowed``: per slowdown, competitors on the core of rank 1 (stopped and continued by signals)
+begin and end while the assistant is there; the rows that it had chosen ten steps after the beginning are then compared, in
+rounds of blocks right after each other, with equal rows and with an undisturbed core. ``possible`` is work over summed
+speeds: two over (1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy; shares by speed against equal ones, in
+turns. ``overhead``: with and without the assistant in turns, undisturbed. ``healthy``: moves in an undisturbed run.
 
 With ``REALTIME=1`` root runs ranks and competitors before everybody else (round robin among themselves; a short
 ``sched_rr_timeslice_ms`` makes them fair within a step). The machine's load is part of the output, one JSON object per
-repeat.
+line.
 
     REALTIME=1 python bench/assistant_live.py shares slowed overhead --repeats 3 > bench/measured/assistant_live.jsonl
 """
@@ -39,7 +39,7 @@ from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.zoo.reference import resolve
 
-MODEL = "gpt:layers=2,width=256,heads=8,vocab=1024,batch=32,seq=32"
+MODEL = "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256"
 SLOWDOWNS = {1.5: (1 / 3,), 2.0: (1.0,), 4.0: (1.0, 1.0, 1.0)}
 """Competitors on the core, each with the part of its time that it wants to compute."""
 BUSY = """
@@ -122,55 +122,62 @@ class Job:
         dist.barrier()
 
 
-def slowed(job: Job, parts: Sequence[float], repeats: int) -> list[dict[str, Any]]:
-    """On every rank: what the assistant regains and gives back."""
+def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
+    """On every rank: what the assistant does when a competitor begins and ends; then, in rounds, three blocks of steps right
+    after each other: undisturbed, disturbed with equal rows, disturbed with the rows that the assistant had chosen ten steps
+    after the competitor began."""
     competitors = Competitors(1, parts if job.rank == 1 else ())
-    found = []
+    assistant = assist(job.model, job.optimizer)
+    equal = assistant.rows
     try:
-        for _ in range(repeats):
-            undisturbed = job.steps(12)
-            job.only(1, competitors.begin)
-            job.steps(2)
-            disturbed = job.steps(12)
-            job.only(1, competitors.end)
-            assistant = assist(job.model, job.optimizer)
-            before = job.steps(16)
-            job.only(1, competitors.begin)
-            helped = job.steps(40)
-            rows = assistant.rows
-            job.only(1, competitors.end)
-            after = job.steps(30)
-            back = assistant.rows
-            assistant.move([sum(rows) // 2] * 2)
-            assistant.leave()
-            names = ("undisturbed", "disturbed", "before", "helped", "after")
-            series = zip(names, (undisturbed, disturbed, before, helped, after), strict=True)
-            found.append(
-                {name: [round(s, 5) for s in seconds] for name, seconds in series}
-                | {"rows": rows, "rows_after": back, "events": [e.as_dict() for e in assistant.events]}
-                | {"load": os.getloadavg()[0]}
-            )
+        before = job.steps(12)
+        job.only(1, competitors.begin)
+        helped = job.steps(10)
+        rows = assistant.rows
+        helped += job.steps(10)
+        job.only(1, competitors.end)
+        after = job.steps(20)
+        back = assistant.rows
+        assistant.leave()
+        blocks: dict[str, list[list[float]]] = {"undisturbed": [], "disturbed": [], "chosen": []}
+        for _ in range(rounds):
+            for name, wanted in (("undisturbed", equal), ("disturbed", equal), ("chosen", rows)):
+                job.only(1, competitors.end if name == "undisturbed" else competitors.begin)
+                assistant.move(wanted)
+                job.steps(1)
+                blocks[name].append([round(s, 5) for s in job.steps(4)])
+        assistant.move(equal)
     finally:
         competitors.close()
-    return found
+    series = zip(("before", "helped", "after"), (before, helped, after), strict=True)
+    return (
+        {name: [round(s, 5) for s in seconds] for name, seconds in series}
+        | {"rows": rows, "rows_after": back, "events": [e.as_dict() for e in assistant.events]}
+        | {"blocks": blocks, "load": os.getloadavg()[0]}
+    )
 
 
-def told(repeat: dict[str, Any]) -> dict[str, float]:
-    """The figures of one repeat: medians of steps."""
+def told(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures: medians of blocks, and of what the rounds say was regained of the possible."""
     middle = statistics.median
-    quiet, slow = middle(repeat["undisturbed"]), middle(repeat["disturbed"])
+    rounds = []
+    for blocks in zip(*found["blocks"].values(), strict=True):
+        quiet, slow, chosen = map(middle, blocks)
+        possible = 2 / (1 / quiet + 1 / slow)
+        rounds.append((slow - chosen) / (slow - possible))
+    quiet, slow, chosen = (middle(s for block in blocks for s in block) for blocks in found["blocks"].values())
     possible = 2 / (1 / quiet + 1 / slow)
-    helped, after = middle(repeat["helped"][10:]), middle(repeat["after"][10:])
-    first = next(e for e in repeat["events"] if e["event"] == "moved")
     return {
-        "undisturbed": quiet,
         "slowdown": slow / quiet,
+        "undisturbed": quiet,
         "disturbed": slow,
+        "chosen": chosen,
         "possible": possible,
-        "helped": helped,
-        "regained": (slow - helped) / (slow - possible),
-        "given back": after / middle(repeat["before"]),
-        "move": first["move_seconds"],
+        "regained": (slow - chosen) / (slow - possible),
+        "regained by round": [round(part, 3) for part in rounds],
+        "moves": sum(event["event"] == "moved" for event in found["events"]),
+        "slowest move": max((e["move_seconds"] for e in found["events"]), default=0.0),
+        "after over before": middle(found["after"][10:]) / middle(found["before"]),
     }
 
 
@@ -203,7 +210,7 @@ def overhead(job: Job, repeats: int) -> dict[str, Any]:
     for number in range(repeats):
         order = ("with", "without") if number % 2 else ("without", "with")
         for name in order:
-            assistant = assist(job.model, job.optimizer) if name == "with" else None
+            assistant = assist(job.model, job.optimizer, mode="watch") if name == "with" else None  # moves cost apart
             if assistant is not None:
                 assistant._warm = 1
                 began = assistant._before
@@ -244,11 +251,10 @@ def measured(what: Sequence[str], search: str, repeats: int, steps: int) -> list
             found.append({"what": "shares", "equal over by speed": round(ratio, 4)} | pair)
     if "slowed" in what:
         for slowdown, parts in SLOWDOWNS.items():
-            for repeat in slowed(job, parts, repeats):
-                figures = told(repeat) if job.rank == 0 else {}
-                found.append({"what": "slowed", "asked": slowdown, "figures": figures} | repeat)
+            seen = slowed(job, parts, repeats)
+            found.append({"what": "slowed", "asked": slowdown, "figures": told(seen) if job.rank == 0 else {}} | seen)
     if "overhead" in what:
-        own = overhead(job, 5 * repeats)
+        own = overhead(job, repeats)
         usual = statistics.median(own["without"])
         ratio, part = statistics.median(own["with"]) / usual, own["own_seconds_per_step"] / usual
         found.append({"what": "overhead", "with over without": round(ratio, 5), "own part": round(part, 6)} | own)

@@ -174,14 +174,18 @@ class Assistant:
 
     def _reached(self) -> None:
         """Some steps after a move: was it as good as expected?"""
+        if self._mode != "act" or self._told is None:
+            return
         seconds = self.watch.step_seconds
-        if self._mode == "act" and self._told is not None and seconds is not None:
+        if seconds is not None:
             found, self._told = self._told, None
             self._tell("reached", self.rows, self.rows, found, 0.0, seconds)
 
     def _observed(self) -> None:
+        if self.diary is None or not self.diary.due:
+            return
         seconds = self.watch.step_seconds
-        if self.diary is not None and seconds is not None:
+        if seconds is not None:
             slowness = self.watch.seen_slowness
             self.diary.observe(Event("observed", self.step, self.rows, self.rows, slowness, step_seconds=seconds))
 

@@ -84,11 +84,15 @@ class Diary:
         self.events.append(event)
         self._write(event)
 
+    @property
+    def due(self) -> bool:
+        """Whether an observation would be written now."""
+        return self._path is not None and monotonic() - self._last >= APART
+
     def observe(self, event: Event) -> None:
         """An observation: into the file alone, and not too often."""
-        now = monotonic()
-        if self._path is not None and now - self._last >= APART:
-            self._last = now
+        if self.due:
+            self._last = monotonic()
             self._write(event)
 
     def _write(self, event: Event) -> None:

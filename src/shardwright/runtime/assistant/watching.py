@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ Floats = NDArray[np.float64]
 
 NEARLY_ALL = 0.75
 """More than this part of a window's steps must gain by themselves: spikes come alone or in pairs."""
+MOST_FIXED = 0.4
+"""Of a rank's usual rows: more of its work is not believed to be fixed."""
 LEAST_NOISE = 0.01
 """Part of a step: clocks, caches and schedulers are never quieter for long."""
 
@@ -73,7 +76,7 @@ class Watch:
         self._steps: deque[tuple[int, Floats, Floats]] = deque(maxlen=length)
         self._differences: deque[Floats] = deque(maxlen=4 * length)
         self._updates: deque[float] = deque(maxlen=length)
-        self._learnt = 0.0
+        self._learnt, self._looks = 0.0, 0
         self._before: tuple[Floats, tuple[int, ...]] | None = None
         self.slowness: tuple[float, ...] = (1.0,) * len(self.rows)
         """As it was known when the rows were last dealt out."""
@@ -91,9 +94,7 @@ class Watch:
         self._steps.append((step, seconds, np.asarray(waited, float)))
         if len(update):
             apart = np.asarray(update, float)
-            self._updates.append(float(np.median(apart / (seconds - apart) * np.asarray(self.rows))))
-            if len(self._updates) >= min(self.rule.windows):
-                self.fixed = max(self._learnt, float(np.median(self._updates)))
+            self._updates.append(float((apart / (seconds - apart) * np.asarray(self.rows)).min()))
 
     @property
     def noise(self) -> float:
@@ -121,9 +122,14 @@ class Watch:
         known = len(self._steps)
         if known < min(self.rule.windows):
             return None
+        self._looks += 1
+        if self._updates:
+            self.fixed = max(self._learnt, median(self._updates))
         work, waited = self._window(known)
         noise = None
-        for length in (length for length in self.rule.windows if length <= known):
+        for length in self.rule.windows:
+            if length > known or self._looks % max(length // 4, 1):
+                continue  # a long window has not changed much since the last look
             window = work[-length:]
             levels = np.median(window, axis=0)
             costs, now = levels / (np.asarray(self.rows) + self.fixed), float(levels.max())
@@ -152,13 +158,13 @@ class Watch:
             return
         (work, rows), now = self._before, np.median(self._window(length)[0], axis=0)
         self._before = None
-        # now / work = (fixed + rows now) / (fixed + rows before) on every rank: least squares over the ranks.
-        slope = now - work
+        # now / work = (fixed + rows now) / (fixed + rows before) on every rank. The least of their answers is taken, and not
+        # too much of it: where it is too little a move falls short and the next one mends it, too much overshoots.
+        slope, moved = now - work, np.asarray(self.rows) != np.asarray(rows)
         rest = work * np.asarray(self.rows) - now * np.asarray(rows)
-        if float(slope @ slope) > 0:
-            share = sum(rows) / len(rows)
-            self._learnt = float(np.clip(slope @ rest / (slope @ slope), 0.0, share))
-            self.fixed = max(self._learnt, float(np.median(self._updates)) if self._updates else 0.0)
+        answers = rest[moved] / np.where(slope[moved] == 0, np.inf, slope[moved])
+        self._learnt = float(np.clip(answers.min(initial=np.inf), 0.0, MOST_FIXED * sum(rows) / len(rows)))
+        self.fixed = max(self._learnt, median(self._updates) if self._updates else 0.0)
 
     def _window(self, length: int) -> tuple[Floats, Floats]:
         steps = list(self._steps)[-length:]
