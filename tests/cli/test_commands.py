@@ -46,6 +46,7 @@ def test_help_has_an_example(command: str, monkeypatch: pytest.MonkeyPatch, caps
         ("plan", "gpt:small,layers=many", "--cluster", "8xH200"),
         ("plan", "missing.py:build", "--cluster", "8xH200"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--pin", "nothing=S0"),
+        ("plan", "gpt:small", "--cluster", "2xH200", "--stages", "many"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "two"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "2..4", "--max-batch"),
         ("plan", "gpt:small", "--cluster", "2xH200", "--devices", "2..4", "--frontier"),

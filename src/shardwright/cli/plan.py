@@ -52,7 +52,11 @@ def plan(
         bool, typer.Option("--all-devices", help="Use every device, also where fewer of them are faster")
     ] = False,
     stages: Annotated[
-        int | None, typer.Option(help="Run as a pipeline of so many stages (with --microbatches alone: one)")
+        str | None,
+        typer.Option(
+            help="Run as a pipeline of so many stages (with --microbatches alone: one), or auto: search pipelines too and "
+            "take the faster of both"
+        ),
     ] = None,
     microbatches: Annotated[
         str | None,
@@ -97,7 +101,7 @@ def plan(
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
-    from shardwright.planner import Options, plan_graph, plan_pipeline
+    from shardwright.planner import Options, plan_graph, plan_jointly, plan_pipeline
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
 
@@ -154,7 +158,7 @@ def plan(
             resolved = build(batch)
             say("capturing the model")
             graph, reference = captured(resolved), resolved.name
-        answer = None
+        answer = joint = None
         if devices is not None:
             answer = worth(graph, target, devices, options, say)
         elif max_batch:
@@ -164,8 +168,11 @@ def plan(
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
-            found = plan_graph(graph, target, options, progress=say, reference=reference)
-        curve = _frontier(graph, target, options, found, say) if frontier and answer is None else []
+            if stages == "auto":
+                found, joint = plan_jointly(graph, target, options, progress=say, reference=reference)
+            else:
+                found = plan_graph(graph, target, options, progress=say, reference=reference)
+        curve = _frontier(graph, target, options, found, joint, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)
         if output is not None and answer.best is not None and answer.best.plan is not None:
@@ -177,13 +184,15 @@ def plan(
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
+    if html is not None and found.stages:
+        raise ShardwrightError("The page shows plans on one mesh; this one has stages.", "Leave --html out.")
     if html is not None:
         from shardwright.reports import plan_page
 
         write(html, plan_page(found, graph, file=output.name if output else "plan.json"))
     if as_json:
         before = {} if earlier is None else {"before": vars(earlier.prediction)}
-        print_json({**_document(found), **before, **({"frontier": [_point(p) for p in curve]} if frontier else {})})
+        print_json({**_document(found), **before, **({"frontier": curve} if frontier else {})})
         return
     _print(found)
     if found.stages:
@@ -194,48 +203,54 @@ def plan(
             f"The plan before took {seconds_text(was)}: this one takes {found.prediction.step_seconds / was:.2f}×."
         )
     if frontier:
-        points = [_point(p) for p in curve]
         table(
             "Step time against memory per device",
             ["memory/device", "step (simulated)", "mesh"],
-            [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in points],
+            [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in curve],
         )
     for path in (output, html):
         if path is not None:
             console.print(f"written to {path}")
 
 
-def _pipelining(stages: int | None, microbatches: str | None, schedule: str, cuts: list[str]) -> Any:
+def _pipelining(stages: str | None, microbatches: str | None, schedule: str, cuts: list[str]) -> Any:
     """What is asked of a pipeline; nothing where none is."""
     from shardwright.errors import ShardwrightError
     from shardwright.planner import Pipelining
 
+    if stages == "auto" and (microbatches is not None or cuts or schedule != "auto"):
+        raise ShardwrightError(
+            "--stages auto chooses micro-batches, cuts and schedule itself.", "Give a number of stages with these."
+        )
+    if stages not in (None, "auto") and not (stages or "").isdecimal():
+        raise ShardwrightError(f"--stages {stages!r} is no number.", "Write --stages 4, or auto.")
+    if stages == "auto":
+        return None
     if stages is None and microbatches is None and not cuts:
         if schedule != "auto":
             raise ShardwrightError(f"--schedule {schedule} orders the passes of a pipeline.", "Say --stages 4 too.")
         return None
     if microbatches is not None and microbatches != "auto" and not microbatches.isdecimal():
         raise ShardwrightError(f"--microbatches {microbatches!r} is no number.", "Write --microbatches 16, or auto.")
-    count = stages if stages is not None else len(cuts) + 1
+    count = int(stages) if stages is not None else len(cuts) + 1
     check_numbers(stages=count)
     number = int(microbatches) if microbatches not in (None, "auto") else None
     return Pipelining(count, number, schedule, cuts)
 
 
-def _frontier(graph: Any, target: Any, options: Any, found: Any, say: Any) -> list[Any]:
+def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say: Any) -> list[dict[str, Any]]:
+    from shardwright.errors import Infeasible
     from shardwright.planner.frontier import frontier as curve
+    from shardwright.planner.frontier import spanning
 
-    whole = found if found.strategy.devices == target.size else None
-    return curve(graph, target, options, fastest=whole, progress=say)
-
-
-def _point(found: Any) -> dict[str, Any]:
-    return {
-        "memory_bytes": found.prediction.memory_bytes,
-        "step_seconds": found.prediction.step_seconds,
-        "mesh": found.strategy.axes,
-        "gap": found.proof.gap,
-    }
+    whole = found if not found.stages and found.strategy.devices == target.size else None
+    try:
+        flat = curve(graph, target, options, fastest=whole, progress=say)
+    except Infeasible:  # on one mesh
+        if joint is None:
+            raise
+        flat = []
+    return [vars(point) for point in spanning(flat, joint)]
 
 
 def _print(found: Any) -> None:
@@ -256,7 +271,9 @@ def _print(found: Any) -> None:
                 seconds_text(p.step_seconds),
                 f"{p.step_seconds / fastest:.2f}×" if fastest else "–",
                 bytes_text(p.memory_bytes),
-                f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
+                "summed, none hidden"
+                if candidate.mesh[0][0] == "stage"
+                else f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
                 ("yes" if p.fits else "no") + (", recomputed" if candidate.note else ""),
             ]
         )

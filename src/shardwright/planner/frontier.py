@@ -9,11 +9,12 @@ less memory and takes longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible
 from shardwright.graph import Graph
+from shardwright.planner.pipelined import Joint, shape_of
 from shardwright.planner.planning import Options, Progress, plan_graph
 from shardwright.plans import Plan
 from shardwright.search.strategies import LEAST_MEMORY
@@ -55,6 +56,36 @@ def frontier(
         except Infeasible:
             break
     return undominated([*plans, *([smallest] if smallest else [])])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan of the curve, on one mesh or in stages."""
+
+    memory_bytes: float
+    step_seconds: float
+    mesh: tuple[tuple[str, int], ...]
+    gap: float
+
+
+def spanning(flat: Sequence[Plan], joint: Joint | None = None, steps: int = 6) -> list[Point]:
+    """The curve over plans on one mesh and, where they were searched, pipelines under ever smaller limits.
+
+    >>> spanning([])
+    []
+    """
+    points = [Point(p.prediction.memory_bytes, p.prediction.step_seconds, p.strategy.axes, p.proof.gap) for p in flat]
+    if joint is not None:
+        largest = max(stage.memory_bytes for stage in joint.best.stages)
+        limits = [RATIO**k * largest for k in range(1, steps)] + [p.memory_bytes for p in points]
+        for found in [joint.best, *joint.under(limits)]:
+            memory = max(stage.memory_bytes for stage in found.stages)
+            points.append(Point(memory, found.step_seconds, shape_of(found), found.gap))
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.step_seconds, p.memory_bytes)):
+        if not kept or point.memory_bytes < kept[-1].memory_bytes:
+            kept.append(point)
+    return kept
 
 
 def undominated(plans: Sequence[Plan]) -> list[Plan]:

@@ -301,7 +301,11 @@ def _nothing_fits(
         return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)
     device, peak = shapes[0].device, min(found.prediction.memory_bytes for found in seen)
     limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
-    return shortage(options.search, where, device, limit, peak, options.recompute)
+    short = shortage(options.search, where, device, limit, peak, options.recompute)
+    stages = rounds[0].trials.described.blocks
+    if options.search == "auto" and stages and max(mesh.devices for mesh in shapes) > 1:
+        return Infeasible(short.message, f"{short.remedy} Pipelines were not searched: --stages auto does.")
+    return short
 
 
 def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Found]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -70,6 +71,8 @@ class JointPlan:
     bound_seconds: float
     search_seconds: float
     scope: str
+    boundary_bytes: float = 0.0
+    """What a device sends to other stages in one step, at most."""
 
     @property
     def gap(self) -> float:
@@ -100,7 +103,10 @@ def search_pipelines(
 ) -> tuple[JointPlan, dict[str, JointPlan | str]]:
     """The fastest pipeline, and each baseline's (or why it has none), all by the same prices.
 
-    Parameters ---------- batch Samples per step; every micro-batch size must divide it.
+    Parameters
+    ----------
+    batch
+        Samples per step; every micro-batch size must divide it.
 
     Examples
     --------
@@ -109,29 +115,76 @@ def search_pipelines(
     >>> best, _ = search_pipelines(model, cluster, batch=64, microbatch_sizes=(1, 2))  # doctest: +SKIP
     """
     started = time.perf_counter()
-    for size in microbatch_sizes:
-        if batch % size:
-            raise ProblemError(f"micro-batches of {size} do not divide a batch of {batch}.", "Choose a divisor.")
-    spaces = [
-        _Space(model, cluster, batch, size, memory_limit, optimiser, max_axes, most_stages) for size in microbatch_sizes
-    ]
-    limits = [space.bound() for space in spaces]
-    best: JointPlan | None = None
-    for space, bound in sorted(zip(spaces, limits, strict=True), key=lambda pair: pair[1]):
-        if best is None or bound < best.step_seconds:
-            best = _faster(best, space.best())
-    if best is None:
-        raise Infeasible(
-            f"no pipeline of this model fits {cluster.name}.", "Give it more devices, or smaller micro-batches."
-        )
-    found: dict[str, JointPlan | str] = {}
-    for name in baselines:
-        plans = [plan for space in spaces if (plan := space.baseline(name)) is not None]
-        found[name] = min(plans, key=lambda p: p.step_seconds) if plans else "nothing of this kind fits"
-        best = _faster(best, found[name] if plans else None)
-        assert best is not None
-    bound = min(min(limits), best.step_seconds)
-    return replace(best, bound_seconds=bound, search_seconds=time.perf_counter() - started), found
+    space = Pipelines(
+        model,
+        cluster,
+        batch=batch,
+        microbatch_sizes=microbatch_sizes,
+        memory_limit=memory_limit,
+        optimiser=optimiser,
+        max_axes=max_axes,
+        most_stages=most_stages,
+    )
+    best, found = space.compared(baselines)
+    return replace(best, search_seconds=time.perf_counter() - started), found
+
+
+class Pipelines:
+    """All pipelines of a model on a cluster, its blocks priced once for whatever is asked then."""
+
+    def __init__(
+        self,
+        model: Model,
+        cluster: Cluster,
+        *,
+        batch: int,
+        microbatch_sizes: Sequence[int],
+        memory_limit: float | None = None,
+        optimiser: str = "adamw",
+        max_axes: int = 2,
+        most_stages: int = 64,
+    ) -> None:
+        for size in microbatch_sizes:
+            if batch % size:
+                raise ProblemError(f"micro-batches of {size} do not divide a batch of {batch}.", "Choose a divisor.")
+        self.cluster = cluster
+        self.spaces = [
+            _Space(model, cluster, batch, size, memory_limit, optimiser, max_axes, most_stages)
+            for size in microbatch_sizes
+        ]
+
+    def best(self, memory_limit: float | None = None) -> JointPlan:
+        """The fastest, within fewer bytes per device where that is asked.
+
+        Raises
+        ------
+        Infeasible
+            When none fits.
+        """
+        spaces = [space.within(memory_limit) for space in self.spaces]
+        limits = [space.bound() for space in spaces]
+        best: JointPlan | None = None
+        for space, bound in sorted(zip(spaces, limits, strict=True), key=lambda pair: pair[1]):
+            if best is None or bound < best.step_seconds:
+                best = _faster(best, space.best())
+        if best is None:
+            raise Infeasible(
+                f"no pipeline of this model fits {self.cluster.name}.",
+                "Give it more devices, or smaller micro-batches.",
+            )
+        return replace(best, bound_seconds=min(*limits, best.step_seconds))
+
+    def compared(self, baselines: Sequence[str]) -> tuple[JointPlan, dict[str, JointPlan | str]]:
+        """The fastest, and each baseline's (or why it has none): a baseline that is faster is the answer itself."""
+        best = self.best()
+        found: dict[str, JointPlan | str] = {}
+        for name in baselines:
+            plans = [plan for space in self.spaces if (plan := space.baseline(name)) is not None]
+            found[name] = min(plans, key=lambda p: p.step_seconds) if plans else "nothing of this kind fits"
+            faster = _faster(best, found[name])
+            assert faster is not None
+            best = replace(faster, bound_seconds=min(best.bound_seconds, faster.step_seconds))
+        return best, found
 
 
 def _faster(one: JointPlan | None, other: JointPlan | str | None) -> JointPlan | None:
@@ -183,6 +236,14 @@ class _Space:
         self.far = np.array(
             [(k * self.unit) % self.cluster.nodes[0].devices == 0 for k in range(self.devices + 1)], dtype=bool
         )
+
+    def within(self, memory_limit: float | None) -> _Space:
+        """The same with fewer bytes per device."""
+        if memory_limit is None:
+            return self
+        narrower = copy(self)
+        narrower.rows = [replace(row, room=min(row.room, memory_limit)) for row in self.rows]
+        return narrower
 
     def _rows(self, memory_limit: float | None, max_axes: int) -> list[_Row]:
         rows, after = [], self.devices
@@ -350,7 +411,10 @@ class _Space:
         ends = [float(end[-1]) + stage.closing_seconds for end, stage in zip(timing.ends, stages, strict=True)]
         return JointPlan(
             tuple(stages), self.size, self.microbatches, schedule, max(ends), 0.0, 0.0,
-            "contiguous runs of blocks on sub-meshes, splits as priced per mesh, summed seconds, 1F1B",
+            f"pipelines with micro-batches of {self.size} or another size that was tried: contiguous runs of blocks on "
+            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any schedule",
+            2 * 2 * self.microbatches * self.pricer.boundary_bytes / min(stage.devices for stage in stages)
+            * (len(stages) > 1),
         )  # fmt: skip
 
     def baseline(self, name: str) -> JointPlan | None:

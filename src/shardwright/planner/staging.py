@@ -1,0 +1,103 @@
+"""A pipeline that was found with few blocks, for all of them: which operators a stage has, and how they are split there.
+
+The joint search splits a model of three blocks; every operator of a stage takes the split of its twin there, every tensor
+the layout of its twin. A parameter that several stages hold lies whole in each, for its gradients are summed between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from shardwright.errors import LoweringError
+from shardwright.graph import Graph, Op
+from shardwright.graph.repeats import Repeat, block_paths
+from shardwright.operators.rules import Layout, Window
+from shardwright.operators.strategy import Strategy
+from shardwright.program.stages import StageGraph
+from shardwright.search.joint.pipelines import JointStage
+
+BLOCKS_PRICED = 3
+"""Blocks of the model that the joint search splits; all others are like the middle one."""
+
+
+class Twins:
+    """Which operator and tensor of the priced model of few blocks stands for one of the whole micro-batch's graph."""
+
+    def __init__(self, graph: Graph, run: Repeat) -> None:
+        self.graph, self.run = graph, run
+        self.place = {op.name: index for index, op in enumerate(graph.ops)}
+        self.priced = min(BLOCKS_PRICED, run.count)
+
+    def op(self, op: Op) -> Op:
+        run, index = self.run, self.place[op.name]
+        if not run.start <= index < run.stop:
+            return op
+        block, inside = divmod(index - run.start, run.period)
+        middle = min(1, self.priced - 1)
+        twin = 0 if block == 0 else self.priced - 1 if block == run.count - 1 else middle
+        return self.graph.ops[run.start + twin * run.period + inside]
+
+    @cached_property
+    def tensors(self) -> dict[str, str]:
+        """Tensors that an operator makes or reads → those that its twin does."""
+        found: dict[str, str] = {}
+        for op in self.graph.ops:
+            twin = self.op(op)
+            for mine, theirs in [
+                *zip(op.outputs, twin.outputs, strict=True),
+                *zip(op.inputs, twin.inputs, strict=True),
+            ]:
+                if mine is not None and theirs is not None and (mine not in self.graph.producer or mine in op.outputs):
+                    found.setdefault(mine, theirs)
+        return found
+
+
+def operators_of(graph: Graph, micro: Graph, run: Repeat, stage: JointStage) -> list[str]:
+    """Operators of the captured graph that a stage has: its blocks, what stands before the first and after the last."""
+    start = 0 if stage.first_block == 0 else run.start + stage.first_block * run.period
+    stop = len(micro.ops) if stage.last_block == run.count else run.start + stage.last_block * run.period
+    inside = {op.name for op in micro.ops[start:stop]}
+    known = {op.name for op in micro.ops}
+    names, last = [], ""
+    for op in graph.ops:  # what no micro-batch computes (it was prepared before) goes with what comes before it
+        if op.name in inside or (op.name not in known and last in inside):
+            names.append(op.name)
+        if op.name in known:
+            last = op.name
+        elif not last and start == 0:
+            names.append(op.name)
+    return names
+
+
+def held_by_several(parts: Sequence[StageGraph]) -> frozenset[str]:
+    """Parameters that several stages hold: whole in each, for their gradients are summed between them."""
+    held = [p.tensor for part in parts for p in part.graph.parameters]
+    return frozenset(name for name in held if held.count(name) > 1)
+
+
+def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: frozenset[str]) -> Strategy:
+    """The priced strategy for the operators and tensors of one stage."""
+    priced, whole = stage.strategy, (Replicate(),) * len(stage.strategy.axes)
+    splits = {op.name: priced.splits[twins.op(op).name] for op in part.graph.ops}
+
+    def lies(name: str) -> Layout:
+        if name in shared:
+            return whole
+        twin = twins.tensors.get(name, name)
+        layout = priced.kept.get(twin, whole) if name in part.received else priced.resting.get(twin, whole)
+        return tuple(Replicate() if isinstance(p, Partial | Window) else p for p in layout)
+
+    made = {name for op in part.graph.ops for name in op.outputs if name}
+    kept = {name: priced.kept[twin] for name in made if (twin := twins.tensors.get(name, name)) in priced.kept}
+    resting = {name: lies(name) for name in part.graph.sources}
+    parameters = {p.tensor for p in part.graph.parameters} - shared
+    again = frozenset(name for name in parameters if twins.tensors.get(name, name) in priced.regathered)
+    if any(
+        isinstance(p, Shard) and p.dim >= len(part.graph.tensors[n].shape) for n, lay in resting.items() for p in lay
+    ):
+        raise LoweringError("A stage would cut a tensor along a dim that it does not have.", "Plan without stages.")
+    blocks = block_paths(part.graph)[: stage.recomputed_blocks]
+    return Strategy(priced.axes, splits, resting, kept, again, blocks)

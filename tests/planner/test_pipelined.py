@@ -1,0 +1,86 @@
+"""Pipelines beside plans on one mesh: the faster is the plan, its bound holds for both, and what is delivered can be run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from shardwright.cluster import parse_cluster
+from shardwright.errors import Infeasible
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.planner import Options, plan_graph, plan_jointly
+from shardwright.planner.frontier import spanning
+from shardwright.planner.pipelined import Joint, find_pipelines
+from shardwright.plans import Plan
+from shardwright.plans.serial import from_json, to_json
+from shardwright.program.pipeline import Pipeline, check
+from shardwright.search.joint.pipelines import JointPlan
+from shardwright.zoo.reference import resolve
+
+CLUSTER = parse_cluster("2x2xH100")
+QUICK = Options(search="data-parallel", baselines=(), recompute="none", fewer_devices=False)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    resolved = resolve("gpt:layers=4,width=256,heads=4,vocab=512,seq=128", batch=16)
+    return capture(resolved.model, resolved.args, resolved.kwargs)
+
+
+@pytest.fixture(scope="module")
+def joint(graph: Graph) -> Joint:
+    return find_pipelines(graph, CLUSTER, QUICK)
+
+
+def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Graph, joint: Joint) -> None:
+    least = max(stage.memory_bytes for stage in joint.best.stages)
+    found = [joint.best, *joint.under([0.6 * least])]
+    found += [plan for plan in joint.recipes.values() if isinstance(plan, JointPlan)]
+    for one in found:
+        plan = joint.deliver(one)
+        assert {name for stage in plan.stages for name in stage.operators} == {op.name for op in graph.ops}
+        assert [len(stage.ranks) for stage in plan.stages] == [stage.devices for stage in one.stages]
+        assert any("simulated, with what overlaps" in note for note in plan.notes)
+        assert all(stage.prediction is not None for stage in plan.stages)
+        again = from_json(to_json(plan), "plan")
+        assert (again.stages, again.schedule) == (plan.stages, plan.schedule)
+        assert plan.schedule is not None
+        check(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule))
+        assert joint.best.bound_seconds <= one.step_seconds
+
+
+def test_the_faster_of_one_mesh_and_a_pipeline_is_the_plan(graph: Graph) -> None:
+    plan, joint = plan_jointly(graph, CLUSTER, QUICK)
+    assert joint is not None
+    steps = {c.name: c.prediction.step_seconds for c in plan.candidates if c.prediction and c.prediction.fits}
+    assert {"megatron-3d", "gpipe", "pipedream", "alpa"} <= {c.name for c in plan.candidates}
+    assert plan.prediction.step_seconds == min(steps.values())
+    assert 0 < plan.proof.step_bound <= min(steps.values())
+    assert "pipelines with micro-batches" in plan.proof.scope
+
+
+def test_where_nothing_fits_on_one_mesh_the_plan_is_a_pipeline(graph: Graph, joint: Joint) -> None:
+    """Whole on every device the model takes more than a device of a pipeline does with one stage of it."""
+    whole = plan_graph(graph, CLUSTER, QUICK).prediction.memory_bytes
+    staged = max(stage.prediction.memory_bytes for stage in joint.deliver(joint.best).stages if stage.prediction)
+    assert staged < 0.95 * whole
+    options = replace(QUICK, memory_limit=(staged + whole) / 2)
+    plan, _ = plan_jointly(graph, CLUSTER, options)
+    assert plan.stages and plan.prediction.fits
+    curve = spanning([], joint)
+    assert all(
+        a.memory_bytes > b.memory_bytes and a.step_seconds < b.step_seconds for a, b in itertools.pairwise(curve)
+    )
+
+
+def test_a_model_without_blocks_says_so_and_keeps_its_plan() -> None:
+    resolved = resolve("alexnet:small", batch=4)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    with pytest.raises(Infeasible, match="no pipeline of this model"):
+        find_pipelines(graph, CLUSTER, QUICK)
+    plan, joint = plan_jointly(graph, parse_cluster("2xH100"), QUICK)
+    assert isinstance(plan, Plan) and joint is None
+    assert any("no pipeline of this model" in note for note in plan.notes)

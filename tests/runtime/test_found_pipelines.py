@@ -1,0 +1,61 @@
+"""Pipelines that the joint search finds, run on four processes: the numbers of one process."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from runtime.pipelines import whole
+from runtime.pool import POOL
+from runtime.workers import built
+from shardwright.cluster import parse_cluster
+from shardwright.planner import Options
+from shardwright.planner.pipelined import find_pipelines
+from shardwright.plans import Plan
+from shardwright.runtime import parallelize
+from shardwright.search.joint.pipelines import JointPlan
+from shardwright.verification.precision import all_double
+
+
+def compared(rank: int, reference: str, paths: list[str]) -> dict[str, float]:
+    model, args, kwargs, graph = built(reference)
+    with all_double(True):
+        single = copy.deepcopy(model)
+        loss = single(*args, **kwargs)
+        loss.backward()
+    gradients = {name: p.grad for name, p in single.named_parameters()}
+    worst = {}
+    for path in paths:
+        parallel = parallelize(copy.deepcopy(model), Plan.load(path), args, kwargs, graph=graph)
+        result = parallel(*args, **kwargs)
+        result.backward()
+        apart = (result - loss).abs().item()
+        for name, parameter in parallel.named_parameters():
+            apart = max(apart, (whole(parameter.grad) - gradients[name]).abs().max().item())
+        worst[path] = apart
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("reference", "cluster", "share"),
+    [("llama:small,layers=4", "2x2xH100", 0.7)],
+)
+def test_found_pipelines_compute_the_numbers_of_one_process(
+    reference: str, cluster: str, share: float | None, tmp_path: Path
+) -> None:
+    """With a share of the memory that the fastest needs, stages take several devices or recompute blocks."""
+    graph = built(reference)[3]
+    joint = find_pipelines(graph, parse_cluster(cluster), Options())
+    plans = [joint.best, *(plan for plan in joint.recipes.values() if isinstance(plan, JointPlan))]
+    if share is not None:
+        plans += joint.under([share * max(stage.memory_bytes for stage in joint.best.stages)])
+    shapes = {str([(s.devices, s.recomputed_blocks) for s in plan.stages]): plan for plan in plans}
+    paths = []
+    for number, plan in enumerate(plan for plan in shapes.values() if len(plan.stages) > 1):
+        paths.append(str(tmp_path / f"{number}.json"))
+        joint.deliver(plan).save(paths[-1])
+    assert paths, list(shapes)
+    for worst in POOL.run(compared, reference, paths, seconds=300):
+        assert max(worst.values()) < 1e-10, (list(shapes), worst)
