@@ -39,7 +39,13 @@ from shardwright.graph import Graph
 
 
 @sources_forgotten()
-def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    look_at_data: bool = True,
+) -> Graph:
     """Capture one forward call of ``model`` as a graph.
 
     Parameters
@@ -50,6 +56,8 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
         Example inputs. Shapes and dtypes count, and values only where the model decides by them (then the example's
         decision is assumed, and checked whenever the graph runs); plain values (numbers, flags) are fixed. In training a
         cache that a model returns beside its loss is left out of the graph, unless ``use_cache=True`` asks for it.
+    look_at_data
+        Whether the example's values may be looked at where the model decides by them; otherwise such a model is refused.
 
     Raises
     ------
@@ -68,7 +76,7 @@ def capture(model: torch.nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[
     try:
         return _captured(model, *call, None)
     except CaptureError as refusal:
-        real = _all_real((call, *model.parameters(), *model.buffers()))
+        real = look_at_data and _all_real((call, *model.parameters(), *model.buffers()))
         if not real or not isinstance(refusal.__cause__, Exception) or not looks_at_data(refusal.__cause__):
             raise
     try:

@@ -134,7 +134,7 @@ class Pieces:
             if not rule.divides:
                 continue
             cuts = [self.place.cuts[axis] for axis in axes]
-            if not _allowed(rule.extent, rule.even, cuts):
+            if not cuttable(rule.extent, rule.even, cuts):
                 pieces = math.prod(len(cut) if isinstance(cut, tuple) else cut for cut in cuts)
                 raise _refused(
                     op,
@@ -173,7 +173,7 @@ def _lines(op: Op, rules: OpRules, split: Split) -> dict[str, tuple[int, ...]]:
     return lines
 
 
-def _allowed(extent: int, even: bool, cuts: Sequence[Cut]) -> bool:
+def cuttable(extent: int, even: bool, cuts: Sequence[Cut]) -> bool:
     """Whether no piece is empty and, where pieces must be equal, every cut falls between whole units."""
     spans = [extent]
     for cut in cuts:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from shardwright._torch_compat import default_store
 from shardwright.errors import RunError
+from shardwright.graph import Graph, fingerprint, from_json, to_json
+from shardwright.graph.computation import computation
 
 SECONDS = 120.0
 _SAMPLE = 256
@@ -60,6 +62,18 @@ def exchanged(text: str, seconds: float = SECONDS) -> list[str]:
             ) from None
         answers.append(store.get(key).decode())
     return answers
+
+
+def common_graph(graph: Graph) -> Graph:
+    """One graph for all ranks, where theirs differ in the order of operators alone: that of rank 0.
+
+    Models that walk through a set of names are traced in another order in every process
+    (:mod:`shardwright.graph.computation`); splits go by the numbers of one of them. Graphs that compute different things
+    are left for :func:`agree` to name.
+    """
+    if len(set(exchanged(fingerprint(graph)))) == 1 or len(set(exchanged(computation(graph)))) > 1:
+        return graph
+    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "")[0])
 
 
 def refuse_odd(what: str, digests: Mapping[int, object]) -> None:

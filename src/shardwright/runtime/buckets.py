@@ -89,8 +89,9 @@ class Flat:
         self.filled[tensor] = self._parts[tensor].copy_(gradient)
 
     def release(self) -> None:
-        """Let go of the memory; gradients that were handed out keep theirs."""
-        self._flat, self._parts, self._given = None, {}, {}
+        """Let go of the memory; gradients that were handed out keep theirs, those on their way are not touched."""
+        if not self.filled:
+            self._flat, self._parts, self._given = None, {}, {}
 
     def _in_use(self) -> bool:
         return any(self.held(tensor).grad is given for tensor, given in self._given.items())

@@ -1,19 +1,21 @@
 """How a call is written and how the plan's call was written are two things: positions and keywords are exchanged.
 
 A loop may give by keyword what the example gave by position, leave out what the example gave as its default, or give
-a default that the example left out. :class:`Calling` writes such a call the way the graph was captured.
+a default that the example left out. :class:`Calling` writes such a call the way the graph was captured; a :class:`Form` is
+one way of writing it that was met, so that the next call like it is recognised at once.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from shardwright._torch_compat import load_tree, names_in_tree, unflatten_tree
+from shardwright._torch_compat import flatten_tree, flatten_with_paths, load_tree, names_in_tree, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.graph import Atom, Graph
@@ -59,6 +61,25 @@ class Calling:
         ordered = {name: given.pop(name) for name in self.keywords if name in given}
         return arranged, ordered | {name: value for name, value in given.items() if not self._idle(name, value)}
 
+    def plainest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call by keywords alone, without what says nothing: the same for every way of writing it.
+
+        >>> Calling(("x", "mask"), 1, (), {"mask": None}).plainest((1, None), {})
+        ((), {'x': 1})
+        """
+        if len(args) > len(self.names):
+            return args, kwargs
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        return (), {name: given[name] for name in sorted(given) if not self._idle(name, given[name])}
+
+    def argument(self, path: str) -> str:
+        """The place of a leaf in a call, whichever way it is written: ``[0][1]`` and ``[1]['mask']`` are ``mask``."""
+        position = re.fullmatch(r"\[0\]\[(\d+)\](.*)", path)
+        if position is not None and int(position.group(1)) < len(self.names):
+            return self.names[int(position.group(1))] + position.group(2)
+        keyword = re.fullmatch(r"\[1\]\['(\w+)'\](.*)", path)
+        return path if keyword is None else keyword.group(1) + keyword.group(2)
+
     def _idle(self, name: str, value: Any) -> bool:
         """Whether an argument that the captured call lacked says nothing: it is what it is anyway."""
         if name not in self.defaults or isinstance(value, torch.Tensor):
@@ -86,6 +107,47 @@ def refuse_other_mode(training: bool, planned: bool) -> None:
             f"The plan was made for {mode} mode and the model behaves otherwise in the other one.",
             f"Call model.{'train' if planned else 'eval'}(), or plan the model in the other mode too.",
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One way of writing a call of one kind: its tree, where its tensors are (in the order of the graph) and what they are
+    like, its plain values."""
+
+    spec: Any
+    tensors: tuple[tuple[int, str | None, torch.Size, torch.dtype], ...]
+    plain: tuple[tuple[int, Any], ...]
+    modes: tuple[bool, ...]
+
+    @staticmethod
+    def of(calling: Calling, graph: Graph, args: Any, kwargs: Any, modes: tuple[bool, ...]) -> Form:
+        """The form of a call that runs ``graph``."""
+        names = {calling.argument(entry.path): entry.tensor for entry in graph.inputs}
+        order = {name: number for number, name in enumerate(graph.sources)}
+        tensors, plain = [], []
+        for place, (path, leaf) in enumerate(flatten_with_paths((args, kwargs))):
+            if isinstance(leaf, torch.Tensor):
+                tensors.append((place, names.get(calling.argument(path)), leaf.shape, leaf.dtype))
+            else:
+                plain.append((place, leaf))
+        tensors.sort(key=lambda entry: order.get(entry[1] or "", -1))
+        return Form(flatten_tree((args, kwargs))[1], tuple(tensors), tuple(plain), modes)
+
+    def fits(self, spec: Any, leaves: Sequence[Any], modes: tuple[bool, ...]) -> bool:
+        if modes != self.modes or len(leaves) != len(self.tensors) + len(self.plain) or spec != self.spec:
+            return False
+        return all(
+            isinstance(leaf := leaves[place], torch.Tensor) and leaf.shape == shape and leaf.dtype == dtype
+            for place, _, shape, dtype in self.tensors
+        ) and all(_same(leaves[place], value) for place, value in self.plain)
+
+    def tensors_of(self, leaves: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """The tensors of such a call by the names of the graph."""
+        return {name: leaves[place] for place, name, _, _ in self.tensors if name is not None}
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (one is other or bool(one == other))
 
 
 def _skeleton(graph: Graph) -> Call:

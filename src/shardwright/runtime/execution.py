@@ -1,14 +1,15 @@
 """One program of one rank, ready to be called: its executor, its borders, its code for the compiler.
 
-A module has one for the call that the plan was made for, and further ones, under the same strategy, for calls whose inputs
-require gradients or whose parameters were thawed. They share parameters and process groups, which belong to the module
-(:class:`Rank`). Autograd sees a program as one function: ``loss.backward()`` runs its backward instructions.
+A module has one for the call that the plan was made for, and further ones, under the same strategy, for other calls, for
+those whose inputs require gradients and for thawed parameters (:mod:`~shardwright.runtime.programs`). They share parameters
+and process groups, which belong to the module (:class:`Rank`). Autograd sees a program as one function: ``loss.backward()``
+runs its backward instructions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from shardwright._torch_compat import local_of, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.lowering.emit import emit
+from shardwright.lowering.randomness import draws
 from shardwright.program import Decisions, Program
-from shardwright.program.dataflow import Result
+from shardwright.program.dataflow import Compute, Result
 from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.border import Inputs, Outputs, departure, handed_out
 from shardwright.runtime.executor import Executor, Run
@@ -32,9 +34,11 @@ from shardwright.runtime.shards import distributed
 
 @dataclass
 class Gradients:
-    """``hold`` keeps the gradients of a module back, as the first passes of an accumulation want it."""
+    """``hold`` keeps the gradients of a module back, as the first passes of an accumulation want it; ``holding`` are the
+    programs that have kept some."""
 
     hold: bool = False
+    holding: list[Executor] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +98,7 @@ class Execution:
         self._exits = {r.value: departure(self.flow, decisions, r.value, rank.bound) for r in self._results}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
-        """Run the program; a backward pass may follow where gradients are wanted."""
+        """Run the program on inputs in the order of the graph; a backward pass may follow where gradients are wanted."""
         parts = [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
         sources = [local_of(self.rank.held(p.tensor)) for p in self.graph.parameters]
         sources += [local_of(self.rank.held(b.tensor)) for b in self.graph.buffers]
@@ -138,12 +142,26 @@ class Execution:
         return self.executor.forward(sources, True) if replayed is None else replayed
 
     def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
-        return (self.executor if self.replay is None else self.replay).backward(run, gradients)
+        """A backward pass; one that holds nothing back takes along what passes of other programs have held back."""
+        holding = self.rank.gradients.holding
+        if not self.rank.hold:
+            for other in [other for other in holding if other is not self.executor]:
+                other.send_home()
+            holding.clear()
+        found = (self.executor if self.replay is None else self.replay).backward(run, gradients)
+        if self.executor.kept_back and self.executor not in holding:
+            holding.append(self.executor)
+        return found
+
+    def retire(self) -> None:
+        """Another program of the module runs next: buckets are let go of, unless a recorded step writes into them."""
+        for flat in self.executor.flats if self.replay is None else ():
+            flat.release()
 
     @property
-    def holds_back(self) -> bool:
-        """Whether gradients of passes under ``no_sync`` wait here for the next pass."""
-        return bool(self.executor.kept_back)
+    def draws(self) -> bool:
+        """Whether anything in it is random."""
+        return any(isinstance(n, Compute) and draws(n.op, n.rules.kind) for n in self.flow.nodes)
 
     def _store(self, run: Run) -> None:
         for name, value in self.flow.mutations:

@@ -126,6 +126,19 @@ class Executor:
         run.spent, run.slots = True, []
         return self._found
 
+    def send_home(self) -> None:
+        """What was held back, on its way without another pass: the instructions that follow the arrival of gradients."""
+        gone: set[int] = set()
+        table = []
+        for entry in self._backward:
+            instruction = self.program.instructions[entry[0]]
+            home = instruction.kind is Kind.ARRIVE or instruction.bucket >= 0 or not gone.isdisjoint(instruction.reads)
+            if home and instruction.kind is not Kind.UPDATE:
+                gone.update(instruction.writes)
+                table.append(entry)
+        with torch.no_grad():
+            self._perform(table, Run([None] * len(self.program.slots)))
+
     def _perform(self, table: list[tuple[int, Action, tuple[int, ...]]], run: Run) -> None:
         slots, log = run.slots, self.log
         for number, act, last in table:

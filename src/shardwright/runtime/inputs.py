@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import flatten_tree, flatten_with_paths
+from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
 from shardwright.program import Decisions
@@ -75,15 +75,12 @@ def matched(
 
 
 class Arguments:
-    """The arguments of calls that are alike: what was found out about the first saves work for those after it."""
+    """The arguments of calls that are alike, and the way that each takes to where the plan keeps it."""
 
     def __init__(
         self, flow: Dataflow, decisions: Decisions, device: torch.device, bound: Bound, inputs: Inputs
     ) -> None:
         self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
-        self._spec: Any = None
-        self._tensors: list[tuple[int, str, tuple[int, ...], torch.dtype]] = []
-        self._plain: list[tuple[int, Any]] = []
         self._mesh_shape = flow.place.sizes
         names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
         resting = flow.strategy.resting
@@ -98,29 +95,8 @@ class Arguments:
             }
 
     def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """As :func:`matched`, at once where the call looks like the first one."""
-        leaves, spec = flatten_tree((args, kwargs))
-        if spec == self._spec and self._alike(leaves):
-            return {name: leaves[place] for place, name, _, _ in self._tensors}
-        found = matched(self._graph, args, kwargs, self._shapes)
-        places = {path: place for place, (path, _) in enumerate(flatten_with_paths((args, dict(kwargs))))}
-        self._tensors, plain = [], dict.fromkeys(range(len(leaves)))
-        for entry in self._graph.inputs:
-            place = places[entry.path]
-            plain.pop(place)
-            if entry.tensor is not None:
-                leaf = leaves[place]
-                self._tensors.append((place, entry.tensor, tuple(leaf.shape), leaf.dtype))
-            elif not isinstance(leaves[place], Tensor):
-                plain[place] = entry.value
-        self._spec, self._plain = spec, list(plain.items())
-        return found
-
-    def _alike(self, leaves: list[Any]) -> bool:
-        return all(
-            isinstance(leaf := leaves[place], Tensor) and leaf.shape == shape and leaf.dtype == dtype
-            for place, _, shape, dtype in self._tensors
-        ) and all(not isinstance(leaves[place], Tensor) and leaves[place] == value for place, value in self._plain)
+        """As :func:`matched`, for whole tensors or this rank's parts."""
+        return matched(self._graph, args, kwargs, self._shapes)
 
     def part(self, name: str, leaf: Tensor) -> Tensor:
         """This rank's part of an input, on its device; its gradient goes back to where the input lies."""

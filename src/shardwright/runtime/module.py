@@ -2,14 +2,15 @@
 
 ``forward`` takes what the original module took and gives what it gave. Eagerly it executes the program, instruction by
 instruction; under ``torch.compile`` what it computes is emitted with everything inline, which the compiler schedules itself.
-A call whose inputs require gradients, or whose parameters were thawed, has a program of its own, built from the same graph
-under the same strategy when it is first made.
+A call that differs from the planned one has a program of its own under the same strategy, made when it first comes
+(:mod:`~shardwright.runtime.programs`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -21,25 +22,30 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree
-from shardwright.errors import LoweringError, RunError
+from shardwright.cluster import Device
+from shardwright.errors import RunError
 from shardwright.graph import Graph
-from shardwright.graph.gradients import with_input_gradients
-from shardwright.lowering.randomness import draws
+from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
-from shardwright.program import Decisions, Program, build
+from shardwright.program import Decisions, Program
 from shardwright.program.border import whole_layout
-from shardwright.program.dataflow import Compute
-from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
-from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
+from shardwright.runtime.calling import Calling, refuse_autocast
 from shardwright.runtime.execution import Execution, Gradients, Rank
-from shardwright.runtime.parts import Owning
+from shardwright.runtime.generation import generate
+from shardwright.runtime.parts import Owning, original_of
+from shardwright.runtime.pretrained import save_pretrained
+from shardwright.runtime.programs import Prepared, Programs, Surroundings, built
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import constant, device_of
+from shardwright.runtime.template import Template
 
 _PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
 """What may be asked of a parallelized module where the original has nothing of that name."""
+
+_OUR_WAY = {"generate": generate, "save_pretrained": save_pretrained}
+"""Methods of originals that need every rank, or the model itself, and are done in a way of our own."""
 
 
 class ParallelModule(Owning):
@@ -62,6 +68,8 @@ class ParallelModule(Owning):
         outputs: Outputs = "whole",
         compare_batches: int = 1,
         calling: Calling | None = None,
+        template: Template | None = None,
+        judged_on: Device | None = None,
         original: torch.nn.Module | None = None,
     ) -> None:
         """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names.
@@ -76,7 +84,10 @@ class ParallelModule(Owning):
             "outputs": outputs,
             "compare_batches": compare_batches,
             "calling": calling,
+            "template": template,
+            "judged_on": judged_on,
         }
+        self._calling = calling
         self._program, self._decisions, self._mesh = program, decisions, mesh
         self._graph: Graph = program.graph
         self._device = device_of(mesh)
@@ -98,21 +109,32 @@ class ParallelModule(Owning):
             inputs=inputs,
             outputs=outputs,
         )
-        # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        self._planned = self._current = Execution(program, decisions, rank, compiles=True)
-        self._executions = {frozenset[str](): self._planned}
-        self._frozen = [p.tensor for p in self._graph.parameters if not p.trainable]
-        self._draws = any(isinstance(n, Compute) and draws(n.op, n.rules.kind) for n in program.flow.nodes)
-        self._mode_free = not self._graph.mutations and not self._draws
-        self._met = False
-        self._calling = calling
-        given = {i.tensor: program.strategy.resting[i.tensor] for i in self._graph.inputs if i.tensor is not None}
-        layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
         apart = mesh.size() > 1 and dist.get_backend() != "fake"
-        self._same_rows = SameRows(lines, layouts, mesh.mesh, self._device, compare_batches if apart else 0)
-        self.train(self._graph.training)
+
+        def watch(graph: Graph, resting: Mapping[str, Layout]) -> SameRows:
+            given = {i.tensor: resting[i.tensor] for i in graph.inputs if i.tensor is not None}
+            layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
+            return SameRows(lines, layouts, mesh.mesh, self._device, compare_batches if apart else 0)
+
+        # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
+        self._planned = Execution(program, decisions, rank, compiles=True)
+        self._draws = self._planned.draws
+        self._met = False
+        self._take_modes(original)
+        around = Surroundings(
+            calling=calling,
+            template=template,
+            homes={path: self._home[p.tensor] for p in self._graph.parameters for path in p.paths}
+            | {buffer.path: self._home[buffer.tensor] for buffer in self._graph.buffers},
+            watch=watch,
+            judged_on=judged_on,
+            modules=tuple(self.named_modules(remove_duplicate=False)),
+        )
+        self._programs = Programs(Prepared(decisions, watch, self._planned), around)
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OUR_WAY and hasattr(original_of(self)[0], name):
+            return functools.partial(_OUR_WAY[name], self)
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -132,51 +154,18 @@ class ParallelModule(Owning):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         refuse_autocast(self._device)
-        if self._calling is not None:
-            args, kwargs = self._calling.arranged(args, kwargs)
         if torch.compiler.is_compiling():
+            if self._calling is not None:
+                args, kwargs = self._calling.arranged(args, kwargs)
             leaves = flatten_tree((args, kwargs))[0]
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
                 raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
             return self._planned.compiled(leaves)
-        if not self._mode_free:
-            refuse_other_mode(self.training, self._graph.training)
-        inputs = self._planned.arguments.matched(args, kwargs)
+        prepared, inputs = self._programs.find(args, kwargs)
         if not self._met:
             self._meet(inputs)
-        self._same_rows(inputs, torch.get_rng_state() if self._draws else None)
-        return self._execution_for(inputs)(inputs)
-
-    def _execution_for(self, inputs: Mapping[str, Tensor]) -> Execution:
-        """The program for a call with these inputs."""
-        if not torch.is_grad_enabled():
-            return self._planned
-        thawed = (name for name in self._frozen if self._planned.rank.held(name).requires_grad)
-        wanted = frozenset([*(name for name, leaf in inputs.items() if leaf.requires_grad), *thawed])
-        found = self._executions.get(wanted)
-        if found is None:
-            program = self._differentiated(wanted)
-            found = self._executions[wanted] = Execution(program, self._decisions, self._planned.rank)
-        if found is not self._current:
-            if self._current.holds_back:
-                raise RunError(
-                    "Gradients are held back by no_sync() from calls whose inputs did (or did not) require gradients, "
-                    "and now that changes.",
-                    "Let inputs require gradients in all passes of one accumulation, or in none.",
-                )
-            self._current = found
-        return found
-
-    def _differentiated(self, sources: frozenset[str]) -> Program:
-        """The program in which gradients flow back to these inputs and parameters too, under the same strategy."""
-        program, graph = self._program, with_input_gradients(self._graph, sources)
-        try:
-            return built(graph, program.strategy, self._decisions, program.flow.place.coordinate, self._device)
-        except LoweringError as error:
-            raise RunError(
-                f"The plan has no way for the gradient of {', '.join(sorted(sources))}: {error.message}",
-                "Detach the input, or split that operator otherwise (shardwright plan --forbid).",
-            ) from error
+        prepared.same_rows(inputs, torch.get_rng_state() if prepared.draws else None)
+        return self._programs.execution(prepared, inputs)(inputs)
 
     def _under(self, strategy: Strategy) -> Execution:
         """The same model in other shares, ready to be run; parameters and buffers stay as they are."""
@@ -187,13 +176,13 @@ class ParallelModule(Owning):
 
     def _adopt(self, execution: Execution) -> None:
         """Run this from the next call on; passes under way end as they began."""
-        if any(known.holds_back for known in self._executions.values()):
+        if self._gradients.holding:
             raise RunError(
                 "Gradients are held back by no_sync(), summed for the shares of the batch as they are now.",
                 "Change the shares after the pass that reduces them.",
             )
-        self._program, self._planned, self._current = execution.program, execution, execution
-        self._executions = {frozenset[str](): execution}
+        self._program, self._planned = execution.program, execution
+        self._programs.adopt(execution)
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
         """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""
@@ -224,6 +213,14 @@ class ParallelModule(Owning):
             "torch.distributed.checkpoint.",
         )
 
+    def _take_modes(self, original: torch.nn.Module | None) -> None:
+        """Every module is in the mode that it was captured in."""
+        self.train(self._graph.training)
+        if original is not None and original.training == self._graph.training:
+            modes = {path: module.training for path, module in original.named_modules(remove_duplicate=False)}
+            for path, module in self.named_modules(remove_duplicate=False):
+                module.training = modes.get(path, module.training)
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Keep gradients back: backward passes inside add up locally, the next one outside reduces the total."""
@@ -232,13 +229,3 @@ class ParallelModule(Owning):
             yield
         finally:
             self._gradients.hold = before
-
-
-def built(
-    graph: Graph, strategy: Strategy, decisions: Decisions, coordinate: Sequence[int], device: torch.device
-) -> Program:
-    """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
-    program = build(graph, strategy, decisions, coordinate, device=device.type, training=True, every_result=True)
-    validate_dataflow(program.flow)
-    validate_program(program)
-    return program

@@ -6,7 +6,6 @@ against the plan, this rank's program is built, and its parameters are cut to th
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 from collections.abc import Mapping, Sequence
@@ -24,25 +23,27 @@ from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
-from shardwright.graph import Graph, fingerprint, from_json, to_json
+from shardwright.graph import Graph, fingerprint
 from shardwright.graph.computation import computation
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import Decisions
-from shardwright.runtime.agreement import agree, digest, exchanged, sample
+from shardwright.runtime.agreement import agree, common_graph, digest, sample
 from shardwright.runtime.assistant.assistant import assist_if_asked
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
-from shardwright.runtime.module import ParallelModule, built
+from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.pipelined import pipelined
 from shardwright.runtime.profiling import profile_if_asked
+from shardwright.runtime.programs import built
 from shardwright.runtime.shards import device_of
+from shardwright.runtime.template import Template, with_tensors
 from shardwright.runtime.torchrun import plan_of_job
 
 
@@ -119,7 +120,7 @@ def parallelize(
     _refuse_shards(model)
     look_at_hooks(model)
     if graph is None:
-        captured = model if compute_dtype is None else _in_dtype(model, compute_dtype)
+        captured = model if compute_dtype is None else with_tensors(model, "meta", compute_dtype)
         graph = _captured(captured, plan, args, kwargs)
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
@@ -147,6 +148,7 @@ def parallelize(
     _agree(model, graph, strategy)
     decisions = decisions_of(plan) if decisions is None else decisions
     program = built(graph, strategy, decisions, coordinate_on(mesh), device_of(mesh))
+    template = Template.of(model, compute_dtype)
     shards = materialised(model, program.flow, mesh, weights, initialise, keep, strict)
     parallel = ParallelModule(
         program,
@@ -159,6 +161,8 @@ def parallelize(
         outputs=outputs,
         compare_batches=compare_batches,
         calling=Calling.of(model.forward, graph),
+        template=template,
+        judged_on=plan.mesh.device if isinstance(plan, Plan) else None,
         original=model,
     )
     if weights is not None and is_checkpoint(weights):
@@ -197,19 +201,13 @@ def _refuse_shards(model: torch.nn.Module) -> None:
 
 
 def _common(plan: Union[Plan, Strategy], graph: Graph) -> Graph:
-    """One graph for all ranks, where theirs differ in the order of operators alone: the plan's, or that of rank 0.
-
-    Models that walk through a set of names are traced in another order in every process
-    (:mod:`shardwright.graph.computation`); the plan's splits go by the numbers of one of them.
-    """
-    if isinstance(plan, Plan):
-        if plan.captured is None or fingerprint(graph) == plan.signature.fingerprint:
-            return graph
-        own = plan.graph(trusted=True)  # only taken where it computes exactly what this process has captured itself
-        return own if computation(own) == computation(graph) else graph
-    if len(set(exchanged(fingerprint(graph)))) == 1 or len(set(exchanged(computation(graph)))) > 1:
-        return graph  # where they compute different things, the comparison below says so
-    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "")[0])
+    """One graph for all ranks, where theirs differ in the order of operators alone: the plan's, or that of rank 0."""
+    if not isinstance(plan, Plan):
+        return common_graph(graph)
+    if plan.captured is None or fingerprint(graph) == plan.signature.fingerprint:
+        return graph
+    own = plan.graph(trusted=True)  # only taken where it computes exactly what this process has captured itself
+    return own if computation(own) == computation(graph) else graph
 
 
 def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
@@ -246,16 +244,6 @@ def _captured(
         if own is not None and own.device.type != "meta":
             args, kwargs = map_tree(functools.partial(_on, own.device), (args, kwargs))
     return capture(model, tuple(args or ()), kwargs)
-
-
-def _in_dtype(model: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The model as ``model.to(dtype)`` would be, on meta: what the plan was made for where masters are kept wider."""
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty_like(tensor, device="meta", dtype=dtype if tensor.is_floating_point() else tensor.dtype)
-        return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
-
-    return copy.deepcopy(model, {id(held): cast(held) for held in (*model.parameters(), *model.buffers())})
 
 
 def _on(device: torch.device, value: Any) -> Any:

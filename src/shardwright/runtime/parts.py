@@ -8,9 +8,10 @@ parameters, on the parallelized module itself and those of ``state_dict`` work.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -39,13 +40,35 @@ class Standing(torch.nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            kind, attributes = self.__dict__.get("_original", (object, {}))
+            kind, attributes = original_of(self)
             if name in attributes:
                 return attributes[name]
             found = _MISSING if name.startswith("__") else inspect.getattr_static(kind, name, _MISSING)
             if found is _MISSING:
                 raise
             return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+
+
+def original_of(standing: Standing) -> tuple[type, dict[str, Any]]:
+    """The class of the module that this stands for, and its plain attributes."""
+    return standing.__dict__.get("_original", (object, {}))
+
+
+def as_original(standing: Standing, forward: Callable[..., Any]) -> Any:
+    """An object of the original's own class, for code that asks for one, with our tensors and this ``forward``."""
+    kind, attributes = original_of(standing)
+
+    @functools.wraps(kind.forward)  # type: ignore[attr-defined]  # a module's class
+    def called(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    twin: Any = object.__new__(type(kind.__name__, (kind,), {"forward": called}))
+    torch.nn.Module.__init__(twin)
+    twin.__dict__.update(attributes)
+    for tree in ("_modules", "_parameters", "_buffers"):
+        twin.__dict__[tree] = getattr(standing, tree)
+    twin.training = standing.training
+    return twin
 
 
 class Part(Standing):

@@ -148,7 +148,7 @@ class Assistant:
         self.watch.learn()
         self._reached()
         self._observed()
-        held_back = self._module._current.holds_back  # by no_sync(): the sums belong to the shares as they are
+        held_back = bool(self._module._gradients.holding)  # by no_sync(): the sums belong to the shares as they are
         found = None if held_back else self.watch.verdict(self._cost)
         if found is not None and (self._mode == "act" or self._told is None or found.rows != self._told.rows):
             self._decide(found)

@@ -1,0 +1,34 @@
+"""``save_pretrained`` of a parallelized Hugging Face model: gathered on every rank, written by the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from shardwright.errors import RunError
+from shardwright.runtime.parts import Standing, as_original
+
+
+def save_pretrained(parallel: Standing, save_directory: str | Path, **kwargs: Any) -> None:
+    """Write what ``from_pretrained`` reads, in the model's own class; every rank calls this and returns when it is there.
+
+    The whole model passes through the first rank's host memory; ``save_checkpoint`` writes shards.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_model_state_dict(parallel, options=options)
+    first = dist.get_rank() == 0
+    refusal = [""]
+    if first:
+        try:
+            as_original(parallel, parallel).save_pretrained(save_directory, state_dict=whole, **kwargs)
+        except Exception as error:  # said on every rank, or the others would wait
+            refusal = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(refusal)
+    if refusal[0]:
+        raise RunError(
+            f"save_pretrained() into {str(save_directory)!r} failed on rank 0: {refusal[0]}",
+            "Store shards instead: shardwright.runtime.checkpoint.save_checkpoint().",
+        )

@@ -1,0 +1,260 @@
+"""The programs of one parallelized module: one for the planned call, others for calls that differ from it.
+
+A strategy is about operators and loops, not about extents. A call with another batch or length, with arguments more or
+fewer, or in the other mode is captured from the model's template when it first comes (on every rank, and the ranks compare
+what they have), the planned splits are carried over (:mod:`shardwright.plans.transfer`), and the program is proved sound, as
+the planned one was. The next call of that kind finds it. Parameters, buffers and process groups belong to the module and are
+shared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright._torch_compat import flatten_tree, flatten_with_paths
+from shardwright.cluster import Device
+from shardwright.costs.memory import memory
+from shardwright.errors import LoweringError, RunError, ShardwrightError
+from shardwright.frontend.containers import register_containers
+from shardwright.graph import Graph, fingerprint
+from shardwright.graph.gradients import with_input_gradients
+from shardwright.operators.rules import Layout
+from shardwright.operators.strategy import Strategy
+from shardwright.plans.transfer import carried, replicated
+from shardwright.program import Decisions, Program, build
+from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.runtime.agreement import agree, common_graph
+from shardwright.runtime.calling import Calling, Form, refuse_other_mode
+from shardwright.runtime.execution import Execution
+from shardwright.runtime.inputs import matched
+from shardwright.runtime.same_rows import SameRows
+from shardwright.runtime.shards import constant
+from shardwright.runtime.template import Template
+from shardwright.units import bytes_text
+
+LIMIT = 32
+"""Programs that a module keeps beside the planned one; the one that was not called for longest makes room for the next."""
+_FORMS = 8
+_log = logging.getLogger("shardwright")
+
+Modes = tuple[bool, ...]
+Watch = Callable[[Graph, Mapping[str, Layout]], SameRows]
+
+
+class Prepared:
+    """What one kind of call runs: its graph, its strategy and its programs, by the gradients that are wanted of it."""
+
+    def __init__(self, decisions: Decisions, watch: Watch, first: Execution) -> None:
+        self.graph, self.decisions = first.graph, decisions
+        self.forms: list[Form] = []
+        self.run_by(first)
+        self.same_rows = watch(self.graph, self.strategy.resting)
+        self.draws = first.draws
+        self._frozen = [p.tensor for p in self.graph.parameters if not p.trainable]
+
+    def run_by(self, first: Execution) -> None:
+        """From now on this runs such calls, and its strategy is theirs."""
+        self.first, self.strategy, self.rank = first, first.program.strategy, first.rank
+        self.executions: dict[frozenset[str], Execution] = {frozenset(): first} if first.flow.training else {}
+
+    def recognised(self, spec: Any, leaves: list[Any], modes: Modes) -> dict[str, Tensor] | None:
+        """The tensors of a call by name, if it is of this kind."""
+        for form in self.forms:
+            if form.fits(spec, leaves, modes):
+                return form.tensors_of(leaves)
+        return None
+
+    def learn(self, form: Form) -> None:
+        self.forms = [form, *self.forms[: _FORMS - 1]]
+
+    def execution(self, inputs: Mapping[str, Tensor]) -> Execution:
+        """The program for these inputs: gradients are wanted of those that require one, and of what was thawed."""
+        if not torch.is_grad_enabled():
+            return self.executions.get(frozenset(), self.first)
+        thawed = (name for name in self._frozen if self.rank.held(name).requires_grad)
+        wanted = frozenset([*(name for name, leaf in inputs.items() if leaf.requires_grad), *thawed])
+        if wanted not in self.executions:
+            self.executions[wanted] = Execution(self._differentiated(wanted), self.decisions, self.rank)
+        return self.executions[wanted]
+
+    def _differentiated(self, sources: frozenset[str]) -> Program:
+        """The program in which gradients flow back to these inputs and parameters too, under the same strategy."""
+        graph = with_input_gradients(self.graph, sources) if sources else self.graph
+        place = self.first.flow.place
+        try:
+            return built(graph, self.strategy, self.decisions, place.coordinate, self.rank.device)
+        except LoweringError as error:
+            raise RunError(
+                f"The plan has no way for the gradient of {', '.join(sorted(sources))}: {error.message}",
+                "Detach the input, or split that operator otherwise (shardwright plan --forbid).",
+            ) from error
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What all programs of a module have in common. ``homes`` finds a parameter or buffer by its path in the module."""
+
+    calling: Calling | None
+    template: Template | None
+    homes: Mapping[str, tuple[dict[str, Any], str]]
+    watch: Watch
+    judged_on: Device | None
+    modules: tuple[tuple[str, torch.nn.Module], ...]
+
+    def modes(self) -> Modes:
+        return tuple([module.training for _, module in self.modules])
+
+
+class Programs:
+    """Finds the program of a call, or makes it."""
+
+    def __init__(self, planned: Prepared, around: Surroundings) -> None:
+        self.planned, self.around = planned, around
+        self._modes = around.modes()
+        self._recent = [planned]
+        self._known: dict[tuple[Any, ...], Prepared] = {}
+        self._current = planned.first
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def adopt(self, execution: Execution) -> None:
+        """Planned calls run this from now on (the same model in other shares)."""
+        self.planned.run_by(execution)
+        self._current = execution
+
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Prepared, dict[str, Tensor]]:
+        """What this call runs, and its tensors by the names of that graph."""
+        leaves, spec = flatten_tree((args, dict(kwargs)))
+        modes = self.around.modes()
+        for place, prepared in enumerate(self._recent):
+            inputs = prepared.recognised(spec, leaves, modes)
+            if inputs is not None:
+                if place:
+                    self._recent.insert(0, self._recent.pop(place))
+                return prepared, inputs
+        return self._met_first(args, dict(kwargs), modes)
+
+    def execution(self, prepared: Prepared, inputs: Mapping[str, Tensor]) -> Execution:
+        """The execution of a call; the one that ran before lets go of what it keeps between steps."""
+        found = prepared.execution(inputs)
+        if found is not self._current:
+            self._current.retire()
+            self._current = found
+        return found
+
+    def _met_first(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes
+    ) -> tuple[Prepared, dict[str, Tensor]]:
+        """A call that is written as none before: it may be of a known kind all the same."""
+        register_containers((args, kwargs))
+        calling, planned = self.around.calling, self.planned
+        arranged = (args, kwargs) if calling is None else calling.arranged(args, kwargs)
+        again = calling is not None and self.around.template is not None and planned.rank.inputs == "whole"
+        try:
+            inputs = planned.first.arguments.matched(*arranged)
+            self._check_modes(modes, again)
+            prepared = planned
+        except RunError as difference:
+            if calling is None or not again:
+                raise
+            args_, kwargs_ = calling.plainest(args, kwargs)
+            prepared = self._other(args_, kwargs_, modes, difference)
+            inputs = matched(prepared.graph, args_, kwargs_)
+        if calling is not None:
+            prepared.learn(Form.of(calling, prepared.graph, args, kwargs, modes))
+        if prepared not in self._recent:
+            self._recent.insert(0, prepared)
+        return prepared, inputs
+
+    def _check_modes(self, modes: Modes, again: bool) -> None:
+        """Whether this is the mode that was planned; what cannot be captured again may be in the other if it is idle."""
+        idle = not self.planned.draws and not self.planned.graph.mutations
+        if modes != self._modes and (again or not idle):
+            refuse_other_mode(not self.planned.graph.training, self.planned.graph.training)
+
+    def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes, difference: RunError) -> Prepared:
+        key = (modes, *((path, _described(leaf)) for path, leaf in flatten_with_paths((args, kwargs))))
+        if key not in self._known:
+            started = perf_counter()
+            try:
+                prepared = self._prepared(args, kwargs, modes)
+            except ShardwrightError as error:
+                raise RunError(
+                    f"{difference.message} It has no program of its own, because: {error.message}", error.remedy
+                ) from error
+            self._known[key] = prepared
+            self._make_room()
+            _log.info(
+                "A call that differs from the planned one (%s) has a program of its own, made in %.2f s: %d programs now.",
+                difference.message.rstrip("."),
+                perf_counter() - started,
+                len(self._known) + 1,
+            )
+        return self._known[key]
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes) -> Prepared:
+        planned, template = self.planned, self.around.template
+        assert template is not None
+        training = {path: mode for (path, _), mode in zip(self.around.modules, modes, strict=True)}
+        graph = common_graph(template.captured(args, kwargs, training))
+        agree({"call": fingerprint(graph)})
+        place, device = planned.first.flow.place, planned.rank.device
+        strategy = carried(planned.graph, planned.strategy, graph)
+        backward = torch.is_grad_enabled()
+        try:
+            program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
+        except LoweringError as error:
+            _log.warning("%s That call is computed whole on every rank.", error.message)
+            strategy = replicated(planned.graph, planned.strategy, graph)
+            program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
+        self._refuse_too_large(program)
+        home = {p.tensor: self.around.homes[p.paths[0]] for p in graph.parameters}
+        home |= {b.tensor: self.around.homes[b.path] for b in graph.buffers}
+        parts = [constant(entry, program.flow, device) for entry in graph.constants]
+        rank = replace(planned.rank, home=home, constants=parts)
+        return Prepared(planned.decisions, self.around.watch, Execution(program, planned.decisions, rank))
+
+    def _refuse_too_large(self, program: Program) -> None:
+        device = self.around.judged_on
+        if device is None:
+            return
+        needed, planned = (memory(p, device).peak for p in (program, self.planned.first.program))
+        if needed > max(device.usable_memory, planned):
+            raise RunError(
+                f"This call needs {bytes_text(needed)} on a device that has {bytes_text(device.usable_memory)} "
+                f"(the planned one needs {bytes_text(planned)}).",
+                "Give fewer rows or shorter sequences at a time, or plan for this call.",
+            )
+
+    def _make_room(self) -> None:
+        while len(self._known) > LIMIT:
+            last = next(p for p in reversed(self._recent) if p is not self.planned)
+            self._recent.remove(last)
+            self._known = {key: prepared for key, prepared in self._known.items() if prepared is not last}
+
+
+def _described(leaf: Any) -> Any:
+    return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+
+
+def built(
+    graph: Graph,
+    strategy: Strategy,
+    decisions: Decisions,
+    coordinate: Any,
+    device: torch.device,
+    training: bool = True,
+) -> Program:
+    """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
+    program = build(graph, strategy, decisions, coordinate, device=device.type, training=training, every_result=True)
+    validate_dataflow(program.flow)
+    validate_program(program)
+    return program

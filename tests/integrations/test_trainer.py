@@ -1,0 +1,81 @@
+"""Hugging Face's Trainer with a parallelized model: the losses of one process, evaluation, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.test_programs import LENGTH, VOCABULARY, gpt2, graph_of, strategy_of, transformers
+from runtime.workers import device_mesh
+from shardwright.runtime import parallelize
+from shardwright.verification.precision import all_double
+
+pytest.importorskip("accelerate")
+TEXTS, ROWS = 20, 8
+"""Two whole batches and one of four rows."""
+
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.texts = torch.randint(0, VOCABULARY, (count, LENGTH), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self.texts[index], "labels": self.texts[index]}
+
+
+def arguments(folder: str | Path, **kwargs: Any) -> Any:
+    common: dict[str, Any] = {"per_device_train_batch_size": ROWS, "per_device_eval_batch_size": ROWS, "use_cpu": True}
+    common |= {"num_train_epochs": 2, "logging_steps": 1, "report_to": [], "disable_tqdm": True, "optim": "adamw_torch"}
+    common |= {"learning_rate": 1e-2, "max_grad_norm": 0.1, "warmup_steps": 1, "eval_strategy": "epoch"}
+    common |= {"save_strategy": "epoch", "eval_do_concat_batches": False, "logging_first_step": True}
+    return transformers.TrainingArguments(str(folder), **common | kwargs)
+
+
+def history(trainer: Any) -> list[tuple[str, float]]:
+    """Every loss and norm in the order of the log."""
+    names = ("loss", "eval_loss", "grad_norm")
+    return [(name, float(entry[name])) for entry in trainer.state.log_history for name in names if name in entry]
+
+
+@all_double()
+def trains(rank: int, folder: str) -> None:
+    from shardwright.integrations.trainer import Trainer, one_process
+
+    data = {"train_dataset": Texts(TEXTS, 0), "eval_dataset": Texts(11, 1)}
+    expected = None
+    with one_process():
+        theirs = transformers.Trainer(
+            copy.deepcopy(gpt2()), arguments(f"{folder}/theirs{rank}", save_strategy="no"), **data
+        )
+        theirs.train()
+        expected = history(theirs)
+
+    def ours(where: str, **kwargs: Any) -> Any:
+        split = parallelize(gpt2(), strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph_of(), keep=True)
+        return Trainer(model=split, args=arguments(where, **kwargs), **data)
+
+    whole = ours(f"{folder}/ours")
+    whole.train()
+    found = history(whole)
+    assert [name for name, _ in found] == [name for name, _ in expected]
+    for (name, mine), (_, true) in zip(found, expected, strict=True):
+        assert mine == pytest.approx(true, rel=1e-6 if name == "grad_norm" else 1e-9), (name, found, expected)
+    written = transformers.GPT2LMHeadModel.from_pretrained(f"{folder}/ours/checkpoint-6", dtype=torch.float64)
+    for name, parameter in theirs.model.named_parameters():
+        torch.testing.assert_close(written.get_parameter(name), parameter, rtol=1e-7, atol=1e-9)
+    resumed = ours(f"{folder}/ours")
+    resumed.train(resume_from_checkpoint=f"{folder}/ours/checkpoint-3")
+    assert [value for _, value in history(resumed)] == pytest.approx([value for _, value in found], rel=1e-9)
+    assert resumed.state.global_step == 6 and resumed.is_world_process_zero() == (rank == 0)
+
+
+def test_the_losses_of_one_process(pool, tmp_path):
+    pool.run(trains, str(tmp_path), seconds=280)
