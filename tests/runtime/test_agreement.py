@@ -99,7 +99,7 @@ def seldom(rank: int) -> str:
 def wrong_shape(rank: int) -> str:
     model, graph, strategy = model_and_strategy()
     parallel = parallelize(model, strategy, mesh=device_mesh((4,)), graph=graph)
-    return refusal(parallel, torch.ones(7, 8))
+    return refusal(parallel, torch.ones(8, 7))  # a width that the model cannot take
 
 
 def absent(rank: int) -> tuple[str, float]:
@@ -128,7 +128,7 @@ def not_finite(rank: int) -> str:
         (later_rows, "batch: rank"),
         (seldom, "batch: ranks 1, 2, 3 differ"),
         (another_state, "random state: rank 2 differs"),
-        (wrong_shape, "float32[7, 8]"),
+        (wrong_shape, "float32[8, 7]"),
         (not_finite, "gradient of b is not finite on rank 2"),
     ],
 )
