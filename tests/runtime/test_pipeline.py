@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,12 +222,19 @@ class Plain(torch.nn.Module):
 
 
 def outside(rank: int) -> None:
+    torch.manual_seed(rank)
+    with pytest.raises(RunError, match="do not agree on the weights"):
+        model, x = Plain().double(), torch.zeros(6, 6, dtype=torch.float64)
+        graph = capture(model, (x,))
+        parallelize(model, pipeline_plan(graph, halves(graph, 4), 3, "1f1b"), (x,), graph=graph)
     torch.manual_seed(0)
     model, x = Plain().double(), torch.randn(6, 6, dtype=torch.float64)
     graph = capture(model, (x,))
     reference = copy.deepcopy(model)
     (reference(x) ** 3).mean().backward()
-    parallel = parallelize(model, pipeline_plan(graph, halves(graph, 4), 3, "1f1b"), (x,), graph=graph)
+    plan = pipeline_plan(graph, halves(graph, 4), 3, "1f1b")
+    plan = replace(plan, proof=replace(plan.proof, seconds=float(rank)))  # planned by every rank for itself
+    parallel = parallelize(model, plan, (x,), graph=graph)
     (parallel(x) ** 3).mean().backward()
     for name, parameter in parallel.named_parameters():
         expected = reference.get_parameter(name).grad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
-from shardwright.graph import Graph
+from shardwright.graph import Graph, fingerprint
 from shardwright.plans import Plan
-from shardwright.plans.serial import to_json
+from shardwright.plans.stages import stage_text
 from shardwright.program.dataflow import Dataflow
 from shardwright.program.pipeline import Pipeline, StageProgram, check
 from shardwright.program.validate import validate_dataflow, validate_program
-from shardwright.runtime.agreement import agree, digest
+from shardwright.runtime.agreement import agree, digest, sample
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.execution import Gradients, Rank
@@ -56,7 +57,10 @@ def pipelined(
             f"The plan is for {plan.devices} processes, and {running} are running.",
             f"Start with torchrun --nproc-per-node {plan.devices} (`shardwright run` does).",
         )
-    agree({"plan": digest([to_json(replace(plan, captured=None))])})
+    chosen = [json.dumps(stage_text(replace(stage, prediction=None))) for stage in plan.stages]
+    held = (f"{name}{tuple(p.shape)}".encode() + sample(p) for name, p in model.named_parameters())
+    decided = digest([*chosen, str(plan.schedule), str(plan.microbatches)])
+    agree({"model": fingerprint(graph), "plan": decided, "weights": digest(held)})
     pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule)
     check(pipeline)
     kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
