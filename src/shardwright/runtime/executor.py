@@ -439,14 +439,18 @@ class Executor:
         (source,), (result,), key = instruction.reads, instruction.writes, (instruction.name, instruction.node)
         shape = self._read_shape(instruction)
         dtype = self.rank.reduce_dtype
+        own = source not in self._shared  # nobody else's gradient lies there, so the next can be added to it in place
 
         def act(run: Run) -> None:
             gradient = run.slots[source]
             if gradient is not None and not self.rank.held(key[0]).requires_grad:
                 gradient = None
             before = self.kept_back.pop(key, None)
-            if before is not None:
-                gradient = before if gradient is None else gradient + before
+            if before is not None and gradient is not None:
+                alike = own and before.dtype == gradient.dtype and before.shape == gradient.shape
+                gradient = before.add_(gradient) if alike and owns_storage(before) else gradient + before
+            elif before is not None:
+                gradient = before
             if gradient is not None and tuple(gradient.shape) != shape:
                 gradient = gradient.expand(shape)
             if self.rank.hold and gradient is not None:
