@@ -32,10 +32,12 @@ class Case:
 
 LLAMA_70B = "llama:layers=4,width=8192,heads=64,kv_heads=8,inner=28672,vocab=32000,seq=4096"
 LLAMA_405B = "llama:layers=4,width=16384,heads=128,kv_heads=8,inner=53248,vocab=128256,seq=8192"
+DEEPSEEK = "moe:layers=4,width=7168,heads=128,kv_heads=128,experts=256,top_k=8,inner=2048,vocab=129280,seq=4096"
 CASES = {
     "llama-70b": Case(LLAMA_70B, 80, "8x8xH100", 256, (4, 16)),
     "llama-70b-160": Case(LLAMA_70B, 160, "8x8xH100", 256, (4, 16)),
     "llama-405b": Case(LLAMA_405B, 126, "2048x8xH100", 2048, (128, 256)),
+    "deepseek-v3-like": Case(DEEPSEEK, 61, "256x8xH100", 4096, (256,)),
     "deep": Case("gpt:layers=4,width=2048,heads=16", 1024, "8x8xH100", 256, (8,)),
     "unlike": Case("gpt:layers=4,width=4096,heads=32", 32, "4xA100-80GB + 4xH100", 64, (2, 4)),
 }
