@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.reports.looking import report, simulate
     from shardwright.runtime import parallelize
     from shardwright.runtime.assistant import assist
+    from shardwright.runtime.rows import sampler
     from shardwright.verification import verify
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "parallelize",
     "plan",
     "report",
+    "sampler",
     "simulate",
     "verify",
 ]
@@ -51,6 +53,7 @@ _HOME = {
     "parallelize": "shardwright.runtime",
     "plan": "shardwright.planner",
     "report": "shardwright.reports.looking",
+    "sampler": "shardwright.runtime.rows",
     "simulate": "shardwright.reports.looking",
     "verify": "shardwright.verification",
 }

@@ -26,8 +26,9 @@ from shardwright.program.border import arriving, leaving
 from shardwright.program.dataflow import Dataflow
 from shardwright.program.steps import BoundStep
 
-Inputs = Literal["whole", "local"]
-"""What plain tensors given to the module are: the whole batch, the same on every rank, or each rank's part."""
+Inputs = Literal["whole", "rows", "local"]
+"""What plain tensors given to the module are: the whole batch, the same on every rank, this rank's rows of it, or each
+rank's part as the plan cuts it."""
 Outputs = Literal["whole", "local", "dtensor"]
 """What the module hands out where a result is cut: whole tensors, each rank's part, or DTensors."""
 

@@ -37,6 +37,7 @@ from shardwright.runtime.generation import generate
 from shardwright.runtime.parts import Owning, original_of
 from shardwright.runtime.pretrained import save_pretrained
 from shardwright.runtime.programs import Prepared, Programs, Surroundings, built
+from shardwright.runtime.rows import Rows
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import constant, device_of
 from shardwright.runtime.template import Template
@@ -97,6 +98,8 @@ class ParallelModule(Owning):
         self._gradients = Gradients()
         self._resemble(original)
         self._own(self._graph.parameters, self._graph.buffers, tensors)
+        self._rows = Rows(mesh, lines, self._graph, program.strategy, calling) if inputs == "rows" else None
+        inputs = "whole" if inputs == "rows" else inputs
         rank = Rank(
             mesh=mesh,
             device=self._device,
@@ -158,9 +161,13 @@ class ParallelModule(Owning):
             if self._calling is not None:
                 args, kwargs = self._calling.arranged(args, kwargs)
             leaves = flatten_tree((args, kwargs))[0]
+            if self._rows is not None:
+                raise RunError("A compiled module takes no rows.", "Give it whole batches, or run it eagerly.")
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
                 raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
             return self._planned.compiled(leaves)
+        if self._rows is not None:
+            args, kwargs = self._rows.batch(args, kwargs)
         prepared, inputs = self._programs.find(args, kwargs)
         if not self._met:
             self._meet(inputs)

@@ -99,8 +99,8 @@ def parallelize(
     keep
         Leave ``model`` as it is, for another use of it, and copy what is needed.
     inputs
-        What plain tensors given to the result are: ``"whole"``, the same on every rank, or ``"local"``, this rank's part
-        as the plan cuts it. DTensors are always taken.
+        What plain tensors given to the result are: ``"whole"``, the same on every rank, ``"rows"``, those that this rank
+        has read (:func:`shardwright.sampler`), or ``"local"``, its part as the plan cuts it. DTensors are always taken.
     outputs
         What comes out where a result is cut: ``"whole"`` tensors, put together when first used (on every rank), this
         rank's ``"local"`` part, or a ``"dtensor"``. A gradient always lies as its tensor does.
