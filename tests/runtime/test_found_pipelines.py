@@ -12,7 +12,7 @@ from runtime.pool import POOL
 from runtime.workers import built
 from shardwright.cluster import parse_cluster
 from shardwright.planner import Options
-from shardwright.planner.pipelined import find_pipelines
+from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.search.joint.pipelines import JointPlan

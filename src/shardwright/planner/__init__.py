@@ -1,6 +1,6 @@
 """From a model to the simulated winner: search on every mesh, try out, correct, compare; the trade-off curve."""
 
-from shardwright.planner.pipelined import plan_jointly
+from shardwright.planner.joint import plan_jointly
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan, plan_graph
 from shardwright.planner.trials import predict

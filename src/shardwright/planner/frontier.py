@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible
 from shardwright.graph import Graph
-from shardwright.planner.pipelined import Joint, shape_of
+from shardwright.planner.joint import Joint, shape_of
 from shardwright.planner.planning import Options, Progress, plan_graph
 from shardwright.plans import Plan
 from shardwright.search.strategies import LEAST_MEMORY

@@ -13,7 +13,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.frontier import spanning
-from shardwright.planner.pipelined import Joint, find_pipelines
+from shardwright.planner.joint import Joint, find_pipelines
 from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.pipeline import Pipeline, check
