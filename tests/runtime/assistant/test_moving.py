@@ -20,7 +20,8 @@ from runtime.workers import built, device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize
-from shardwright.runtime.assistant import Assistant, assist
+from shardwright.runtime.assistant import Assistant, assist, clocks
+from shardwright.runtime.assistant import assistant as acting
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -189,13 +190,17 @@ def test_gradients_that_are_held_back_keep_their_shares() -> None:
 
 
 def slowed(rank: int) -> Any:
-    """Every row takes 15 ms, on rank 1 five times as long, until rows have been moved; then no longer."""
-    subject = drawing()
+    """Every row takes 15 ms, on rank 1 five times as long, until rows have been moved; then no longer.
+
+    Time is the test's own, so that nothing depends on how busy the machine is.
+    """
+    subject, now = drawing(), [0.0]
+    clocks.perf_counter = acting.perf_counter = lambda: now[0]
     parallel, optimizer, assistant = assisted(subject, "data-parallel", (4,))
     slow = 5.0
 
     def work(*_: Any) -> None:
-        time.sleep(0.015 * assistant.rows[rank] * (slow if rank == 1 else 1.0))
+        now[0] += 0.015 * assistant.rows[rank] * (slow if rank == 1 else 1.0)
 
     hook = parallel.register_forward_pre_hook(work)
     seen = [assistant.rows]
@@ -209,6 +214,7 @@ def slowed(rank: int) -> Any:
                 break
     hook.remove()
     assistant.leave()
+    clocks.perf_counter = acting.perf_counter = time.perf_counter
     return seen, [(event.event, event.rank, str(event)) for event in assistant.events]
 
 
