@@ -84,11 +84,9 @@ def opened_outputs(model: torch.nn.Module, everything: bool = True) -> Iterator[
     left_out: list[str] = []
 
     def look(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        if not everything and isinstance(output, Mapping) and _is_loss(output.get("loss")):
-            idle = [key for key, item in output.items() if is_object(item)]
-            left_out.extend(f"{key} ({type(output[key]).__name__})" for key in idle)
-            if idle:
-                output = type(output)(**{key: item for key, item in output.items() if key not in idle})
+        if not everything:
+            left_out.extend(f"{key} ({type(output[key]).__name__})" for key in _idle(output))
+            output = trained_on(output)
         register_containers(output)
         return output
 
@@ -97,6 +95,18 @@ def opened_outputs(model: torch.nn.Module, everything: bool = True) -> Iterator[
         yield left_out
     finally:
         hook.remove()
+
+
+def trained_on(output: Any) -> Any:
+    """What a training step has of ``output``: where it names a loss, all but the objects beside that."""
+    idle = _idle(output)
+    return type(output)(**{key: item for key, item in output.items() if key not in idle}) if idle else output
+
+
+def _idle(output: Any) -> list[str]:
+    if not isinstance(output, Mapping) or not _is_loss(output.get("loss")):
+        return []
+    return [key for key, item in output.items() if is_object(item)]
 
 
 def is_object(value: Any) -> bool:

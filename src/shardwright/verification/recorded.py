@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
+from shardwright.frontend.containers import trained_on
 from shardwright.runtime.inputs import readable
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.verification.gathering import Gathered, gathered
@@ -135,7 +136,7 @@ def _step(
         args, kwargs = map_tree(_asking, (args, dict(kwargs)))
         leaves = flatten_with_paths((args, kwargs))
         trained |= {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
-    output = model(*args, **kwargs)
+    output = trained_on(model(*args, **kwargs))
     loss = loss_of(output)
     outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
     loss.backward()
