@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardwright.cli._show import bytes_text, print_json, table
 
@@ -35,24 +35,9 @@ def _explain_stages(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     if as_json:
         print_json({"rank": rank, "instructions": rows})
         return
-    table(
-        f"What rank {rank} does in one step: {len(rows)} instructions",
-        ["no", "phase", "stage", "mb", "kind", "what", "stream", "waits for", "bytes"],
-        [
-            [
-                str(row["number"]),
-                row["phase"],
-                str(row["stage"]),
-                str(row["microbatch"]) if row["microbatch"] < plan.microbatches else "–",
-                row["kind"],
-                row["what"],
-                row["stream"],
-                ", ".join(map(str, row["waits_for"])) or "–",
-                bytes_text(row["bytes"]) if row["bytes"] else "",
-            ]
-            for row in rows
-        ],
-    )
+    # What is done once, for all micro-batches, bears the number after the last one.
+    pieces = {number: str(number) for number in range(plan.microbatches)}
+    _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows], stages=True)
 
 
 def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
@@ -77,19 +62,19 @@ def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     if as_json:
         print_json({"rank": rank, "coordinate": list(place), "instructions": rows})
         return
+    _print(rank, rows)
+
+
+def _print(rank: int, rows: list[dict[str, Any]], stages: bool = False) -> None:
+    """A line for every instruction."""
+    staged = {"stage": "stage", "mb": "microbatch"} if stages else {}
+    shown = {"no": "number", "phase": "phase", **staged, "kind": "kind", "what": "what", "stream": "stream"}
     table(
         f"What rank {rank} does in one step: {len(rows)} instructions",
-        ["no", "phase", "kind", "what", "stream", "waits for", "bytes"],
+        [*shown, "waits for", "bytes"],
         [
-            [
-                str(row["number"]),
-                row["phase"],
-                row["kind"],
-                row["what"],
-                row["stream"],
-                ", ".join(map(str, row["waits_for"])) or "–",
-                bytes_text(row["bytes"]) if row["bytes"] else "",
-            ]
+            [str(row[key]) for key in shown.values()]
+            + [", ".join(map(str, row["waits_for"])) or "–", bytes_text(row["bytes"]) if row["bytes"] else ""]
             for row in rows
         ],
     )

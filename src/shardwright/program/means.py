@@ -14,20 +14,10 @@ from dataclasses import replace
 
 from shardwright.graph import Graph, Op, Ref, Tensor
 from shardwright.operators import Call, analyse
-from shardwright.operators.descriptions.losses import MEAN, SUM, broadcast
+from shardwright.operators.descriptions.losses import MEAN, PAIRS, SUM, broadcast
 from shardwright.operators.registry import bind
 
 CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")
-PAIRS = (
-    "aten.mse_loss.default",
-    "aten.l1_loss.default",
-    "aten.soft_margin_loss.default",
-    "aten.smooth_l1_loss.default",
-    "aten.huber_loss.default",
-    "aten.kl_div.default",
-    "aten.binary_cross_entropy.default",
-    "aten.binary_cross_entropy_with_logits.default",
-)
 MEANS = {"aten.mean.default": "aten.sum.default", "aten.mean.dim": "aten.sum.dim_IntList"}
 
 

@@ -11,6 +11,18 @@ from shardwright.operators.registry import describes
 NONE, MEAN, SUM = 0, 1, 2
 """Values of ``reduction`` in ATen."""
 
+PAIRS = (
+    "aten.mse_loss.default",
+    "aten.l1_loss.default",
+    "aten.soft_margin_loss.default",
+    "aten.smooth_l1_loss.default",
+    "aten.huber_loss.default",
+    "aten.kl_div.default",
+    "aten.binary_cross_entropy.default",
+    "aten.binary_cross_entropy_with_logits.default",
+)
+"""Losses that compare two tensors element by element."""
+
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     rank = max(len(a), len(b))

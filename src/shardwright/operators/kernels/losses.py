@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardwright.operators.descriptions.losses import MEAN, NONE, broadcast
+from shardwright.operators.descriptions.losses import MEAN, NONE, PAIRS, broadcast
 from shardwright.operators.kernels.reductions import everywhere, wide
 from shardwright.operators.kernels.softmaxes import exchanged_log_sum
 from shardwright.operators.pieces import Call, Piece
@@ -109,16 +109,7 @@ def class_loss(call: Call) -> Piece | None:
     return call.kernel(kernel)
 
 
-@computes(
-    "aten.mse_loss.default",
-    "aten.l1_loss.default",
-    "aten.soft_margin_loss.default",
-    "aten.smooth_l1_loss.default",
-    "aten.huber_loss.default",
-    "aten.kl_div.default",
-    "aten.binary_cross_entropy.default",
-    "aten.binary_cross_entropy_with_logits.default",
-)
+@computes(*PAIRS)
 def mean_loss(call: Call) -> Piece | None:
     """The mean of local terms times the local share of all terms."""
     from shardwright._torch_compat import operator
