@@ -124,6 +124,7 @@ class Meeting:
                 return stacked.sum(0)  # autograd adds up the gradients of all ranks
             return _reduced(stacked, reduce).detach()
 
+        exchange.shared_backward = True  # type: ignore[attr-defined]  # read by kernels that would exchange in theirs
         return exchange
 
 

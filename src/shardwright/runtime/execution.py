@@ -137,9 +137,8 @@ class Execution:
         )
 
     def forward(self, sources: Sequence[Tensor]) -> Run:
-        """A forward pass that a backward pass may follow, replayed where that is safe."""
-        replayed = None if self.replay is None else self.replay.forward(sources)
-        return self.executor.forward(sources, True) if replayed is None else replayed
+        """A forward pass that a backward pass may follow."""
+        return self.executor.forward(sources, True) if self.replay is None else self.replay.forward(sources)
 
     def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
         """A backward pass; one that holds nothing back takes along what passes of other programs have held back."""

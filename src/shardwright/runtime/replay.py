@@ -18,7 +18,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -54,12 +54,15 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         """``draws``: the work draws random numbers."""
 
+    def memory(self) -> AbstractContextManager[Any]:
+        """Passes that are not recorded take their memory where recordings will."""
+
 
 class CudaGraphs:
     """PyTorch's CUDA graphs in one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device, self._pool = device, torch.cuda.MemPool()
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
@@ -67,9 +70,14 @@ class CudaGraphs:
         for generator in generators.values():
             graph.register_generator_state(generator)
         drawing = drawing_from(generators) if draws else nullcontext()
-        with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        pool: Any = self._pool.id
+        with drawing, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
         return graph
+
+    def memory(self) -> AbstractContextManager[Any]:
+        # Else optimizer states would be cut from segments of activations, which nobody could give back.
+        return torch.cuda.use_mem_pool(self._pool, self._device)
 
 
 def recorder_for(program: Program, device: torch.device) -> Recorder | None:
@@ -143,8 +151,19 @@ class Replay:
         self._tries = 0
         self.replays = 0
 
-    def forward(self, sources: Sequence[Tensor]) -> Run | None:
-        """Replay a forward pass, if that is safe now."""
+    def forward(self, sources: Sequence[Tensor]) -> Run:
+        """A forward pass that a backward pass may follow, replayed if that is safe now."""
+        run = self._replayed(sources)
+        if run is None:
+            with self._memory():
+                run = self.executor.forward(sources, True)
+        return run
+
+    def _memory(self) -> AbstractContextManager[Any]:
+        """Where passes that are not replayed take their memory: once there is a recording, not where it writes."""
+        return self.recorder.memory() if self._captured is None and self._tries < _TRIES else nullcontext()
+
+    def _replayed(self, sources: Sequence[Tensor]) -> Run | None:
         executor, before = self.executor, self._last()
         if executor.log is not None or self.rank.hold or executor.kept_back or ledger() is not None:
             return None
@@ -175,7 +194,8 @@ class Replay:
         made = self._captured
         if self._last() is not run or made is None:
             self._seen = looks
-            return self.executor.backward(run, gradients)
+            with self._memory():
+                return self.executor.backward(run, gradients)
         plain = not self.rank.hold and not self.executor.kept_back
         if looks != _looks(made.gradients) or not plain or made.key[0] != self._trained():
             self._seen = looks

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shardwright.operators.kernels.reductions import everywhere, wide
@@ -12,9 +14,14 @@ from shardwright.operators.registry import computes
 
 def moments(x: Any, dims: list[int], count: int, loops: list[str], exchange: Any) -> tuple[Any, Any, Any]:
     """Mean, deviations from it and biased variance over ``dims``, some of which are cut along ``loops``."""
-    mean = everywhere(exchange, x.sum(dims, keepdim=True), "sum", loops) / count
+    return moments_of(x, dims, count, partial(_summed, exchange, loops))
+
+
+def moments_of(x: Any, dims: list[int], count: int, summed: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """The same; ``summed`` adds a statistic up over the pieces."""
+    mean = summed(x.sum(dims, keepdim=True)) / count
     deviations = x - mean
-    variance = everywhere(exchange, deviations.square().sum(dims, keepdim=True), "sum", loops) / count
+    variance = summed(deviations.square().sum(dims, keepdim=True)) / count
     return mean, deviations, variance
 
 
@@ -93,12 +100,12 @@ def group_norm(call: Call) -> Piece | None:
         parts = wide(x).reshape(x.shape[0], groups, -1)
         _, deviations, variance = moments(parts, [2], count, loops, exchange)
         normal = (deviations * (variance + arguments["eps"]).rsqrt()).reshape(x.shape)
-        return _per_channel(normal, 1.0, arguments).to(x.dtype)
+        return per_channel(normal, 1.0, arguments).to(x.dtype)
 
     return call.kernel(kernel)
 
 
-def _per_channel(deviations: Any, scale: Any, arguments: dict[str, Any]) -> Any:
+def per_channel(deviations: Any, scale: Any, arguments: dict[str, Any]) -> Any:
     """``deviations * scale * weight + bias``, with as few roundings per element as PyTorch's own kernel.
 
     Every later layer inherits them: one by one they made gradients of a deep model up to 2.5 times less accurate.
@@ -112,6 +119,10 @@ def _per_channel(deviations: Any, scale: Any, arguments: dict[str, Any]) -> Any:
         return deviations * scale
     bias = arguments["bias"].view(shape).to(deviations.dtype)
     return torch.addcmul(bias, deviations, scale) if isinstance(scale, torch.Tensor) else deviations + bias
+
+
+def _summed(exchange: Any, loops: list[str], x: Any) -> Any:
+    return everywhere(exchange, x, "sum", loops)
 
 
 @computes(
@@ -132,17 +143,20 @@ def batch_norm(call: Call) -> Piece | None:
     outputs = len(call.op.outputs)
 
     def kernel(exchange: Any, **arguments: Any) -> Any:
-        x = wide(arguments["input"])
-        mean, deviations, variance = moments(x, dims, count, loops, exchange)
-        scale = (variance + arguments["eps"]).rsqrt()
-        normal = _per_channel(deviations, scale, arguments).to(arguments["input"].dtype)
+        from shardwright.operators.kernels.statistics import normalised
+
+        # Where all pieces lie in one graph of autograd, as checks run them, nobody exchanges in its backward.
+        plain = getattr(exchange, "shared_backward", False)
+        summed = partial(_summed, exchange, loops)
+        normal, mean, variance = normalised(arguments, dims, count, summed, plain)
         if outputs == 1:
             return normal
-        results = [normal, mean.detach().flatten(), scale.detach().flatten()]
+        mean, variance = mean.detach().flatten(), variance.detach().flatten()
+        results = [normal, mean, (variance + arguments["eps"]).rsqrt()]
         if running:
             for old, new in (("running_mean", mean), ("running_var", variance * unbiased)):
                 step, value = arguments["momentum"], arguments[old]
-                results.append(value * (1 - step) + new.detach().flatten().to(value.dtype) * step)
+                results.append(value * (1 - step) + new.to(value.dtype) * step)
         return tuple(results[:outputs])
 
     return call.kernel(kernel)
@@ -161,6 +175,6 @@ def instance_norm(call: Call) -> Piece | None:
         x = wide(arguments["input"])
         _, deviations, variance = moments(x, dims, count, loops, exchange)
         scale = (variance + arguments["eps"]).rsqrt()
-        return _per_channel(deviations, scale, arguments).to(arguments["input"].dtype)
+        return per_channel(deviations, scale, arguments).to(arguments["input"].dtype)
 
     return call.kernel(kernel)
