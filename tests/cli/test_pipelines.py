@@ -27,6 +27,16 @@ def test_a_pipeline_is_planned_and_simulated(
     assert len(told["peak_bytes"]) == len(told["stages"]) == 2
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == {0, 1}
+    # Passes, bubbles, and what follows the last pass fill the step of every device.
+    for device in range(2):
+        mine = [event for event in spans if event["pid"] == device and event["cat"] != "parcel"]
+        assert sum(event["dur"] for event in mine) == pytest.approx(told["step_seconds"] * 1e6)
+        assert {"bubble", "forward", "closing"} <= {event["cat"] for event in mine}
+    assert sum(event["cat"] == "parcel" for event in spans) == 8
+    assert run(monkeypatch, "explain", plan) == 0
+    assert "exposed" in capsys.readouterr().out
+    assert run(monkeypatch, "explain", plan, "--memory", "--json") == 0
+    assert [row["peak_bytes"] for row in json.loads(capsys.readouterr().out)["stages"]] == told["peak_bytes"]
     assert run(monkeypatch, "explain", plan, "--program", "--rank", "1", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["instructions"]
     assert [row["kind"] for row in rows].count("receive") == 4

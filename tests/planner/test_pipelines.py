@@ -17,7 +17,7 @@ from shardwright.zoo.reference import resolve
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    found = resolve("gpt:layers=4,width=64,heads=4,vocab=211,seq=32,batch=8")
+    found = resolve("gpt:layers=4,width=1024,heads=4,vocab=2048,seq=1024,batch=8", device="meta")
     return capture(found.model, found.args, found.kwargs)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, seconds_text, table
 
 if TYPE_CHECKING:
+    from shardwright.graph import Graph
     from shardwright.plans import Plan, Stage
     from shardwright.schedules import Schedule
     from shardwright.simulator import PipelineTimeline
@@ -43,8 +44,9 @@ def print_stages(stages: Sequence[Stage], schedule: Schedule | None) -> None:
         ranks = f"{stage.ranks[0]}–{stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
         rows.append([str(number), str(len(stage.operators)), ranks, mesh_text(stage.strategy.axes), *told])
     title = f"{len(stages)} stages, {schedule.microbatches} micro-batches" if schedule is not None else "Stages"
-    heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed inside", "memory/device"]
-    table(title, heads, rows)
+    caption = "bubble: share of the step that a device idles; exposed: seconds in which it only waits for communication"
+    heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed", "memory/device"]
+    table(title, heads, rows, caption)
 
 
 def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: bool) -> None:
@@ -53,12 +55,11 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
 
     p = {"step_seconds": timeline.seconds, "bubble": timeline.bubble}
     if as_json:
-        memory = [timeline.device_memory(device) for device in range(timeline.timing.schedule.devices)]
         print_json(
             {
                 **p,
                 "makespan": timeline.timing.makespan,
-                "peak_bytes": memory,
+                "peak_bytes": timeline.memory,
                 "sent_bytes": timeline.communication_bytes,
                 **stages_document(plan.stages, plan.microbatches, plan.schedule),
                 "stage_predictions": [asdict(one) for one in timeline.stages],
@@ -75,3 +76,25 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
     )
     for line in draw(timeline.timing, width):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def explain_stages(plan: Plan, graph: Graph, memory: bool, as_json: bool) -> None:
+    """What every stage does and holds, by the simulation of all ranks; ``memory``: what fills it."""
+    from shardwright.simulator import simulate_plan_pipeline
+
+    timeline = simulate_plan_pipeline(plan, graph)
+    if not memory:
+        show_timeline(plan, timeline, 120, as_json)
+        return
+    rows = []
+    for stage, device in enumerate(timeline.timing.schedule.device_of):
+        held = timeline.times[stage, max(timeline.pipeline.micro.sizes)].bytes
+        about = {"at_rest": held.resting, "gradients": held.kept, "per_microbatch": held.held}
+        rows.append({"stage": stage, **about, "inside_a_pass": held.working, "peak_bytes": timeline.memory[device]})
+    if as_json:
+        curves = [timeline.memory_curve(device) for device in range(timeline.timing.schedule.devices)]
+        print_json({"stages": rows, "memory_curves": curves})
+        return
+    heads = ["stage", "at rest", "gradients", "held per micro-batch", "more inside a pass", "peak of its ranks"]
+    shown = [[str(row["stage"]), *(bytes_text(size) for key, size in row.items() if key != "stage")] for row in rows]
+    table("Memory of a pipeline, bytes on one rank", heads, shown)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli._memory import explain_memory
+from shardwright.cli._pipelines import explain_stages
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._program import explain_program
 from shardwright.cli._show import progress
@@ -30,12 +31,16 @@ def explain(
 
     Example: shardwright explain plan.json --memory
 
+    Of a pipeline: every stage with its bubble, exposed communication and memory.
+
     What rank 3 does in one step, instruction by instruction: shardwright explain plan.json --program --rank 3
     """
     with progress(as_json) as say:
         say("reading the plan")
-        loaded, graph = load_with_graph(plan, model, trust, stages=program)
-    if memory:
+        loaded, graph = load_with_graph(plan, model, trust, stages=operator is None)
+    if loaded.stages and not program:
+        explain_stages(loaded, graph, memory, as_json)
+    elif memory:
         explain_memory(loaded, graph, as_json)
     elif program:
         explain_program(loaded, graph, rank, as_json)

@@ -38,8 +38,8 @@ def simulate(
     """
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable
-    from shardwright.schedules.trace import write_trace as write_passes
     from shardwright.simulator import WhatIf, simulate_plan, simulate_plan_pipeline
+    from shardwright.simulator.pipeline_trace import write_trace as write_passes
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
@@ -55,7 +55,7 @@ def simulate(
         timeline = simulate_plan(loaded, graph, what_if=asked) if passes is None else None
     if passes is not None:
         if trace is not None:
-            write_passes(passes.timing, trace)
+            write_passes(passes, trace)
         show_timeline(loaded, passes, width, as_json)
         return
     assert timeline is not None

@@ -7,7 +7,7 @@ for the simulated seconds of the passes (:mod:`shardwright.search.schedule`), wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -30,7 +30,7 @@ from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
 from shardwright.search.schedule import find_schedule, lower_bound
-from shardwright.simulator.pipelines import PassTimes, PipelineTimeline, stage_times, work_of
+from shardwright.simulator.pipelines import PassTimes, PipelineTimeline, simulated, stage_times, work_of
 
 AUTO = "auto"
 
@@ -126,11 +126,12 @@ def _planned(
     limit = float(min(mesh.device.usable_memory for mesh in meshes))
     limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
     pipe = Pipeline.of(graph, stages, count, order)
-    order, bound = _scheduled(pipe, times, cluster, asked.schedule, limit, options)
+    order = _scheduled(pipe, times, cluster, asked.schedule, limit, options)
     pipe = Pipeline.of(graph, stages, count, order)
     check(pipe)
-    timeline = PipelineTimeline(pipe, run(order, work_of(pipe, times, cluster)), times)
+    timeline = simulated(pipe, times, cluster, meshes)
     stages = [replace(s, prediction=p) for s, p in zip(stages, timeline.stages, strict=True)]
+    bound = _least_seconds(pipe, times, cluster)
     return _plan(graph, cluster, options, stages, timeline, order, bound, limit, asked, reference)
 
 
@@ -166,23 +167,31 @@ def _scheduled(
     name: str,
     limit: float,
     options: Options,
-) -> tuple[Schedule, float]:
-    """The order of the passes, and what none of these stages' orders undercuts."""
+) -> Schedule:
+    """The order of the passes."""
+    if name != AUTO:
+        return pipe.schedule
     sizes = max(pipe.micro.sizes)
     room = []
     for device in range(pipe.schedule.devices):
         mine = [times[s, sizes] for s, d in enumerate(pipe.schedule.device_of) if d == device]
         room.append(max(limit - sum(t.resting for t in mine) - max(t.working for t in mine), 0.0))
     free = work_of(pipe, times, cluster)
-    if name != AUTO:
-        return pipe.schedule, lower_bound(free, "makespan")
     try:
         found = find_schedule(work_of(pipe, times, cluster, room), "makespan", min(options.time_limit, 10.0))
     except Infeasible:
         found = find_schedule(free, "makespan", min(options.time_limit, 10.0))
     merged = found.answer.merged()
-    best = min((merged, found.answer), key=lambda order: run(order, free).makespan)
-    return best, found.lower_bound
+    return min((merged, found.answer), key=lambda order: run(order, free).makespan)
+
+
+def _least_seconds(pipe: Pipeline, times: Mapping[tuple[int, int], PassTimes], cluster: Cluster) -> float:
+    """No order of the passes of these stages takes less: computation, hops, and the optimizer of the quickest device."""
+    least = {key: one.least for key, one in times.items()}
+    closing = [0.0] * pipe.schedule.devices
+    for stage, device in enumerate(pipe.schedule.device_of):
+        closing[device] += least[stage, max(pipe.micro.sizes)].closing
+    return lower_bound(work_of(pipe, least, cluster), "makespan") + min(closing)
 
 
 def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[str, str], say: Progress) -> Strategy:
@@ -234,14 +243,12 @@ def _plan(
     asked: Pipelining,
     reference: str,
 ) -> Plan:
-    peak = max(timeline.device_memory(device) for device in range(order.devices))
+    peak = max(timeline.memory)
     busy = sum(stage.prediction.busy_seconds for stage in stages if stage.prediction is not None)
     exposed = max(stage.prediction.exposed_seconds for stage in stages if stage.prediction is not None)
     prediction = Prediction(timeline.seconds, busy, peak, timeline.communication_bytes, exposed, bool(peak <= limit))
-    closing = min(timeline.closing)
-    floor = min(bound + closing, timeline.seconds)
     scope = f"orders of the passes of these {len(stages)} stages and {len(timeline.pipeline.micro.sizes)} micro-batches"
-    proof = Proof(0.0, 0.0, False, 0.0, scope, floor)
+    proof = Proof(0.0, 0.0, False, 0.0, scope, bound)
     first = stages[0].strategy
     count = len(timeline.pipeline.micro.sizes)
     row = Candidate(f"{asked.schedule}, {count} micro-batches", (("stage", len(stages)), *first.axes), prediction)

@@ -88,6 +88,34 @@ LEAST_SPEED = 0.1
 """However many collectives are under way, computation goes on."""
 
 
+class Streams:
+    """The streams of one rank and the host that issues their work: until when each is taken."""
+
+    def __init__(self, processor: Processor | None = None) -> None:
+        self.processor, self.load = processor, _Load()
+        self.free: dict[Hashable, float] = {}
+        self.clock = 0.0
+
+    def place(self, stream: Hashable, seconds: float, host: float, ready: float) -> tuple[float, float]:
+        """Issue an event whose needs are there at ``ready``: when it starts and ends."""
+        self.clock += host
+        start = max(self.free.get(stream, 0.0), self.clock, ready)
+        end, processor = start + seconds, self.processor
+        if processor is not None and seconds:
+            if stream == processor.stream:
+                end = self.load.finish(start, seconds)
+            elif stream in processor.shares:
+                self.disturb(start, end, processor.shares[stream], processor.seconds.get(stream, 0.0))
+        self.free[stream] = end
+        return start, end
+
+    def disturb(self, start: float, end: float, share: float, seconds: float) -> None:
+        """Something that the processor does beside its own work: all of it for some seconds, then a share."""
+        issued_by = min(start + seconds, end)
+        self.load.add(start, issued_by, 1.0)
+        self.load.add(issued_by, end, share)
+
+
 def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     """Run tasks given in issue order; each may wait for earlier ones only.
 
@@ -98,30 +126,19 @@ def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     >>> run([T("net", 2.0, 0.0, ()), T("cpu", 2.0, 0.0, ())], Processor("cpu", {"net": 0.5})).ends
     (2.0, 3.0)
     """
-    load = _Load()
-    free: dict[Hashable, float] = {}
+    streams = Streams(processor)
     starts: list[float] = []
     ends: list[float] = []
     issued: list[float] = []
-    clock = 0.0
     for task in tasks:
-        clock += task.host
-        start = max(free.get(task.stream, 0.0), clock)
+        ready = 0.0
         for earlier in task.after:
-            if ends[earlier] > start:
-                start = ends[earlier]
-        end = start + task.seconds
-        if processor is not None and task.seconds:
-            if task.stream == processor.stream:
-                end = load.finish(start, task.seconds)
-            elif task.stream in processor.shares:
-                issued_by = min(start + processor.seconds.get(task.stream, 0.0), end)
-                load.add(start, issued_by, 1.0)
-                load.add(issued_by, end, processor.shares[task.stream])
-        free[task.stream] = end
+            if ends[earlier] > ready:
+                ready = ends[earlier]
+        start, end = streams.place(task.stream, task.seconds, task.host, ready)
         starts.append(start)
         ends.append(end)
-        issued.append(clock)
+        issued.append(streams.clock)
     return Schedule(tuple(starts), tuple(ends), tuple(issued))
 
 

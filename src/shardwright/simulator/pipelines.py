@@ -1,9 +1,9 @@
-"""A step of a pipeline, simulated on all ranks: every pass event by event, all passes in the order of the schedule.
+"""A step of a pipeline, simulated on all kinds of ranks, and what is told of it.
 
-The program of a stage is simulated by itself, which says how long its passes take (streams, host and exposed communication
-inside) and what a micro-batch leaves in memory between them; the schedule is then run with these figures and with the
-seconds that values and gradients are on their way between stages. What happens once a step, after the last backward pass
-(sums between replicas, the optimizer), follows at its end.
+The passes of a stage are simulated by themselves first: how long they take and what a micro-batch leaves in memory between
+them is what schedulers and the joint search work with (:func:`stage_times`). A step is then played on all devices of the
+schedule together, event by event (:mod:`~shardwright.simulator.ranks`): that is the step time, the bubble, the exposed
+communication and the memory of every stage that tables and traces show.
 """
 
 from __future__ import annotations
@@ -12,109 +12,161 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cluster import Cluster, Link, Mesh
+import numpy as np
+
+from shardwright.cluster import Cluster, Mesh
 from shardwright.costs.deciding import ByPrice
 from shardwright.costs.host_runtime import RUNTIME, with_runtime
-from shardwright.costs.memory import memory
 from shardwright.costs.pricing import Event, price
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, StagePrediction
-from shardwright.program import COMPUTE, Decisions, Kind, Program
+from shardwright.program import Decisions, Kind
 from shardwright.program.passes import homeward
-from shardwright.program.pipeline import Pipeline, Stage
-from shardwright.program.transfers import Border
-from shardwright.schedules import Edge, Schedule, Timing, pipeline, run
+from shardwright.program.pipeline import Pipeline, Stage, StageProgram
+from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Schedule, Timing, pipeline, run
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import run as run_events
+from shardwright.simulator.held import StageBytes, stage_bytes
+from shardwright.simulator.ranks import Played, StageEvents, play, way_of
 from shardwright.simulator.timeline import processor_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PassTimes:
-    """Seconds of the passes of one micro-batch through a stage on its slowest rank, and what it holds in between (bytes).
+    """Seconds of the passes of one micro-batch through a stage, simulated alone on its slowest rank, and what it holds.
 
-    ``closing`` are the seconds of what follows the last backward pass, ``exposed`` those in which a micro-batch's passes
-    wait for communication inside the stage. ``resting`` is there throughout, ``working`` only inside a pass.
+    ``closing`` are the seconds of what follows the last backward pass.
     """
 
     forward: float
     inputs: float
     weights: float
     closing: float
-    exposed: float
-    held: float
-    held_for_weights: float
-    resting: float
-    working: float
+    bytes: StageBytes
+    events: StageEvents
+
+    @property
+    def resting(self) -> float:
+        """Bytes that no order of the passes changes: gradients are there for most of the step."""
+        return self.bytes.resting + self.bytes.kept
+
+    @cached_property
+    def least(self) -> PassTimes:
+        """The same where nothing but computation takes time: what no order of the passes undercuts."""
+        kinds = (self.events.passes[kind] for kind in (FORWARD, INPUT, WEIGHT))
+        forward, inputs, weights = (self.events.computed(numbers) for numbers in kinds)
+        return PassTimes(
+            forward, inputs, weights, self.events.computed(self.events.closing[1]), self.bytes, self.events
+        )
+
+    @property
+    def working(self) -> float:
+        return self.bytes.working
+
+    @property
+    def held(self) -> float:
+        return self.bytes.held
+
+    @property
+    def held_for_weights(self) -> float:
+        return self.bytes.held_for_weights
 
 
 @dataclass(frozen=True, eq=False)
 class PipelineTimeline:
-    """A simulated step of a pipeline."""
+    """A simulated step of a pipeline: when every pass ran on every device (``timing``), and all the rest (``played``)."""
 
     pipeline: Pipeline
     timing: Timing
     times: Mapping[tuple[int, int], PassTimes]
     """By stage and size of micro-batch."""
-
-    @cached_property
-    def closing(self) -> tuple[float, ...]:
-        """Per device, the seconds after its last pass."""
-        largest = max(self.pipeline.micro.sizes)
-        count = [0.0] * self.timing.schedule.devices
-        for stage, device in enumerate(self.timing.schedule.device_of):
-            count[device] += self.times[stage, largest].closing
-        return tuple(count)
+    played: Played
 
     @property
     def seconds(self) -> float:
         """From the start of everything to the end of everything."""
-        return max(float(ends[-1]) + more for ends, more in zip(self.timing.ends, self.closing, strict=True))
+        return self.played.seconds
+
+    @cached_property
+    def busy(self) -> tuple[float, ...]:
+        """Per device, the seconds of its passes and of what follows them."""
+        spans = zip(self.played.starts, self.played.ends, self.played.closing, strict=True)
+        return tuple(sum(e - s for s, e in zip(a, b, strict=True)) + c.busy for a, b, c in spans)
 
     @property
     def bubble(self) -> float:
         """The share of all devices' time in which they neither compute nor communicate inside a stage."""
-        busy = sum(self.timing.pipeline.work) + sum(self.closing)
-        return 1.0 - busy / (self.seconds * self.timing.schedule.devices)
+        return max(0.0, 1.0 - sum(self.busy) / (self.seconds * self.timing.schedule.devices))
 
-    def device_memory(self, device: int) -> float:
-        """Bytes on a rank of a device at the worst moment."""
-        largest = max(self.pipeline.micro.sizes)
-        mine = [self.times[stage, largest] for stage in self.timing.pipeline.stages_of(device)]
-        return sum(t.resting for t in mine) + max(t.working for t in mine) + self.timing.peak_memory[device]
+    @cached_property
+    def memory(self) -> tuple[float, ...]:
+        """Per device, bytes on one of its ranks at the worst moment."""
+        return tuple(max(b for _, b in self.memory_curve(d)) for d in range(self.timing.schedule.devices))
+
+    def memory_curve(self, device: int) -> list[tuple[float, float]]:
+        """Bytes on a rank of a device at the worst moment of each of its passes, and after them: (second, bytes)."""
+        sizes, largest = self.pipeline.micro.sizes, max(self.pipeline.micro.sizes)
+        mine = [self.times[stage, largest].bytes for stage in self.timing.pipeline.stages_of(device)]
+        there = sum(one.resting for one in mine)
+        held: dict[tuple[int, int], float] = {}
+        kept: dict[int, float] = {}
+        curve = []
+        order = self.timing.schedule.orders[device]
+        for number, (action, start) in enumerate(zip(order, self.played.starts[device], strict=True)):
+            stage, kind, microbatch = action
+            here = self.times[stage, sizes[microbatch]].bytes
+            if kind != FORWARD and len(sizes) > 1:
+                kept[stage] = here.kept
+            others = sum(size for key, size in held.items() if key != (stage, microbatch))
+            posted = self._receives(order[number + 1]) if number + 1 < len(order) else 0
+            curve.append((start, there + sum(kept.values()) + others + here.peaks[kind] + posted))
+            held[stage, microbatch] = {FORWARD: here.held, INPUT: here.held_for_weights}.get(kind, 0.0)
+        last = sum(one.kept for one in mine) + max(one.closing for one in mine)
+        return [*curve, (self.played.closing[device].start, there + last)]
+
+    def _receives(self, action: Action) -> float:
+        """Bytes of the buffers that a pass receives into; they are there a pass ahead."""
+        stage, kind, microbatch = action
+        if kind == WEIGHT:
+            return 0.0
+        total = 0.0
+        for one in self.pipeline.borders[self.pipeline.micro.sizes[microbatch]]:
+            if stage == (one.target if kind == FORWARD else one.source) and (kind == FORWARD or one.grad):
+                parcels = one.values if kind == FORWARD else one.gradients
+                mine = (p.elements for p in parcels if p.target == 0)
+                total += sum(mine) * DTYPE_BYTES[one.dtype]
+        return total
 
     @cached_property
     def stages(self) -> tuple[StagePrediction, ...]:
-        """What is predicted of every stage."""
+        """What is predicted of every stage; what its device waits for counts for each of the device's stages."""
         found = []
         for stage, device in enumerate(self.timing.schedule.device_of):
-            passes = [self.times[stage, size] for size in self.pipeline.micro.sizes]
-            busy = sum(t.forward + t.inputs + t.weights for t in passes) + passes[0].closing
-            whole = self.timing.pipeline.work[device] + self.closing[device]
-            exposed = sum(t.exposed for t in passes)
-            found.append(
-                StagePrediction(busy, max(0.0, 1.0 - whole / self.seconds), exposed, self.device_memory(device))
-            )
+            order, played = self.timing.schedule.orders[device], self.played
+            rows = zip(order, played.starts[device], played.ends[device], strict=True)
+            busy = sum(e - s for action, s, e in rows if action.stage == stage) + played.closing[device].busy
+            idle = max(0.0, 1.0 - self.busy[device] / self.seconds)
+            exposed = played.exposed[stage] + played.waited[device]
+            found.append(StagePrediction(busy, idle, exposed, self.memory[device]))
         return tuple(found)
 
     @property
     def communication_bytes(self) -> float:
-        """Bytes that the busiest rank sends to other stages in a step."""
-        sent = [0] * self.pipeline.ranks
-        for rank in range(self.pipeline.ranks):
-            for step in self.pipeline.steps(rank):
-                sent[rank] += sum(
-                    m.parcel.elements * DTYPE_BYTES[m.border.dtype] for m in step.sends if m.target != rank
-                )
+        """Bytes that the busiest device's ranks each send to other stages in a step."""
+        sent = [0] * self.timing.schedule.devices
+        for trip in self.played.trips:
+            sent[trip.source] += trip.bytes
         return float(max(sent))
 
 
-def pass_times(program: Program, weights_from: int, mesh: Mesh, microbatches: int) -> PassTimes:
+def pass_times(built: StageProgram, mesh: Mesh, microbatches: int, received: Sequence[str] = ()) -> PassTimes:
     """What the passes of a stage take on one rank, and hold."""
-    priced = price(program, mesh)
-    events = list(with_runtime(priced.events, len(program.graph.parameters), mesh.device, RUNTIME))
-    home = {*homeward(program), *(n for n, i in enumerate(program.instructions) if i.kind is Kind.UPDATE)}
+    program, weights_from = built.program, built.weights
+    assert weights_from is not None
+    events = list(with_runtime(price(program, mesh).events, len(program.graph.parameters), mesh.device, RUNTIME))
+    updates = (n for n, i in enumerate(program.instructions) if i.kind is Kind.UPDATE)
+    home = frozenset((*homeward(program), *updates))
     passes = [n for n in range(len(events)) if n not in home]
     place = {number: here for here, number in enumerate(passes)}
     inside = [_moved(events[number], place) for number in passes]
@@ -125,55 +177,19 @@ def pass_times(program: Program, weights_from: int, mesh: Mesh, microbatches: in
         return max((simulated.ends[place[n]] for n in passes if n < border), default=0.0)
 
     forward, inputs, total = end(program.forward.stop), end(weights_from), simulated.seconds
-    compute = sum(event.seconds for event in inside if event.stream == COMPUTE)
-    use = memory(program, mesh.device)
-    start = program.forward.stop
-    held = sum(s.bytes for s in use.storages if 0 <= s.born < start <= s.dies)
-    later = sum(s.bytes for s in use.storages if 0 <= s.born < weights_from <= s.dies and s.dies < len(events) - 1)
-    resting = sum(s.bytes for s in use.storages if s.born < 0)
-    kept = sum(_read_bytes(program, n) for n in home if program.instructions[n].kind is Kind.ARRIVE)
     return PassTimes(
         forward,
         inputs - forward,
         max(total - inputs, 0.0),
         max(whole.seconds - total, 0.0),
-        max(total - compute, 0.0) if mesh.devices > 1 else 0.0,
-        held,
-        min(later, held),
-        resting + (kept if microbatches > 1 else 0),
-        max(use.peak - resting - held, 0),
+        stage_bytes(program, weights_from, mesh.device, microbatches, received, home),
+        StageEvents(program, weights_from, events, home),
     )
-
-
-def _read_bytes(program: Program, number: int) -> int:
-    """Bytes of a gradient that is kept back: those of the parameter as it is read."""
-    instruction = program.instructions[number]
-    node = program.flow.nodes[instruction.node] if instruction.node >= 0 else None
-    value = getattr(node, "result", None)
-    return program.flow.values[program.flow.rest[instruction.name] if value is None else value].local.bytes
 
 
 def _moved(event: Event, place: Mapping[int, int]) -> Event:
     after = tuple(place[number] for number in event.after if number in place)
     return event._replace(instruction=event.instruction._replace(after=after))
-
-
-def hop_seconds(border: Border, cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> float:
-    """How long a value is on its way between two stages: the largest of its parcels along the link between them."""
-    size = max((p.elements for p in border.values), default=0) * DTYPE_BYTES[border.dtype]
-    link = _link(cluster, sources, targets)
-    return link.latency + size / link.bandwidth
-
-
-def _link(cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> Link:
-    """What joins two groups of ranks: the network as soon as they lie on several nodes."""
-    nodes, first = set(), 0
-    for number, node in enumerate(cluster.nodes):
-        if any(first <= rank < first + node.devices for rank in (*sources, *targets)):
-            nodes.add(number)
-        first += node.devices
-    alone = cluster.nodes[min(nodes)]
-    return alone.link if len(nodes) == 1 else cluster.network.per_device(min(len(sources), alone.devices))
 
 
 def work_of(
@@ -189,8 +205,9 @@ def work_of(
     hops: dict[tuple[int, int], float] = {}
     for border in pipe.borders[max(pipe.micro.sizes)]:
         key = (border.source, border.target)
-        seconds = hop_seconds(border, cluster, *(pipe.stages[stage].ranks for stage in key))
-        hops[key] = hops.get(key, 0.0) + seconds
+        ends = [pipe.stages[stage].ranks for stage in key]
+        ways = [way_of(border, back, cluster, *ends).seconds for back in ((False, True) if border.grad else (False,))]
+        hops[key] = hops.get(key, 0.0) + min(ways)
     return pipeline(
         pipe.schedule.device_of,
         len(pipe.micro.sizes),
@@ -214,9 +231,19 @@ def stage_times(
             mesh = meshes[number]
             rank, kind = stage.ranks[0], mesh.device.kind
             built = pipe.program(number, size, rank, decisions[number], device=kind, split=True, optimizer=optimiser)
-            assert built.weights is not None
-            found[number, size] = pass_times(built.program, built.weights, mesh, len(pipe.micro.sizes))
+            received = tuple(pipe.parts[size][number].received)
+            found[number, size] = pass_times(built, mesh, len(pipe.micro.sizes), received)
     return found
+
+
+def simulated(
+    pipe: Pipeline, times: Mapping[tuple[int, int], PassTimes], cluster: Cluster, meshes: Sequence[Mesh]
+) -> PipelineTimeline:
+    """One step of a pipeline whose passes are priced."""
+    planned = run(pipe.schedule, work_of(pipe, times, cluster))
+    played = play(pipe, {key: one.events for key, one in times.items()}, meshes, cluster)
+    starts, ends = (tuple(np.array(row) for row in rows) for rows in (played.starts, played.ends))
+    return PipelineTimeline(pipe, replace(planned, starts=starts, ends=ends), times, played)
 
 
 def simulate_pipeline(
@@ -231,8 +258,7 @@ def simulate_pipeline(
 ) -> PipelineTimeline:
     """Simulate one step of a pipeline on all of its devices."""
     pipe = Pipeline.of(graph, stages, microbatches, schedule)
-    times = stage_times(pipe, meshes, decisions, optimiser)
-    return PipelineTimeline(pipe, run(schedule, work_of(pipe, times, cluster)), times)
+    return simulated(pipe, stage_times(pipe, meshes, decisions, optimiser), cluster, meshes)
 
 
 def simulate_plan_pipeline(plan: Plan, graph: Graph) -> PipelineTimeline:

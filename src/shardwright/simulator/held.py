@@ -1,0 +1,107 @@
+"""What the passes of a stage hold: bytes at rest, between the passes of a micro-batch, and inside each pass at the worst.
+
+The storages of a stage's program (:mod:`shardwright.costs.memory`) are those of one micro-batch. In a pipeline several are
+under way: what a forward pass leaves for the backward pass is there once for each of them, and so are the values that came
+from other stages. Gradients of parameters are added up from micro-batch to micro-batch, so they are there once, from the
+first backward pass to the end of the step, and a new one only until it has been added.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.cluster import Device
+from shardwright.costs.memory import Storage, memory
+from shardwright.program import Kind, Program
+from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes of one stage on one rank.
+
+    ``resting`` is there throughout, ``kept`` (the gradients) from the first backward pass on, ``held`` between a
+    micro-batch's forward and backward pass, ``held_for_weights`` between the halves of its backward pass. ``peaks``
+    are the most inside a pass of each kind, with what its micro-batch holds; ``closing`` the most after the last pass.
+    """
+
+    resting: float
+    kept: float
+    held: float
+    held_for_weights: float
+    peaks: Mapping[str, float]
+    closing: float
+
+    @property
+    def working(self) -> float:
+        """The most that a pass needs beyond what its micro-batch holds anyway."""
+        return max(self.closing, *(peak - self.held for peak in self.peaks.values()), 0.0)
+
+
+def stage_bytes(
+    program: Program,
+    weights_from: int,
+    device: Device,
+    microbatches: int,
+    received: Collection[str],
+    home: Collection[int],
+) -> StageBytes:
+    """What a stage holds. ``received`` are tensors of other stages, ``home`` the instructions that run once a step."""
+    use = memory(program, device)
+    forward, count = program.forward.stop, len(program.instructions)
+    arrivals = [n for n in sorted(home) if program.instructions[n].kind is Kind.ARRIVE]
+    kept = sum(_read_bytes(program, n) for n in arrivals)
+    resting, inside, closing = 0, np.zeros(count + 1), np.zeros(count + 1)
+    held = later = 0
+    for storage in use.storages:
+        came = storage.born < 0 and storage.what in received
+        if storage.born < 0 and not came:
+            resting += storage.bytes
+            continue
+        born, dies = max(storage.born, 0), storage.dies
+        if storage.born in home:
+            _count(closing, born, dies, storage)
+            continue
+        if born >= forward and microbatches > 1:
+            dies = _added(storage, arrivals, home, count)
+        _count(inside, born, dies, storage)
+        held += storage.bytes if born < forward <= dies else 0
+        later += storage.bytes if born < weights_from <= dies and dies < count - 1 else 0
+    slack = max(use.peak - max(use.curve, default=0), 0)  # what the device's allocator rounds up
+    curve = np.cumsum(inside[:count]) + slack
+
+    def most(numbers: Iterable[int]) -> float:
+        return float(max((curve[n] for n in numbers if n not in home), default=0.0))
+
+    peaks = {
+        FORWARD: most(range(forward)),
+        BACKWARD: most(range(forward, count)),
+        INPUT: most(range(forward, weights_from)),
+        WEIGHT: most(range(weights_from, count)),
+    }
+    return StageBytes(resting, kept, held, min(later, held), peaks, float(np.cumsum(closing)[:count].max(initial=0.0)))
+
+
+def _count(change: np.ndarray, born: int, dies: int, storage: Storage) -> None:
+    change[born] += storage.bytes
+    change[dies + 1] -= storage.bytes
+
+
+def _added(storage: Storage, arrivals: list[int], home: Collection[int], count: int) -> int:
+    """Where a gradient is let go of: when it has been added to those before it, if it is a parameter's."""
+    if storage.dies not in home and storage.dies < count - 1:
+        return storage.dies
+    place = bisect_left(arrivals, storage.born)
+    return arrivals[place] if place < len(arrivals) else storage.dies
+
+
+def _read_bytes(program: Program, number: int) -> int:
+    """Bytes of a gradient that is kept back: those of the parameter as it is read."""
+    instruction = program.instructions[number]
+    node = program.flow.nodes[instruction.node] if instruction.node >= 0 else None
+    value = getattr(node, "result", None)
+    return program.flow.values[program.flow.rest[instruction.name] if value is None else value].local.bytes

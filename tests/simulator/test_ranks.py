@@ -1,0 +1,89 @@
+"""A step of a pipeline on all kinds of ranks: what waits for what, what is told of it, and that alike ranks cost nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from shardwright.cluster import Cluster, parse_cluster
+from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.planner import Options, Pipelining, plan_pipeline
+from shardwright.plans import Plan
+from shardwright.simulator import simulate_plan_pipeline
+from shardwright.simulator.engine import Streams
+from shardwright.zoo.reference import resolve
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    found = resolve("gpt:layers=2,width=512,heads=4,vocab=1000,seq=256,batch=16", device="meta")
+    return capture(found.model, found.args, found.kwargs)
+
+
+def _plan(graph: Graph, cluster: Cluster, count: int = 4) -> Plan:
+    return plan_pipeline(graph, cluster, Pipelining(2, count, "1f1b", ["blocks.1"]), Options(search="data-parallel"))
+
+
+def _slow(cluster: Cluster, factor: float) -> Cluster:
+    return replace(cluster, network=replace(cluster.network, bandwidth=cluster.network.bandwidth / factor))
+
+
+def test_passes_wait_for_what_they_read_and_for_their_device(graph: Graph) -> None:
+    timeline = simulate_plan_pipeline(_plan(graph, parse_cluster("2x1xH100")), graph)
+    played = timeline.played
+    for starts, ends in zip(played.starts, played.ends, strict=True):
+        assert all(end <= start * (1 + 1e-12) for end, start in zip(ends, starts[1:], strict=False))
+    for trip in played.trips:
+        place = [(a.kind == "F", a.microbatch) for a in timeline.timing.schedule.orders[trip.target]].index(
+            (not trip.what.startswith("gradient"), trip.microbatch)
+        )
+        assert played.starts[trip.target][place] >= trip.end
+    assert len(played.trips) == 8
+    assert timeline.seconds == max(one.end for one in played.closing)
+
+
+def test_a_slow_network_is_exposed_and_its_parcels_queue(graph: Graph) -> None:
+    cluster = parse_cluster("2x1xH100")
+    plan = _plan(graph, cluster)
+    fast, slow = (simulate_plan_pipeline(replace(plan, cluster=_slow(cluster, f)), graph) for f in (1.0, 1e4))
+    link = sum(trip.end - trip.start for trip in slow.played.trips if trip.source == 0)
+    assert slow.seconds > link > fast.seconds
+    assert slow.stages[1].exposed_seconds > 0.5 * link
+    assert slow.stages[1].bubble > fast.stages[1].bubble
+    leaving = [(trip.start, trip.end) for trip in slow.played.trips if trip.source == 0]
+    assert all(end <= start for (_, end), (start, _) in pairwise(leaving))
+
+
+def test_alike_ranks_are_simulated_once(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    placed, place = [0], Streams.place
+
+    def counted(self: Streams, *about: object) -> tuple[float, float]:
+        placed[0] += 1
+        return place(self, *about)  # type: ignore[arg-type]
+
+    found = []
+    for cluster in ("2x2xH100", "2x4xH100"):
+        plan = _plan(graph, parse_cluster(cluster))
+        placed[0] = 0
+        monkeypatch.setattr(Streams, "place", counted)
+        simulate_plan_pipeline(plan, graph)
+        monkeypatch.undo()
+        found.append(placed[0])
+    assert found[1] < 1.1 * found[0]  # twice the ranks; their sums take other legs
+
+
+def test_memory_is_that_of_the_passes_under_way(graph: Graph) -> None:
+    """1F1B: the first of two stages holds two micro-batches at a time, however many there are; GPipe holds all."""
+    cluster = parse_cluster("2x1xH100")
+    plan = _plan(graph, cluster)
+    gpipe = plan_pipeline(graph, cluster, Pipelining(2, 4, "gpipe", ["blocks.1"]))
+    one, all_of_them = (simulate_plan_pipeline(p, graph) for p in (plan, gpipe))
+    held = one.times[0, 4].held
+    assert all_of_them.memory[0] - one.memory[0] == pytest.approx(2 * held)
+    bare = one.times[0, 4].bytes
+    assert one.memory[0] >= bare.resting + bare.kept + 2 * held
+    parameters = sum(graph.tensors[p.tensor].bytes for p in graph.parameters)
+    assert bare.kept < parameters
