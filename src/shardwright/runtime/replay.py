@@ -55,14 +55,15 @@ class Recorder(Protocol):
         """``draws``: the work draws random numbers."""
 
     def memory(self) -> AbstractContextManager[Any]:
-        """Passes that are not recorded take their memory where recordings will."""
+        """Passes before the first recording take their memory here: it is given back when the recording begins."""
 
 
 class CudaGraphs:
     """PyTorch's CUDA graphs in one pool of memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.MemPool()
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._before: Any = torch.cuda.MemPool()
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
@@ -70,14 +71,17 @@ class CudaGraphs:
         for generator in generators.values():
             graph.register_generator_state(generator)
         drawing = drawing_from(generators) if draws else nullcontext()
-        pool: Any = self._pool.id
-        with drawing, torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        if self._before is not None:
+            self._before = None
+            torch.cuda.empty_cache()
+        with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         return graph
 
     def memory(self) -> AbstractContextManager[Any]:
-        # Else optimizer states would be cut from segments of activations, which nobody could give back.
-        return torch.cuda.use_mem_pool(self._pool, self._device)
+        # Else optimizer states would be cut from segments of activations, which nobody could give back. A recording cannot
+        # use them again either: it is made on a stream of its own.
+        return nullcontext() if self._before is None else torch.cuda.use_mem_pool(self._before, self._device)
 
 
 def recorder_for(program: Program, device: torch.device) -> Recorder | None:

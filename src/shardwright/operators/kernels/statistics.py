@@ -57,7 +57,7 @@ class _BatchNorm(torch.autograd.Function):
             x = _dense(x, x)
             mean, variance = _moments_cuda(x, count, summed)
             scale = (variance + eps).rsqrt()
-            normal = torch.batch_norm_elemt(x, weight, bias, mean, scale, eps)
+            normal = torch.batch_norm_elemt(x, _wide(weight), _wide(bias), mean, scale, eps)
         else:
             normal, mean, variance = _written_out(x, weight, bias, eps, dims, count, summed)
             scale = (variance + eps).rsqrt()
@@ -78,8 +78,10 @@ class _BatchNorm(torch.autograd.Function):
         if native:
             gradient = _dense(gradient, x)
             total, along, weight_gradient, bias_gradient = torch.batch_norm_backward_reduce(
-                gradient, x, mean, scale, weight, True, of_weight, of_bias
+                gradient, x, mean, scale, _wide(weight), True, of_weight, of_bias
             )
+            weight_gradient = weight_gradient.to(weight.dtype) if of_weight else None
+            bias_gradient = bias_gradient.to(ctx.bias_dtype) if of_bias else None
         else:
             wider, deviations = wide(gradient), wide(x) - mean
             total = wider.sum(ctx.dims, keepdim=True)
@@ -90,12 +92,19 @@ class _BatchNorm(torch.autograd.Function):
             total, along = ctx.summed(total), ctx.summed(along)
             if native:
                 count = torch.full((1,), ctx.count, dtype=torch.int32, device=x.device)
-                x_gradient = torch.batch_norm_backward_elemt(gradient, x, mean, scale, weight, total, along, count)
+                x_gradient = torch.batch_norm_backward_elemt(
+                    gradient, x, mean, scale, _wide(weight), total, along, count
+                )
             else:
                 factor = scale if weight is None else scale * weight.view(scale.shape)
                 inner = deviations * (scale.square() * (along / ctx.count))
                 x_gradient = ((wider - total / ctx.count - inner) * factor).to(gradient.dtype)
         return x_gradient, weight_gradient, bias_gradient, None, None, None, None
+
+
+def _wide(parameter: Tensor | None) -> Tensor | None:
+    """The kernels take halves and parameters in float32."""
+    return None if parameter is None else wide(parameter)
 
 
 def _native(x: Tensor) -> bool:
