@@ -86,13 +86,18 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
     predicted: dict[str, int] = {}
     for (kind, _), (_, size) in timeline.priced.communication.items():
         predicted[kind] = predicted.get(kind, 0) + size
-    axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in plan.mesh.axes}
-    core = 0.0
+    return to_json(plan), timeline.seconds, processor_seconds(timeline, plan.mesh), predicted
+
+
+def processor_seconds(timeline: Any, mesh: Any) -> float:
+    """The seconds for which a rank's processor is busy: all of computing, and of a collective the part that is not waiting."""
+    axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in mesh.axes}
+    total = 0.0
     for event in timeline.events:
         first, share = axes.get(event.stream, (0.0, 1.0))
         first = min(first, event.seconds)
-        core += first + share * (event.seconds - first)
-    return to_json(plan), timeline.seconds, core, predicted
+        total += first + share * (event.seconds - first)
+    return total
 
 
 def report(seconds: float, steps: int) -> None:

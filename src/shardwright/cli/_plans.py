@@ -55,6 +55,8 @@ def build_model(
     batch: int | None = None,
     seq: int | None = None,
     dtype: str | None = None,
+    inference: bool = False,
+    cache: int = 0,
 ) -> ResolvedModel:
     """The model a person names, or the one the plan does, where building that runs none but our own code."""
     from shardwright.zoo.reference import FILE_FUNCTION, resolve
@@ -67,4 +69,12 @@ def build_model(
                 f"The plan names the Python file {plan.model!r}, and a plan alone may not make it run.",
                 "Look at that file, then say --trust (or --model with your own).",
             )
-    return resolve(model or plan.model, batch=batch or plan.batch, seq=seq or plan.sequence, dtype=dtype or plan.dtype)
+    served = plan.serving
+    return resolve(
+        model or plan.model,
+        batch=batch or plan.batch,
+        seq=seq or plan.sequence,
+        dtype=dtype or plan.dtype,
+        inference=inference or served is not None,
+        cache=cache or (served.cache if served is not None else 0),
+    )

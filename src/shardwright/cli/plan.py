@@ -10,6 +10,7 @@ import typer
 from shardwright.cli._checks import check_numbers
 from shardwright.cli._pipelines import print_stages, stages_document
 from shardwright.cli._plans import TrustOption, build_model
+from shardwright.cli._serving import check_serving, print_serving
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
 
@@ -84,6 +85,17 @@ def plan(
     price: Annotated[
         list[str] | None, typer.Option(help="Of a device and hour, once or once for each --cluster: costs in money")
     ] = None,
+    inference: Annotated[
+        bool,
+        typer.Option("--inference", help="Plan calls in evaluation mode: no backward pass, no optimizer, no labels"),
+    ] = False,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="With --inference: latency (of one call, the default) or throughput (rows a second)"),
+    ] = None,
+    cache: Annotated[
+        int, typer.Option(help="With --inference: positions in the cache of a Hugging Face decoder; --seq are new ones")
+    ] = 0,
     trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -92,6 +104,7 @@ def plan(
     Example: shardwright plan gpt:layers=24,width=2048 --cluster 8xH200 --batch 64 -o plan.json
     And again from there: shardwright plan plan.json --pin 'head*=i0' -o other.json
     Whole jobs: shardwright plan gpt --cluster 8xH200 --devices 8..512; … --max-batch; … --cluster 8xH100 --price 2.5
+    Serving: shardwright plan hf:gpt2 --cluster 2xH100 --inference --objective latency --batch 1 --cache 512
     As a pipeline: shardwright plan gpt:layers=24 --cluster 4xH100 --stages 4 --microbatches 16 --schedule zb-h1
     """
     from dataclasses import replace
@@ -101,7 +114,8 @@ def plan(
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
-    from shardwright.planner import Options, plan_graph, plan_jointly, plan_pipeline
+    from shardwright.planner import Options, plan_graph, plan_jointly, plan_pipeline, plan_serving
+    from shardwright.planner.sizing import batch_and_tokens
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
 
@@ -116,6 +130,15 @@ def plan(
         pin, forbid = [*earlier.asked.pins, *(pin or ())], [*earlier.asked.forbidden, *(forbid or ())]
         if memory is None and earlier.asked.memory_limit is not None:
             memory = earlier.asked.memory_limit / 1e9
+        if earlier.serving is not None:
+            inference, objective = True, objective or earlier.serving.objective
+            cache, batch = (
+                cache or earlier.serving.cache,
+                batch or (earlier.batch or 0) // earlier.serving.calls or None,
+            )
+        rebuild = rebuild or (inference and (earlier.serving is None or objective == "throughput"))
+    several = any(x is not None for x in (stages, microbatches, devices)) or max_batch or frontier
+    check_serving(inference, objective, cache, several or len(cluster or ()) > 1)
     options = Options(
         search=search,
         optimiser=optimiser or "adamw",
@@ -138,7 +161,7 @@ def plan(
     check_writable(output, html)
 
     def build(rows: int | None) -> Any:
-        sizes: dict[str, Any] = {"batch": rows, "seq": seq, "dtype": dtype}
+        sizes: dict[str, Any] = {"batch": rows, "seq": seq, "dtype": dtype, "inference": inference, "cache": cache}
         return resolve(model, **sizes) if earlier is None else build_model(earlier, None, trust, **sizes)
 
     def captured(built: Any) -> Any:
@@ -165,6 +188,19 @@ def plan(
             answer = largest(lambda rows: captured(build(rows)), target, options, batch or 1, say)
         elif len(targets) > 1:
             answer = cheapest(graph, targets, options, price or (), say)
+        elif inference:
+            rows = batch_and_tokens(graph)[0]
+            found = plan_serving(
+                lambda calls: graph if calls == 1 else captured(build(rows * calls)),
+                target,
+                options,
+                objective=objective or "latency",
+                cache=cache,
+                progress=say,
+                reference=reference,
+            )
+            if found.serving is not None and found.serving.calls > 1:
+                batch = rows * found.serving.calls
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
@@ -195,6 +231,8 @@ def plan(
         print_json({**_document(found), **before, **({"frontier": curve} if frontier else {})})
         return
     _print(found)
+    if found.serving is not None:
+        print_serving(found)
     if found.stages:
         print_stages(found.stages, found.schedule)
     if earlier is not None:
@@ -307,5 +345,6 @@ def _document(found: Any) -> dict[str, Any]:
         ],
         "replicated": found.replicated,
         "notes": found.notes,
+        "serving": found.serving and vars(found.serving),
         **stages_document(found.stages, found.microbatches, found.schedule),
     }

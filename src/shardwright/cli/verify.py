@@ -27,6 +27,11 @@ def verify(
     forced: Annotated[
         bool, typer.Option("--forced/--plan-only", help="Also verify strategies that are forced to cut every operator")
     ] = True,
+    inference: Annotated[
+        bool,
+        typer.Option("--inference", help="Call it in evaluation mode instead of training it: compare what it returns"),
+    ] = False,
+    cache: Annotated[int, typer.Option(help="With --inference: positions in the cache of a Hugging Face decoder")] = 0,
     seconds: Annotated[float, typer.Option(help="Give up after so many seconds")] = 1800.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -56,8 +61,11 @@ def verify(
             "--plan says what to run; --cluster and --search say what to plan.", "Leave out one or the other."
         )
     given = Plan.load(plan) if plan is not None else None
+    if given is not None and given.serving is not None:
+        inference, cache = True, given.serving.cache
+        batch, seq = batch or given.batch, seq or given.sequence
     with progress(as_json) as say:
-        build = functools.partial(_built, model, batch, seq)
+        build = functools.partial(_built, model, batch, seq, inference, cache)
         answer = run(
             build,
             cluster=cluster,
@@ -67,6 +75,7 @@ def verify(
             seconds=seconds,
             plan=given,
             forced=forced,
+            inference=inference,
             progress=say,
         )
     if as_json:
@@ -77,11 +86,13 @@ def verify(
         raise typer.Exit(1)
 
 
-def _built(reference: str, batch: int | None, seq: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _built(
+    reference: str, batch: int | None, seq: int | None, inference: bool, cache: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Module-level, so that every process can build the model for itself."""
     from shardwright.zoo.reference import resolve
 
-    resolved = resolve(reference, batch=batch, seq=seq, device="cpu")
+    resolved = resolve(reference, batch=batch, seq=seq, device="cpu", inference=inference, cache=cache)
     return resolved.model, resolved.args, resolved.kwargs
 
 

@@ -3,6 +3,7 @@
 from shardwright.planner.joint import plan_jointly
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan, plan_graph
+from shardwright.planner.serving import plan_serving
 from shardwright.planner.trials import predict
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "plan_graph",
     "plan_jointly",
     "plan_pipeline",
+    "plan_serving",
     "predict",
 ]

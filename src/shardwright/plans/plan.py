@@ -121,6 +121,18 @@ class Asked:
     forbidden: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Serving:
+    """What a plan for inference was made for: seconds of one call (``latency``) or rows a second (``throughput``).
+
+    ``cache`` are the positions that are in the cache already, ``calls`` how many calls of the given batch one step serves.
+    """
+
+    objective: str = "latency"
+    cache: int = 0
+    calls: int = 1
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A strategy for one model on one cluster, with its price and its proof.
@@ -154,6 +166,8 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     microbatches: int = 1
     schedule: Schedule | None = None
+    serving: Serving | None = None
+    """Set for plans without a backward pass that were asked for as such."""
 
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""

@@ -18,7 +18,7 @@ from shardwright.files import parse_json
 from shardwright.graph import Graph
 from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
-from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Signature
+from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Serving, Signature
 from shardwright.plans.stages import (
     StageText,
     StrategyText,
@@ -68,6 +68,7 @@ def to_json(plan: Plan) -> str:
         "proof": vars(plan.proof),
         "notes": list(plan.notes),
         "asked": vars(plan.asked),
+        **({} if plan.serving is None else {"serving": vars(plan.serving)}),
         "candidates": [
             {"name": c.name, "mesh": c.mesh, "note": c.note, "prediction": c.prediction and vars(c.prediction)}
             for c in plan.candidates
@@ -136,6 +137,7 @@ class _Document(StrategyText):
     stages: tuple[StageText, ...] = ()
     microbatches: int = 1
     schedule: tuple[str, ...] = ()
+    serving: Serving | None = None
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -174,4 +176,5 @@ def _plan(data: _Document, where: str) -> Plan:
         stages=stages,
         microbatches=data.microbatches,
         schedule=schedule,
+        serving=data.serving,
     )

@@ -147,7 +147,8 @@ def parallelize(
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     decisions = decisions_of(plan) if decisions is None else decisions
-    program = built(graph, strategy, decisions, coordinate_on(mesh), device_of(mesh))
+    # A plan made in evaluation mode has no backward pass; one is built when a call that wants gradients first comes.
+    program = built(graph, strategy, decisions, coordinate_on(mesh), device_of(mesh), training=graph.training)
     template = Template.of(model, compute_dtype)
     shards = materialised(model, program.flow, mesh, weights, initialise, keep, strict)
     parallel = ParallelModule(

@@ -15,6 +15,7 @@ from torch import nn
 from shardwright._torch_compat import map_tree
 from shardwright.errors import RunError
 from shardwright.frontend import capture
+from shardwright.frontend.containers import register_containers
 from shardwright.graph import Graph
 from shardwright.verification.draws import quiet, settled
 from shardwright.verification.ignored import with_ignored_labels
@@ -44,6 +45,7 @@ def built(build: Build) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, 
             f"{type(model).__name__} has no parameter to train, so there is no gradient to compare.",
             "Give a model with parameters that require gradients.",
         )
+    register_containers((args, kwargs))
     return model, tuple(args), kwargs
 
 

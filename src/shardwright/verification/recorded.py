@@ -67,6 +67,7 @@ def train(
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
     the others, which only take part). The last step also asks for the gradients of the inputs; a pipeline gives none.
+    Under ``torch.no_grad`` the model is called, not trained: there are outputs, no gradients.
     """
     run, stages = Run(), isinstance(model, PipelineModule)
 
@@ -132,14 +133,16 @@ def _step(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The loss, every tensor that the model returned, and every gradient of one step."""
     trained: dict[str, Tensor] = dict(model.named_parameters())
+    # Containers of its own for every step: a model may write into those that it is given (Hugging Face's caches grow).
+    args, kwargs = map_tree(_asking if inputs else (lambda leaf: leaf), (args, dict(kwargs)))
     if inputs:
-        args, kwargs = map_tree(_asking, (args, dict(kwargs)))
         leaves = flatten_with_paths((args, kwargs))
         trained |= {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
     output = trained_on(model(*args, **kwargs))
     loss = loss_of(output)
     outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
-    loss.backward()
+    if torch.is_grad_enabled():
+        loss.backward()
     return loss, outputs, {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
 
 
@@ -157,7 +160,7 @@ def loss_of(output: Any) -> Tensor:
     if isinstance(named, Tensor):
         return named
     leaves = [leaf for leaf in flatten_tree(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    trained = [leaf for leaf in leaves if leaf.requires_grad or not torch.is_grad_enabled()]
     if not trained:
         raise RunError(
             "Nothing that the model returns depends on its parameters, so there is no gradient.",

@@ -236,6 +236,7 @@ def verify(
     seconds: float = 1800.0,
     plan: Plan | None = None,
     forced: bool = True,
+    inference: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Verified:
     """Plan a model, train it on local processes and compare with one process.
@@ -255,6 +256,9 @@ def verify(
         A plan to verify in place of a new one.
     forced
         Whether strategies that are forced to cut (batch, features, sequence, reductions, halos) are verified too.
+    inference
+        Call the model, without gradients, instead of training it: outputs and buffers are compared (``build`` gives a model
+        in evaluation mode).
 
     Examples
     --------
@@ -275,8 +279,8 @@ def verify(
         plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own, g)}
         plans |= {d: _planned(g, known, search, say) for d, g in graphs.items() if d not in plans}
     processes = next(iter(plans.values())).devices
-    say(f"training {steps} steps on {processes} processes and on one")
-    asked = (steps, forced, plan is not None)
+    say(f"{'calling' if inference else 'training'} {steps} steps on {processes} processes and on one")
+    asked = (steps, forced, plan is not None, inference)
     answers = run_locally(verify_rank, processes, build, plans, *asked, seconds=seconds)
     assert isinstance(answers[0], Verified)
     return answers[0]
@@ -310,11 +314,15 @@ def _fits(plan: Plan, graph: Graph) -> bool:
 
 
 def verify_rank(
-    build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool, planned: bool = False
+    build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool, planned: bool = False, inference: bool = False
 ) -> Verified | None:
-    """What :func:`verify` runs on every rank of a process group; rank 0 gets the answer.
+    """What :func:`verify` runs on every rank of a process group; rank 0 gets the answer."""
+    with torch.set_grad_enabled(not inference):
+        return _verified(build, plans, steps, forced, planned)
 
-    ``plans`` holds the plan to verify in double precision (true) and in the model's own (false), where there is one;
+
+def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool, planned: bool) -> Verified | None:
+    """``plans`` holds the plan to verify in double precision (true) and in the model's own (false), where there is one;
     ``planned`` says that the user gave it.
     """
     runs: list[Verification] = []

@@ -22,6 +22,7 @@ from torch import nn
 from shardwright import zoo
 from shardwright.errors import ModelError
 from shardwright.zoo.hugging_face import build_hugging_face
+from shardwright.zoo.serving import with_cache, without_labels
 from shardwright.zoo.sizes import nearest, parse_sizes
 
 SEED = 0
@@ -51,8 +52,13 @@ def resolve(
     seq: int | None = None,
     device: str | torch.device = "meta",
     dtype: str | torch.dtype | None = None,
+    inference: bool = False,
+    cache: int = 0,
 ) -> ResolvedModel:
     """Build the model that ``reference`` names, with inputs of ``batch`` rows and ``seq`` positions.
+
+    ``inference``: in evaluation mode and without labels; with a ``cache`` of so many positions, the call that decodes the
+    next ``seq`` (1 unless given).
 
     >>> len(resolve("gpt:small,layers=3", batch=2).model.blocks)
     3
@@ -62,6 +68,13 @@ def resolve(
     for name, size in (("batch", batch), ("seq", seq)):
         if size is not None and not 1 <= size <= LARGEST_SIZE:
             raise ModelError(f"{name}={size} is not possible.", f"Give a whole number from 1 to {LARGEST_SIZE}.")
+    if cache and not (inference and reference.startswith("hf:") and cache > 0):
+        raise ModelError(
+            f"{reference!r} is given a cache of {cache} positions.",
+            "Caches are for Hugging Face decoders in inference: hf:gpt2 with --inference --cache 512.",
+        )
+    new = seq or 1
+    seq = cache + new if cache else seq
     # What a model prints while it is built is for people; standard output may be for a program.
     with _building(torch.device(device), _as_dtype(dtype)), redirect_stdout(sys.stderr):
         if reference.startswith("hf:"):
@@ -72,6 +85,10 @@ def resolve(
             reference = f"{path.absolute()}:{match['function']}"  # so that it means the same from every folder
         else:
             model, args, kwargs = _from_zoo(reference, batch, seq)
+        if inference:
+            kwargs = without_labels(model.eval(), kwargs)
+        if cache:
+            kwargs = with_cache(model, kwargs, new)
     return ResolvedModel(reference, model, args, kwargs)
 
 
