@@ -90,7 +90,7 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
 
 
 def processor_seconds(timeline: Any, mesh: Any) -> float:
-    """The seconds for which a rank's processor is busy: all of computing, and of a collective the part that is not waiting."""
+    """The seconds for which a rank's processor is busy: computing, and what is not waiting in a collective."""
     axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in mesh.axes}
     total = 0.0
     for event in timeline.events:

@@ -1,4 +1,4 @@
-"""BERT and GPT-2 served by two local processes, planned for latency: measured against predicted, outputs against one process.
+"""BERT and GPT-2 on two local processes, planned for latency: measured against predicted, outputs against one process.
 
     python bench/inference_local.py [--seconds 60 --calls 15] > bench/measured/inference_local.md
 

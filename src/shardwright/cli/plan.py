@@ -189,9 +189,9 @@ def plan(
         elif len(targets) > 1:
             answer = cheapest(graph, targets, options, price or (), say)
         elif inference:
-            rows = batch_and_tokens(graph)[0]
+            each = batch_and_tokens(graph)[0]
             found = plan_serving(
-                lambda calls: graph if calls == 1 else captured(build(rows * calls)),
+                lambda calls: graph if calls == 1 else captured(build(each * calls)),
                 target,
                 options,
                 objective=objective or "latency",
@@ -200,7 +200,7 @@ def plan(
                 reference=reference,
             )
             if found.serving is not None and found.serving.calls > 1:
-                batch = rows * found.serving.calls
+                batch = each * found.serving.calls
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
