@@ -122,6 +122,35 @@ def play(
     return _Play(pipe, stages, meshes, cluster).run()
 
 
+def alone(pipe: Pipeline, stages: Mapping[tuple[int, int], StageEvents], mesh: Mesh, device: int) -> float:
+    """Seconds of one device's passes and of the sums that follow, where nothing has to be waited for; no update."""
+    streams, end = Streams(_processor(mesh)), 0.0
+    sizes, done = pipe.micro.sizes, dict[tuple[int, int], list[float]]()
+    for action in pipe.schedule.orders[device]:
+        stage = stages[action.stage, sizes[action.microbatch]]
+        ends = done.setdefault((action.stage, action.microbatch), [0.0] * len(stage.events))
+        end = max(end, _run(streams, stage, stage.passes[action.kind], ends)[1])
+    for number, where in enumerate(pipe.schedule.device_of):
+        if where == device:
+            stage = stages[number, max(sizes)]
+            end = max(end, _run(streams, stage, stage.closing[0], [0.0] * len(stage.events))[1])
+    return max(end, streams.clock)
+
+
+def _run(streams: Streams, stage: StageEvents, numbers: Sequence[int], ends: list[float]) -> tuple[float, float, float]:
+    """Run events; when the first starts, the last ends, and the seconds of those that compute."""
+    first, last, computed = float("inf"), 0.0, 0.0
+    for number in numbers:
+        instruction, seconds, host = stage.events[number]
+        ready = max([ends[n] for n in instruction.after], default=0.0)
+        start, end = streams.place(instruction.stream, seconds, host, ready)
+        ends[number] = end
+        if end > start:
+            first, last = min(first, start), max(last, end)
+            computed += end - start if instruction.stream == COMPUTE else 0.0
+    return first, last, computed
+
+
 @dataclass(eq=False)
 class _Play:
     pipe: Pipeline
@@ -201,7 +230,7 @@ class _Play:
         stage = self.stages[action.stage, self.pipe.micro.sizes[action.microbatch]]
         key = (action.stage, action.microbatch)
         ends = self.done.setdefault(key, [0.0] * len(stage.events))
-        start, end, computed = self._events(streams, stage, stage.passes[action.kind], ends)
+        start, end, computed = _run(streams, stage, stage.passes[action.kind], ends)
         start, end = (begins, begins) if start > end else (start, end)
         if action.kind in (BACKWARD, WEIGHT):
             del self.done[key]
@@ -211,21 +240,6 @@ class _Play:
             played.exposed[action.stage] += max(end - start - computed, 0.0)
         self.now[device] = end
         self._send(device, action, end)
-
-    def _events(
-        self, streams: Streams, stage: StageEvents, numbers: Sequence[int], ends: list[float]
-    ) -> tuple[float, float, float]:
-        """Run events; when the first starts, the last ends, and the seconds of those that compute."""
-        first, last, computed = float("inf"), 0.0, 0.0
-        for number in numbers:
-            instruction, seconds, host = stage.events[number]
-            ready = max([ends[n] for n in instruction.after], default=0.0)
-            start, end = streams.place(instruction.stream, seconds, host, ready)
-            ends[number] = end
-            if end > start:
-                first, last = min(first, start), max(last, end)
-                computed += end - start if instruction.stream == COMPUTE else 0.0
-        return first, last, computed
 
     def _send(self, device: int, action: Action, at: float) -> None:
         back = action.kind != FORWARD
@@ -269,7 +283,7 @@ class _Play:
             end = start
             for stage in (s for s, where in enumerate(device_of) if where == device):
                 events = self.stages[stage, largest]
-                end = max(end, self._events(streams, events, events.closing[0], [0.0] * len(events.events))[1])
+                end = max(end, _run(streams, events, events.closing[0], [0.0] * len(events.events))[1])
             summed.append(end)
         busy = [end - start for start, end in zip(begins, summed, strict=True)]
         for name, owners in self.pipe.ties:
@@ -282,7 +296,7 @@ class _Play:
             end = summed[device]
             for stage in (s for s, where in enumerate(device_of) if where == device):
                 events = self.stages[stage, largest]
-                end = max(end, self._events(streams, events, events.closing[1], [0.0] * len(events.events))[1])
+                end = max(end, _run(streams, events, events.closing[1], [0.0] * len(events.events))[1])
             self.played.closing.append(Closing(begins[device], end, busy[device] + end - summed[device]))
 
     def _tied(self, name: str, owners: Sequence[int]) -> float:
