@@ -77,16 +77,24 @@ class Flat:
     def fill(self, tensor: str, gradient: Tensor) -> None:
         """Take a gradient. Memory in which the last step's gradients still live is left to them."""
         if not self.filled and (self._flat is None or self._flat.dtype != gradient.dtype or self._in_use()):
-            self._flat = torch.zeros(self.bucket.way.elements, dtype=gradient.dtype, device=gradient.device)
-            starts = [sum(self.bucket.elements[:i]) for i in range(len(self.bucket.elements))]
-            self._starts = dict(zip(self.bucket.tensors, starts, strict=True))
-            self._parts, self._given = {}, {}
+            self._allocate(gradient.dtype, gradient.device)
         assert self._flat is not None
         if tensor not in self._parts:
             start = self._starts[tensor]
             part = self._flat[start : start + gradient.numel()].view(gradient.shape)
             self._parts[tensor], self._given[tensor] = part, wrapped(self.held(tensor), part)
         self.filled[tensor] = self._parts[tensor].copy_(gradient)
+
+    def _allocate(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._flat = torch.zeros(self.bucket.way.elements, dtype=dtype, device=device)
+        starts = [sum(self.bucket.elements[:i]) for i in range(len(self.bucket.elements))]
+        self._starts = dict(zip(self.bucket.tensors, starts, strict=True))
+        self._parts, self._given = {}, {}
+
+    def move(self) -> None:
+        """Take new memory, wherever the allocator now takes it from."""
+        if self._flat is not None and not self.filled:
+            self._allocate(self._flat.dtype, self._flat.device)
 
     def release(self) -> None:
         """Let go of the memory; gradients that were handed out keep theirs, those on their way are not touched."""

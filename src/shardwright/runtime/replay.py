@@ -270,6 +270,8 @@ class Replay:
 
         for parameter in held.values():
             parameter.grad = None
+        for flat in executor.flats:  # out of the memory of earlier passes, which is about to be given back
+            flat.move()
         try:
             made.forward = self.recorder.record(forward, bool(_drawing(executor.program)))
             made.backward = self.recorder.record(backward)

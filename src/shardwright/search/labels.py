@@ -1,8 +1,9 @@
 """Which loops run over the batch, the sequence, or the picture: labels carried from the inputs through the loops.
 
 Dim 0 of every user input is the batch, dim 1 of a matrix of integers is the sequence, the trailing dims of a picture are
-spatial. A loop that cuts a labelled dim of an input carries the label to the output dim it makes. Baselines by name
-(data parallelism, Megatron) are stated in these labels; the search itself needs none.
+spatial. A loop that cuts a labelled dim of an input carries the label to the output dim it makes; what is made inside the
+model for the batch is labelled from where it is used. Baselines by name (data parallelism, Megatron) are stated in these
+labels; the search itself needs none.
 """
 
 from __future__ import annotations
@@ -44,4 +45,22 @@ def label_loops(graph: Graph, rules: Mapping[str, OpRules]) -> Labels:
                     if out is not None and isinstance(given, Shard):
                         dims.setdefault(out, {})[given.dim] = marks_of_op[loop.name]
         table[op.name] = marks_of_op
+    _label_makers(graph, rules, table, dims)
     return table
+
+
+def _label_makers(
+    graph: Graph, rules: Mapping[str, OpRules], table: dict[str, dict[str, str]], dims: dict[str, dict[int, str]]
+) -> None:
+    """Carry the batch back to what is made for it inside the model, such as masks: left whole, they would be computed for
+    the batch of all ranks on each of them."""
+    made = {name for op in graph.ops for name in op.outputs}
+    for op in reversed(graph.ops):
+        for loop in rules[op.name].loops:
+            outputs = zip(op.outputs, loop.outputs, strict=True)
+            if any(isinstance(p, Shard) and dims.get(str(out), {}).get(p.dim) == "batch" for out, p in outputs):
+                table[op.name].setdefault(loop.name, "batch")
+            if table[op.name].get(loop.name) == "batch":
+                for name, need in zip(op.inputs, loop.inputs, strict=True):
+                    if isinstance(need, Shard) and name in made:
+                        dims.setdefault(name, {}).setdefault(need.dim, "batch")
