@@ -1,29 +1,32 @@
 """Choosing under a usage limit: a bound that rises, a choice that falls, until they meet or time is up.
 
-Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), the other improves choices (`walker`),
-and at the end of a round they exchange the prices of memory and the best known cost; so a run depends on the seed and
-the number of rounds, not on the clock. When the two are close, options that no better choice can take are struck out,
-the reductions run again on what is left, and the rounds go on with a smaller problem; when nothing is left, the
-choice is optimal. Parts that nothing joins (`components`) are searched one after the other.
+Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), the other improves choices (`walker`, and
+`neighbourhoods` where holding a few nodes makes the rest easy), and at the end of a round they exchange the prices of
+memory and the best known cost; so a run depends on the seed and the number of rounds, not on the clock. When the two are
+close, options that no better choice can take are struck out, the reductions run again on what is left, and the rounds go
+on with a smaller problem; when nothing is left, the choice is optimal. Parts that nothing joins (`components`) are
+searched one after the other.
 """
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
-from shardwright.search.choose import compiling
 from shardwright.search.choose.ascent import Ascent
 from shardwright.search.choose.components import Component, separate, together
 from shardwright.search.choose.cutting import price_by_elimination
 from shardwright.search.choose.flat import Flat, flatten
 from shardwright.search.choose.integer import solve_by_integer_program
+from shardwright.search.choose.neighbourhoods import Neighbourhoods
 from shardwright.search.choose.passes import round_messages
-from shardwright.search.choose.problem import Edge, Problem, Usage, evaluate
+from shardwright.search.choose.problem import Edge, Problem, Usage
+from shardwright.search.choose.progress import Progress
 from shardwright.search.choose.reductions import check_peak, reduce_problem
 from shardwright.search.choose.walker import Walker, with_penalties
 from shardwright.search.choose.workspace import Back
@@ -37,87 +40,11 @@ QUICK_SWINGS = 4  # of the prices in a round, for the same reason
 QUICK_SHARE = 0.25  # of a round's work, since the end is near
 QUICK_PATIENCE = 60  # rounds without progress after which a wider gap is enough too
 ROUNDS_PER_LOOK = 10
+PATIENT_NEIGHBOURHOODS = 60  # without a better choice, after which only every other round looks at them
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
 INTEGER_ENTRIES = 50_000  # edge entries up to which an integer program closes the gap that is left
 WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing again
-
-
-@dataclass
-class _Progress:
-    """The best choice of the original problem and the best bound so far."""
-
-    problem: Problem
-    started: float
-    time_limit: float | None
-    choice: np.ndarray | None = None
-    cost: float = np.inf
-    bound: float = -np.inf
-    whole: bool = False
-    enough: float = 0.0  # relative gap at which the search may end
-    overtime: float = 0.0  # seconds beyond the limit while no choice is known
-    compiled: float = field(default_factory=compiling.seconds)  # by others, before this search
-
-    def offer(self, choice: np.ndarray) -> None:
-        cost, _, feasible = evaluate(self.problem, choice)
-        if feasible and cost < self.cost:
-            self.choice, self.cost = choice, cost
-
-    def raise_bound(self, bound: float) -> None:
-        bound -= 1e-9 * abs(bound)  # what rounding may have added
-        if self.whole:
-            bound = np.ceil(bound - 1e-6)
-        self.bound = max(self.bound, min(bound, self.cost))
-
-    def exhausted(self) -> None:
-        """No choice cheaper than the best known one is left."""
-        if self.choice is None:
-            raise Infeasible(
-                f"No choice of {self.problem.name} keeps its limit of {self.problem.usage_limit}.", "Raise the limit."
-            )
-        self.bound = self.cost
-
-    @property
-    def gap(self) -> float:
-        return self.cost - self.bound
-
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.started
-
-    @property
-    def spent(self) -> float:
-        """Seconds of the time limit; the first search on a machine compiles its kernels, and that does not count."""
-        return self.seconds - (compiling.seconds() - self.compiled)
-
-    @property
-    def late(self) -> bool:
-        if self.time_limit is None or self.spent <= self.time_limit:
-            return False
-        return self.choice is not None or self.spent > self.time_limit + self.overtime
-
-    @property
-    def closed(self) -> bool:
-        return self.cost < np.inf and self.bound >= self.cost - 3e-9 * abs(self.cost)
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing, or nothing of interest, is left to gain."""
-        return self.closed or (self.cost < np.inf and self.gap <= self.enough * abs(self.cost))
-
-    @property
-    def worth(self) -> float:
-        """What a better choice may cost at most."""
-        return self.cost - 1.0 if self.whole else self.cost
-
-    def solution(self) -> Solution[np.ndarray]:
-        if self.choice is None:
-            raise TooLarge(
-                f"No choice of {self.problem.name} within its limit was found in {self.seconds:.1f} s.",
-                "Allow more time, or raise the limit.",
-            )
-        bound = self.cost if self.closed else min(self.bound, self.cost)
-        return Solution(self.choice, self.cost, float(bound), self.closed, self.seconds)
 
 
 def solve_limited(
@@ -129,7 +56,7 @@ def solve_limited(
 
     Example: ``solve_limited(problem, time_limit=60).gap``
     """
-    progress = _Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap, overtime=overtime)
+    progress = Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap, overtime=overtime)
     check_peak(problem)
     core, back = reduce_problem(problem)
     check_peak(core)
@@ -144,7 +71,7 @@ def solve_limited(
     return progress.solution()
 
 
-def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: int) -> Solution[np.ndarray]:
+def _one_by_one(parts: list[Component], back: Back, progress: Progress, seed: int) -> Solution[np.ndarray]:
     """Independent parts, each with its share of what time is left."""
     work = [sum(edge.costs.size for edge in part.problem.edges) + int(part.problem.sizes.sum()) for part in parts]
     solutions = []
@@ -159,7 +86,7 @@ def _one_by_one(parts: list[Component], back: Back, progress: _Progress, seed: i
     return replace(whole, answer=back(whole.answer), seconds=progress.seconds)
 
 
-def _first_stage(core: Problem, back: Back, progress: _Progress, seed: int) -> _Stage | None:
+def _first_stage(core: Problem, back: Back, progress: Progress, seed: int) -> _Stage | None:
     """Start from exact prices where the problem is narrow enough for them; nothing where these are enough."""
     deadline = None
     if progress.time_limit is not None:
@@ -182,7 +109,7 @@ class _Stage:
     """Rounds on one reduced problem; `run` returns the next stage or None at the end."""
 
     def __init__(
-        self, core: Problem, back: Back, progress: _Progress, seed: int, times: np.ndarray | None,
+        self, core: Problem, back: Back, progress: Progress, seed: int, times: np.ndarray | None,
         prices: np.ndarray | None,
     ) -> None:  # fmt: skip
         self.core, self.back, self.progress, self.seed = core, back, progress, seed
@@ -192,6 +119,7 @@ class _Stage:
         nowhere = np.zeros(len(core.costs), dtype=np.int64)
         self.walker = Walker(penalised, penalty, nowhere, seed)
         self.helper = Walker(penalised, penalty, nowhere, seed + 1_000_003)  # walks too once the bound stands still
+        self.wide = Neighbourhoods(core, self.flat, seed)
         self.entries = sum(edge.costs.size for edge in core.edges)
         self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
         self.tried = False
@@ -204,19 +132,22 @@ class _Stage:
         ascent.warm_up(10 if ascent.prices.any() else 30)
         self._round_off()
         gap, idle, swings = np.inf, 0, QUICK_SWINGS if progress.enough else 1
-        while True:
+        for turn in count(1):
             progress.raise_bound(ascent.best)
             if progress.done or progress.late:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()
             effort = min(self.share * WALK_WORK, self.work * self.iterations / 2)
-            if idle >= self.patience and walker.rounds % 3:
+            if idle >= self.patience and turn % 3:
                 self.helper.adopt(walker)
                 beside = pool.submit(self.helper.walk, effort, prices, swings)
             else:
                 beside = pool.submit(ascent.run, self.iterations, target)
-            walker.walk(effort, prices, swings)
+            if self.wide.useful and (turn % 2 or self.wide.wasted < PATIENT_NEIGHBOURHOODS):
+                walker.jump(self.wide.search(walker.best_choice if walker.found else walker.choice, prices, effort))
+            else:
+                walker.walk(effort, prices, swings)
             beside.result()
             walker.adopt(self.helper)
             if walker.found and walker.best_cost < progress.cost:
@@ -230,12 +161,13 @@ class _Stage:
                 return None
             if idle >= self.patience and not self._go_on():
                 return None
-            if walker.rounds % (ROUNDS_PER_QUICK_START if progress.enough else ROUNDS_PER_START) == 0:
+            if turn % (ROUNDS_PER_QUICK_START if progress.enough else ROUNDS_PER_START) == 0:
                 self._round_off()
-            if walker.rounds % ROUNDS_PER_LOOK == 0:
+            if turn % ROUNDS_PER_LOOK == 0:
                 following = self._narrow()
                 if following is not self:
                     return following
+        raise AssertionError("rounds end by returning")
 
     def _go_on(self) -> bool:
         """Nothing moves any more: let the integer program finish what is small; go on only where time is left."""

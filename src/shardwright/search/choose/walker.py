@@ -42,7 +42,6 @@ class Walker:
     best_choice: np.ndarray = field(init=False)
     usage: np.ndarray = field(init=False)
     total: float = field(init=False)
-    rounds: int = 0
     since: int = 0  # rounds since the last jump
 
     def __post_init__(self) -> None:
@@ -80,7 +79,6 @@ class Walker:
 
     def walk(self, work: float, prices: np.ndarray, swings: int = 1) -> None:
         """One round of block moves, of about ``work`` numbers read, the prices swung so many times on the way."""
-        self.rounds += 1
         self.since += 1
         if self.found and self.since >= ROUNDS_BEFORE_RETURN:
             self.jump(self.best_choice)
