@@ -164,7 +164,7 @@ def place_for_latency(
 
     begun = time.perf_counter()
     slots = slots_of(workload, subgraphs)
-    best = best_start(slots, seed=seed, seconds=time_limit / 3)
+    best = best_start(slots, seed=seed, seconds=time_limit / 2)
     value = slots.finish_times(best)[0] if best is not None else np.inf
     bound = max(critical_path(workload), path_bound(workload, subgraphs))
     left = time_limit - (time.perf_counter() - begun)
@@ -182,7 +182,12 @@ def place_for_latency(
 def best_start(slots: Slots, *, seed: int, seconds: float) -> np.ndarray | None:
     """The best of the constructed placements, each improved by annealing while the time lasts."""
     begun = time.perf_counter()
-    starts = [s for s in _constructed(slots) if slots.fits(s) and np.isfinite(slots.finish_times(s)[0])]
+    starts = []
+    for start in _constructed(slots):
+        if slots.fits(start) and np.isfinite(slots.finish_times(start)[0]):
+            starts.append(start)
+        if starts and time.perf_counter() - begun > seconds:
+            break
     starts.sort(key=lambda s: slots.finish_times(s)[0])
     improved = list(starts[:1])
     for turn, (steps, start) in enumerate(itertools.product(_ANNEALING_STEPS, starts[:3])):
@@ -199,7 +204,7 @@ def _constructed(slots: Slots) -> Iterator[np.ndarray]:
     yield from greedy_fills(slots)
     few = tuple(replace(kind, count=min(kind.count, 2)) if kind.host else kind for kind in blocks.kinds)
     first_slot = {(stage.kind, stage.devices): s for s, stage in reversed([*enumerate(slots.stages)])}
-    for order in (None, *(orders(blocks) if blocks.count <= 3_000 else ())):
+    for order in (*(orders(blocks) if blocks.count <= 3_000 else ()), None):  # one order is quick, all of them is not
         if order is None and blocks.count > 2_000:
             continue
         try:

@@ -2,12 +2,16 @@
 
 Nodes on a path run one after the other. On an accelerator a contiguous subgraph holds a consecutive piece of the path, and
 every change of place is paid on both sides; memory says how long a piece can be, and the accelerators how many pieces
-there are; edges that skip along the path are paid like those of the path. The cheapest way to cut the path into pieces, by
+there are; edges that skip along the path are paid like those of the path. A piece that holds an ancestor and a descendant
+of a node beside the path holds that node too, its time and its memory; one that is left or entered by a way beside the
+path pays for the cheapest tensor on it. The cheapest way to cut the path into pieces, by
 dynamic programming, is therefore below every placement's latency. Paths are chosen by time alone and by mixtures of time,
 memory and transfer cost; the best bound counts.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,6 +39,7 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
     room = max((kind.room for kind in accelerators), default=0.0) * (1 + 1e-9)
     pieces = sum(kind.count for kind in accelerators) * subgraphs
     transfer = workload.transfer * min((kind.pays for kind in accelerators), default=0.0)
+    together = workload.classes if subgraphs == 1 else np.arange(workload.nodes)  # what no cut comes between
     class_memory = np.bincount(workload.classes, weights=workload.memory)
     share = class_memory[workload.classes] / np.bincount(workload.classes)[workload.classes]
     fastest = _fastest(workload)
@@ -54,8 +59,15 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
                 _spans(workload.classes[path]) if subgraphs == 1 else (np.arange(len(path)), np.arange(len(path)))
             )
             links = _links(workload, path)
+            ways = _Ways(*_ways_beside(order, start, target, _positions(workload, path), transfer, together, len(path)))
+            beside = _beside(workload, path, ways)
+            routes = (
+                ways.reach,
+                ways.cost,
+                *rows(len(path), ways.reach[ways.reach >= 0], np.flatnonzero(ways.reach >= 0)),
+            )
             bound = _cheapest_pieces(
-                host_time[path], device_time[path], held, transfer[path], *links, low, high, room, pieces
+                host_time[path], device_time[path], held, transfer[path], links, beside, routes, low, high, room, pieces
             )
             if np.isfinite(bound):
                 best = max(best, bound)
@@ -90,6 +102,73 @@ def _links(workload: Workload, path: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return last, *rows(len(path), ends[:, 1], ends[:, 0])
 
 
+def _positions(workload: Workload, path: np.ndarray) -> np.ndarray:
+    position = np.full(workload.nodes, -1, dtype=np.int64)
+    position[path] = np.arange(len(path))
+    return position
+
+
+class _Ways(NamedTuple):
+    """What lies beside a path: per node the last position above it and the first below it, per position the dearest way."""
+
+    above: np.ndarray  # node -> position, or -1
+    below: np.ndarray  # node -> position, or the number of nodes
+    reach: np.ndarray  # position -> where its way comes back, or -1
+    cost: np.ndarray  # position -> the cheapest tensor on that way, its own output included
+
+
+def _beside(workload: Workload, path: np.ndarray, ways: _Ways) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Nodes beside the path between two of its positions: grouped by the first, the second, their times and memory.
+
+    Memory only where no node of the class is on the path, which counts that of the whole class.
+    """
+    position = _positions(workload, path)
+    between = np.flatnonzero((position < 0) & (ways.above >= 0) & (ways.below < workload.nodes))
+    own = [k for k, kind in enumerate(workload.kinds) if not kind.host and kind.count > 0]
+    times = workload.times[between][:, own].min(axis=1) if own else np.full(len(between), np.inf)
+    met = np.zeros(int(workload.classes.max(initial=0)) + 1, dtype=bool)
+    met[workload.classes[path]] = True
+    memory = np.where(met[workload.classes[between]], 0.0, workload.memory[between])
+    first, members = rows(len(path), ways.above[between], np.arange(len(between)))
+    return first, ways.below[between][members], times[members], memory[members]
+
+
+@kernel()
+def _ways_beside(
+    order: np.ndarray,
+    start: np.ndarray,
+    target: np.ndarray,
+    position: np.ndarray,
+    transfer: np.ndarray,
+    together: np.ndarray,
+    length: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The fields of `_Ways`. A node's way comes from the last position above it, so ways of two positions share no node."""
+    n = len(position)
+    above, below = np.full(n, -1, dtype=np.int64), np.full(n, n, dtype=np.int64)
+    reach, cost, narrow = np.full(length, -1, dtype=np.int64), np.zeros(length), np.zeros(n)
+    most = transfer.sum()
+    for v in order:
+        here = position[v] if position[v] >= 0 else above[v]
+        for e in range(start[v], start[v + 1]):
+            w = target[e]
+            least = most if together[v] == together[w] else transfer[v]
+            if position[v] < 0:
+                least = min(least, narrow[v])
+            back = position[w] >= 0 and position[v] < 0 and here >= 0
+            if back and (least > cost[here] or (least == cost[here] and position[w] > reach[here])):
+                reach[here], cost[here] = position[w], least
+            if here > above[w]:
+                above[w], narrow[w] = here, least
+            elif here == above[w]:
+                narrow[w] = max(narrow[w], least)
+    for v in order[::-1]:
+        for e in range(start[v], start[v + 1]):
+            w = target[e]
+            below[v] = min(below[v], position[w] if position[w] >= 0 else below[w])
+    return above, below, reach, cost
+
+
 def _spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """First and last position on the path of each position's class: one subgraph per device must hold all of them."""
     _, first, number = np.unique(classes, return_index=True, return_inverse=True)
@@ -104,9 +183,9 @@ def _cheapest_pieces(
     device_time: np.ndarray,
     held: np.ndarray,
     transfer: np.ndarray,
-    last: np.ndarray,
-    before_start: np.ndarray,
-    before: np.ndarray,
+    links: tuple[np.ndarray, np.ndarray, np.ndarray],
+    beside: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    routes: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     low: np.ndarray,
     high: np.ndarray,
     room: float,
@@ -114,13 +193,17 @@ def _cheapest_pieces(
 ) -> float:
     """Smallest total of a path cut into pieces on accelerators (at most ``pieces``, each within ``room``) and hosts.
 
-    A piece that holds position p holds everything from ``low[p]`` to ``high[p]``.
+    A piece that holds position p holds everything from ``low[p]`` to ``high[p]``. A way beside the path is paid only
+    where the output of the position it starts from is not, because that may be the tensor that changes place.
     """
+    last, before_start, before = links
+    beside_start, beside_below, beside_time, beside_memory = beside
+    reach, way, into_start, into = routes
     n = len(held)
     pieces = min(pieces, n)
     best = np.full((n + 1, pieces + 1), np.inf)
     best[0, :] = 0.0
-    arrived = np.full(n, -1, dtype=np.int64)
+    arrived, entered = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     for end in range(1, n + 1):
         for used in range(pieces + 1):
             best[end, used] = best[end - 1, used] + host_time[end - 1]
@@ -129,13 +212,25 @@ def _cheapest_pieces(
             time += device_time[begin]
             if last[begin] >= end:
                 time += transfer[begin]  # it leaves the piece
+            elif reach[begin] >= end:
+                time += way[begin]
             if arrived[begin] == end:
                 received -= transfer[begin]  # it is inside now
+            elif entered[begin] == end:
+                received -= way[begin]
             for e in range(before_start[begin], before_start[begin + 1]):
                 if arrived[before[e]] != end:
                     arrived[before[e]] = end
-                    received += transfer[before[e]]
+                    received += transfer[before[e]] - (way[before[e]] if entered[before[e]] == end else 0.0)
+            for e in range(into_start[begin], into_start[begin + 1]):
+                if arrived[into[e]] != end and entered[into[e]] != end:
+                    entered[into[e]] = end
+                    received += way[into[e]]
             memory += held[begin]
+            for u in range(beside_start[begin], beside_start[begin + 1]):
+                if beside_below[u] < end:  # an ancestor and a descendant are inside, so is the node
+                    time += beside_time[u]
+                    memory += beside_memory[u]
             least, most = min(least, low[begin]), max(most, high[begin])
             if memory > room or most >= end:
                 break

@@ -8,6 +8,7 @@ step so that waiting in a cycle is impossible; the bound is corrected for both, 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ def solve_latency(
     of ``start`` (if any) is ``ceiling``."""
     from ortools.sat.python import cp_model
 
+    begun = time.perf_counter()
     workload, count = slots.workload, len(slots.stages)
     n = workload.nodes
     if not np.isfinite(ceiling):
@@ -72,7 +74,7 @@ def solve_latency(
         _hint(model, slots, start, at, host)
     model.minimize(latest)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_time_in_seconds = max(0.0, seconds - (time.perf_counter() - begun))  # stating it took some
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed
     status = solver.solve(model)
