@@ -84,8 +84,8 @@ def _training_step(case: Case, device: str) -> Any:
     return step
 
 
-def _kernel_table(step: Any) -> list[dict[str, Any]]:
-    """Device seconds per operator of one step."""
+def _kernel_table(step: Any) -> tuple[list[dict[str, Any]], float]:
+    """Device seconds per operator of one step, and of all its kernels together."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
@@ -100,7 +100,9 @@ def _kernel_table(step: Any) -> list[dict[str, Any]]:
         }
         for r in recorded.key_averages()
     ]
-    return sorted(rows, key=lambda row: -row["device"])[:80]
+    kernels = [r for r in recorded.key_averages() if "cuda" in str(r.device_type).lower()]
+    busy = sum(r.self_device_time_total for r in kernels) * 1e-6
+    return sorted(rows, key=lambda row: -row["device"])[:80], busy
 
 
 def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
@@ -126,7 +128,7 @@ def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
         step(mark)
         torch.cuda.synchronize()
         row["phases"] = [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)]
-        row["kernels"] = _kernel_table(step)
+        row["kernels"], row["device_seconds"] = _kernel_table(step)
     except Exception as error:  # one model that cannot run here must not cost the others
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     gc.collect()

@@ -1,9 +1,9 @@
 """What calibration runs: matrix products, convolutions, attention and recurrences over shapes, dtypes and passes.
 
 A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.costs.kernels`), so that the
-ratio of measured to ideal seconds carries over. Shapes are those that models have: batches of tokens by widths, the
-convolutions of residual and inception networks, heads by sequence lengths. Lists are long; whoever runs them may stop
-at any point, because they are shuffled.
+ratio of measured to ideal seconds carries over. Shapes are ranges: batches of tokens by widths, convolutions drawn at
+random, heads by sequence lengths; none is taken from a model that predictions are judged on. Lists are
+long; whoever runs them may stop at any point, because they are shuffled.
 """
 
 from __future__ import annotations
@@ -135,20 +135,50 @@ def batched(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
         yield Case("bmm", "forward", dtype, features, 2.0 * b * m * n * k, moved, build)
 
 
-CONVOLUTIONS = (
-    # in channels, image, out channels, kernel, stride: residual, inception, wide residual and early networks
-    *((3, 224, 64, (7, 7), 2), (3, 224, 96, (11, 11), 4), (3, 299, 32, (3, 3), 2), (3, 32, 64, (3, 3), 1)),
-    *((64, 56, 64, (1, 1), 1), (64, 56, 64, (3, 3), 1), (64, 56, 256, (1, 1), 1), (256, 56, 64, (1, 1), 1)),
-    *((256, 56, 512, (1, 1), 2), (128, 56, 128, (3, 3), 2), (128, 28, 128, (3, 3), 1), (128, 28, 512, (1, 1), 1)),
-    *((512, 28, 128, (1, 1), 1), (512, 28, 1024, (1, 1), 2), (256, 14, 256, (3, 3), 1), (256, 14, 1024, (1, 1), 1)),
-    *((1024, 14, 256, (1, 1), 1), (512, 7, 512, (3, 3), 1), (512, 7, 2048, (1, 1), 1), (2048, 7, 512, (1, 1), 1)),
-    *((96, 27, 256, (5, 5), 1), (256, 13, 384, (3, 3), 1), (384, 13, 256, (3, 3), 1), (192, 17, 192, (1, 7), 1)),
-    *((192, 17, 192, (7, 1), 1), (768, 17, 192, (1, 1), 1), (48, 35, 64, (5, 5), 1), (96, 35, 96, (3, 3), 1)),
-    *((32, 147, 64, (3, 3), 1), (80, 73, 192, (3, 3), 1), (384, 8, 384, (1, 3), 1), (1280, 8, 320, (1, 1), 1)),
-    *((256, 56, 256, (3, 3), 1), (512, 28, 512, (3, 3), 1), (1024, 14, 1024, (3, 3), 1), (2048, 7, 2048, (3, 3), 1)),
-    *((256, 56, 1024, (1, 1), 1), (1024, 56, 256, (1, 1), 1), (2048, 28, 512, (1, 1), 1), (2048, 14, 2048, (1, 1), 1)),
-    *((3, 224, 768, (16, 16), 16), (640, 28, 640, (3, 3), 1), (1280, 14, 1280, (3, 3), 1), (64, 32, 64, (3, 3), 1)),
-)
+CONVOLUTION_SEED, CONVOLUTION_SHAPES = 16, 64
+FILTERS = ((1, 1),) * 6 + ((3, 3),) * 6 + ((5, 5), (7, 7), (1, 7), (7, 1), (1, 3), (3, 1))
+"""How often a filter is drawn is how often it is listed."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution's sizes, batch aside; ``groups`` is 1 or the number of channels (depthwise)."""
+
+    channels: int
+    image: int
+    out: int
+    kernel: tuple[int, int]
+    stride: int
+    groups: int = 1
+
+
+def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_SEED) -> list[Convolution]:
+    """Convolutions drawn at random from ranges of sizes, so that none is there because some model has it.
+
+    Channels from 16 to 2048 and images from 7 to 112 positions, both evenly on a logarithmic scale, smaller images with more
+    channels; one in eight reads an image's three colours, one in four is depthwise.
+
+    >>> drawn_convolutions(2) == drawn_convolutions(3)[:2]
+    True
+    """
+    draw = random.Random(seed)
+    found = []
+    while len(found) < count:
+        kernel, stride = draw.choice(FILTERS), draw.choice((1, 1, 1, 2))
+        kind = draw.choice(("first", *("depthwise",) * 2, *("dense",) * 5))
+        image, channels, out = (round(2 ** draw.uniform(*ends)) for ends in ((2.8, 6.81), (4, 11), (4, 11)))
+        if kind == "first":
+            side = draw.choice((3, 5, 7, 8, 11, 14, 16))
+            found.append(
+                Convolution(3, draw.randint(128, 320), min(8 * round(out / 8), 1024), (side, side), max(1, side // 2))
+            )
+        elif image * channels <= 2**14 and image * out <= 2**14:
+            channels, out = 8 * round(channels / 8), 8 * round(out / 8)
+            if kind == "depthwise" and kernel != (1, 1):
+                found.append(Convolution(channels, image, channels, kernel, stride, channels))
+            elif kind == "dense":
+                found.append(Convolution(channels, image, out, kernel, stride))
+    return found
 
 
 def convolutions(
@@ -158,34 +188,39 @@ def convolutions(
 
     ``once``: each with the first of the batches that is not too much work (a CPU takes images one after the other).
     """
-    seen: set[tuple] = set()
-    for batch, (channels, image, out, kernel, stride) in itertools.product(batches, CONVOLUTIONS):
-        pad = (kernel[0] // 2, kernel[1] // 2)
-        side = [(image + 2 * p - size) // stride + 1 for p, size in zip(pad, kernel, strict=True)]
-        m, k = batch * side[0] * side[1], channels * kernel[0] * kernel[1]
-        flops = 2.0 * m * out * k
-        moved = (batch * channels * image * image + k * out + m * out) * BYTES[dtype]
-        if flops > most_flops or moved > 4e9 or (once and (channels, image, out, kernel, stride) in seen):
+    seen: set[Convolution] = set()
+    for batch, shape in itertools.product(batches, drawn_convolutions()):
+        pad = (shape.kernel[0] // 2, shape.kernel[1] // 2)
+        side = [(shape.image + 2 * p - size) // shape.stride + 1 for p, size in zip(pad, shape.kernel, strict=True)]
+        area = shape.kernel[0] * shape.kernel[1]
+        m, k = batch * side[0] * side[1], shape.channels // shape.groups * area
+        flops = 2.0 * m * shape.out * k
+        moved = (batch * shape.channels * shape.image**2 + k * shape.out + m * shape.out) * BYTES[dtype]
+        if flops > most_flops or moved > 4e9 or (once and shape in seen):
             continue
-        seen.add((channels, image, out, kernel, stride))
-        features = (("m", float(m)), ("n", float(out)), ("k", float(k)), ("area", float(kernel[0] * kernel[1])))
-        sizes = (batch, channels, image, out, kernel, stride, pad)
+        seen.add(shape)
+        family = "convolution" if shape.groups == 1 else "depthwise"
+        features = (("m", float(m)), ("n", float(shape.out)), ("k", float(k)), ("area", float(area)))
+        if family == "depthwise":
+            features = (("bytes", moved), ("area", float(area)))
+        sizes = (batch, shape, pad)
 
         def forward(sizes: tuple = sizes) -> Run:
-            batch, channels, image, out, kernel, stride, pad = sizes
-            x, w = make(batch, channels, image, image, dtype=dtype), make(out, channels, *kernel, dtype=dtype)
-            return lambda: F.conv2d(x, w, stride=stride, padding=pad)
+            batch, shape, pad = sizes
+            x = make(batch, shape.channels, shape.image, shape.image, dtype=dtype)
+            w = make(shape.out, shape.channels // shape.groups, *shape.kernel, dtype=dtype)
+            return lambda: F.conv2d(x, w, stride=shape.stride, padding=pad, groups=shape.groups)
 
         def backward(which: int, sizes: tuple = sizes) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            batch, channels, image, out, kernel, stride, pad = sizes
-            x = make(batch, channels, image, image, dtype=dtype, grad=which == 0)
-            w = make(out, channels, *kernel, dtype=dtype, grad=which == 1)
-            return F.conv2d(x, w, stride=stride, padding=pad), [(x, w)[which]]
+            batch, shape, pad = sizes
+            x = make(batch, shape.channels, shape.image, shape.image, dtype=dtype, grad=which == 0)
+            w = make(shape.out, shape.channels // shape.groups, *shape.kernel, dtype=dtype, grad=which == 1)
+            return F.conv2d(x, w, stride=shape.stride, padding=pad, groups=shape.groups), [(x, w)[which]]
 
-        yield Case("convolution", "forward", dtype, features, flops, moved, forward)
+        yield Case(family, "forward", dtype, features, flops, moved, forward)
         for which, step in enumerate(("input", "weight")):
             build = gradients(lambda which=which, sizes=sizes: backward(which, sizes))  # type: ignore[misc]  # bound early
-            yield Case("convolution", step, dtype, features, flops, moved, build)
+            yield Case(family, step, dtype, features, flops, moved, build)
 
 
 def attentions(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:

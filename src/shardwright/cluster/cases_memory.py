@@ -102,6 +102,8 @@ KERNELS = (
     Kernel("max_pool2d", _image, lambda x: F.max_pool2d(x, 3, 2, 1)),
     Kernel("avg_pool2d", _image, lambda x: F.avg_pool2d(x, 3, 1, 1)),
     Kernel("adaptive_avg_pool2d", _image, lambda x: F.adaptive_avg_pool2d(x, 1)),
+    Kernel("upsample_nearest2d", _image, lambda x: F.interpolate(x, scale_factor=2.0)),
+    Kernel("roll", _image, lambda x: torch.roll(x, (3, 3), (2, 3))),
     Kernel("cross_entropy_loss", _classes, F.cross_entropy),
     Kernel("embedding", _lookup, F.embedding),
     Kernel("sum", _one, lambda a: a.sum(0)),

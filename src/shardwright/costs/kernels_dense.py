@@ -122,7 +122,8 @@ def convolution(local: LocalOp) -> Kernels:
     moved, flops = local.bytes, 2 * m * n * k
     depthwise = local.inputs[1].shape[1] == 1 and local.inputs[0].shape[1] > 1
     family = "depthwise" if depthwise else "convolution"
-    features = moved[:, None] if depthwise else np.stack([m, n, k, weight[:, 2:].prod(axis=1)], axis=1)
+    area = weight[:, 2:].prod(axis=1)
+    features = np.stack([moved, area] if depthwise else [m, n, k, area], axis=1)
 
     def work(which: str) -> Work:
         return Work(f"{family}/{which}", local.dtype, flops, moved, features)
