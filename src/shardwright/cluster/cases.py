@@ -162,7 +162,7 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
     True
     """
     draw = random.Random(seed)
-    found = []
+    found: list[Convolution] = []
     while len(found) < count:
         kernel, stride = draw.choice(FILTERS), draw.choice((1, 1, 1, 2))
         kind = draw.choice(("first", *("depthwise",) * 2, *("dense",) * 5))
@@ -200,9 +200,9 @@ def convolutions(
             continue
         seen.add(shape)
         family = "convolution" if shape.groups == 1 else "depthwise"
-        features = (("m", float(m)), ("n", float(shape.out)), ("k", float(k)), ("area", float(area)))
-        if family == "depthwise":
-            features = (("bytes", moved), ("area", float(area)))
+        product = (("m", float(m)), ("n", float(shape.out)), ("k", float(k)))
+        sized = product if family == "convolution" else (("bytes", float(moved)),)
+        features: tuple[tuple[str, float], ...] = (*sized, ("area", float(area)))
         sizes = (batch, shape, pad)
 
         def forward(sizes: tuple = sizes) -> Run:
