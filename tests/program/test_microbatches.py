@@ -63,7 +63,11 @@ def _run(micro: Microbatches, model: torch.nn.Module, inputs: dict[str, torch.Te
     joined = []
     for parts, join in zip(zip(*outputs, strict=True), micro.joins, strict=True):
         joined.append(torch.cat(parts, join.dim) if isinstance(join, Shard) else sum(parts))
-    return joined
+    if micro.tail is None:
+        return joined
+    gave = {out.name: x for out, x in zip(micro.body.outputs, joined, strict=True) if isinstance(out, Ref)}
+    every = values_of(micro.tail, held | inputs | ready | gave, cpu)
+    return [every[out.name] for out in micro.whole.outputs if isinstance(out, Ref)]
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -103,21 +107,109 @@ class Normed(torch.nn.Module):
 
 
 class Contrast(torch.nn.Module):
-    """Every row is compared with every other row."""
+    """Every row is compared with every other row, by a scale that is learned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4)
+        self.scale = torch.nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(self.left(x) @ self.right(x).t(), torch.arange(x.shape[0]))
+        logits = self.scale * self.left(x) @ self.right(x).t()
+        return functional.cross_entropy(logits, torch.arange(x.shape[0]))
 
 
-@pytest.mark.parametrize(("model", "named"), [(Normed(), "batch_norm.*norm"), (Contrast(), "matmul|mm")])
+class Balanced(torch.nn.Module):
+    """A product of two means over the batch, as the losses that balance experts have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares = self.gate(x).softmax(-1)
+        first = functional.one_hot(shares.argmax(-1), 4).to(x.dtype)
+        return (first.mean(0) * shares.mean(0)).sum() + shares.pow(2).mean()
+
+
+class Routed(torch.nn.Module):
+    """Rows sorted by expert, two experts for each, and brought back; the rows' own ways of picking are tried too."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.gate, self.weight = torch.nn.Linear(6, 3), torch.nn.Parameter(torch.randn(3, 6, 6))
+        self.again = again
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shares, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        experts, order = torch.sort(chosen.reshape(-1))
+        rows = torch.einsum("sk,skj->sj", x[order // 2], self.weight[experts]).tanh() * shares.reshape(-1)[order, None]
+        if self.again:
+            back = torch.argsort(order)
+        else:
+            back = torch.empty_like(order)
+            back[order] = torch.arange(order.shape[0])
+        mixed = rows[back].view(x.shape[0], 2, 6).sum(1)
+        return mixed[torch.arange(x.shape[0]), chosen[:, 0]].pow(2).sum()
+
+
+class Inside(torch.nn.Module):
+    """The rows of the batch lie inside another dim for a while, as in ``torch.nn.MultiheadAttention``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.stack([x, x.tanh(), x.exp()])
+        return self.attention(seen, seen, seen, need_weights=False)[0].pow(3).sum()
+
+
+@pytest.mark.parametrize("model", [Contrast(), Balanced(), Routed(), Routed(again=True), Inside()])
+def test_rows_may_meet_where_each_still_gets_its_own(model: torch.nn.Module) -> None:
+    torch.manual_seed(1)
+    model, x = model.double(), torch.randn(7, 6, dtype=torch.float64)
+    graph = capture(model, (x,))
+    micro = microbatches(graph, 3)
+    assert (micro.tail is not None) == isinstance(model, Contrast | Balanced)
+    found = _run(micro, model, {graph.inputs[0].tensor or "": x})[0]
+    expected = model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    mine, theirs = (torch.autograd.grad(loss, list(model.parameters())) for loss in (found, expected))
+    torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-13)
+
+
+class ThenMore(torch.nn.Module):
+    """Something with weights comes after rows have met."""
+
+    def __init__(self, sort: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.sort = torch.nn.Linear(6, 6), torch.nn.Linear(6, 4), sort
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(x.sort(0).values if self.sort else x @ x.t() @ x).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [(Normed(), "batch_norm.*norm"), (ThenMore(False), "matmul.*linear"), (ThenMore(True), "sort.*linear")],
+)
 def test_what_needs_the_whole_batch_is_refused_by_name(model: torch.nn.Module, named: str) -> None:
     graph = capture(model, (torch.randn(8, 6),))
     with pytest.raises(LoweringError, match=named):
         microbatches(graph, 2)
+
+
+def test_batch_norm_may_take_the_statistics_of_every_piece() -> None:
+    torch.manual_seed(0)
+    model, x = Normed().double(), torch.randn(7, 6, dtype=torch.float64)
+    graph = capture(model, (x,))
+    micro = microbatches(graph, 2, "per-piece")
+    assert all(graph.mutations == one.mutations for one in micro.graphs.values())
+    pieces = x.split(micro.sizes)
+    found = _run(micro, model, {graph.inputs[0].tensor or "": x})[0]
+    torch.testing.assert_close(found, sum(model(piece) for piece in pieces), rtol=1e-12, atol=1e-13)
 
 
 def test_rows_are_shared_out_as_equally_as_can_be() -> None:

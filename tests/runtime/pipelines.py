@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard
 
-from lowering.strategies import mesh_with, random_strategy
-from shardwright.cluster import parse_cluster
+from lowering.strategies import chosen_strategy, mesh_with, random_strategy
+from shardwright.cluster import Mesh, parse_cluster
 from shardwright.graph import Graph
+from shardwright.operators import analyse
+from shardwright.operators.rules import Layout, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan, Prediction, Proof, Stage
 from shardwright.plans.plan import Signature
@@ -40,8 +42,10 @@ def pipeline_plan(
     each: int = 1,
     seed: int | None = None,
     devices: int | None = None,
+    inside: str = "alone",
 ) -> Plan:
-    """A plan with these stages on ``each`` ranks; with a ``seed``, their operators are split at random there."""
+    """A plan with these stages on ``each`` ranks; with a ``seed``, their operators are split at random there; ``inside``
+    may also be ``data`` (along the batch) or ``tensor`` (along weights, wherever there are any)."""
     order = known_schedule(schedule, len(cuts), count, devices) if isinstance(schedule, str) else schedule
     micro = microbatches(graph, count)
     parts = stage_graphs(micro.graphs[micro.sizes[-1]], cuts)  # what cuts the smallest micro-batch cuts all
@@ -50,9 +54,12 @@ def pipeline_plan(
         device = order.device_of[number]
         ranks = tuple(range(device * each, (device + 1) * each))
         strategy = whole_strategy(part.graph, each)
-        if seed is not None and each > 1:
+        if each > 1 and (seed is not None or inside != "alone"):
             shared = _shared(parts)
-            strategy = random_strategy(part.graph, mesh_with((each,)), seed + number)
+            mesh = mesh_with((each,))
+            strategy = (
+                random_strategy(part.graph, mesh, seed + number) if seed is not None else cut(part.graph, mesh, inside)
+            )
             resting = {n: (Replicate(),) if n in shared else layout for n, layout in strategy.resting.items()}
             strategy = replace(strategy, resting=resting, regathered=strategy.regathered - shared)
         stages.append(Stage(tuple(cuts[number]), ranks, strategy, Written()))
@@ -71,6 +78,31 @@ def pipeline_plan(
         microbatches=count,
         schedule=order,
     )
+
+
+def cut(graph: Graph, mesh: Mesh, along: str) -> Strategy:
+    """Every operator cut along the batch (``data``) or along its weights (``tensor``), where it can be."""
+    weights = {p.tensor for p in graph.parameters}
+
+    def split(name: str, options: Sequence[Split]) -> Split:
+        op = next(op for op in graph.ops if op.name == name)
+        rules = {rule.name: rule for rule in analyse(op, graph.tensors).loops}
+
+        def fits(option: Split) -> bool:
+            if option[0] is None:
+                return False
+            needs = zip(op.inputs, rules[option[0]].inputs, strict=True)
+            cuts = [isinstance(need, Shard) for name, need in needs if name in weights]
+            return any(cuts) if along == "tensor" else rules[option[0]].outputs[0] == Shard(0) and not any(cuts)
+
+        none = (None,) if (None,) in options else options[0]
+        return next((option for option in options if fits(option)), none)
+
+    def layout(name: str, options: Sequence[Layout]) -> Layout:
+        sharded = [option for option in options if isinstance(option[0], Shard)]
+        return sharded[0] if along == "tensor" and name in weights and sharded else options[0]
+
+    return chosen_strategy(graph, mesh, split, layout, kept=False)
 
 
 def _shared(parts: Sequence) -> frozenset[str]:

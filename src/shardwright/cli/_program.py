@@ -23,7 +23,7 @@ def _explain_stages(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     if not 0 <= rank < plan.devices:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
     assert plan.schedule is not None  # a plan with stages has one
-    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule)
+    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
     programs = {}
     for number, stage in enumerate(plan.stages):
         mesh = plan.stage_mesh(number)

@@ -73,6 +73,12 @@ def plan(
     cut: Annotated[
         list[str] | None, typer.Option(help="Begin a stage at this module: blocks.6 (repeatable; otherwise balanced)")
     ] = None,
+    batch_norm: Annotated[
+        str,
+        typer.Option(
+            help="Statistics of batch norms in micro-batches: whole (refused with several), or per-piece: each its own"
+        ),
+    ] = "whole",
     time_limit: Annotated[float, typer.Option(help="Seconds for the solver, per mesh")] = 10.0,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan here")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the plan's page here")] = None,
@@ -150,7 +156,7 @@ def plan(
         recompute=recompute,
         fewer_devices=not all_devices,
     )
-    asked = _pipelining(stages, microbatches, schedule, cut or [])
+    asked = _pipelining(stages, microbatches, schedule, cut or [], batch_norm)
     if asked is not None and (
         frontier or html is not None or devices is not None or max_batch or len(cluster or ()) > 1
     ):
@@ -251,11 +257,13 @@ def plan(
             console.print(f"written to {path}")
 
 
-def _pipelining(stages: str | None, microbatches: str | None, schedule: str, cuts: list[str]) -> Any:
+def _pipelining(stages: str | None, microbatches: str | None, schedule: str, cuts: list[str], norm: str) -> Any:
     """What is asked of a pipeline; nothing where none is."""
     from shardwright.errors import ShardwrightError
     from shardwright.planner import Pipelining
 
+    if norm not in ("whole", "per-piece"):
+        raise ShardwrightError(f"--batch-norm {norm!r} is not known.", "Write whole or per-piece.")
     if stages == "auto" and (microbatches is not None or cuts or schedule != "auto"):
         raise ShardwrightError(
             "--stages auto chooses micro-batches, cuts and schedule itself.", "Give a number of stages with these."
@@ -267,13 +275,15 @@ def _pipelining(stages: str | None, microbatches: str | None, schedule: str, cut
     if stages is None and microbatches is None and not cuts:
         if schedule != "auto":
             raise ShardwrightError(f"--schedule {schedule} orders the passes of a pipeline.", "Say --stages 4 too.")
+        if norm != "whole":
+            raise ShardwrightError(f"--batch-norm {norm} is about micro-batches.", "Say --microbatches 4 too.")
         return None
     if microbatches is not None and microbatches != "auto" and not microbatches.isdecimal():
         raise ShardwrightError(f"--microbatches {microbatches!r} is no number.", "Write --microbatches 16, or auto.")
     count = int(stages) if stages is not None else len(cuts) + 1
     check_numbers(stages=count)
     number = int(microbatches) if microbatches not in (None, "auto") else None
-    return Pipelining(count, number, schedule, cuts)
+    return Pipelining(count, number, schedule, cuts, norm)
 
 
 def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say: Any) -> list[dict[str, Any]]:

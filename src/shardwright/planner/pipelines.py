@@ -25,7 +25,8 @@ from shardwright.plans.layouts import layout_text
 from shardwright.plans.plan import Asked, Signature
 from shardwright.program import Decisions, Noting, Written, build
 from shardwright.program.border import arriving, cross
-from shardwright.program.microbatches import batch_of, microbatches
+from shardwright.program.microbatches import WHOLE, batch_of, microbatches
+from shardwright.program.pieces import describe
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
@@ -38,12 +39,14 @@ AUTO = "auto"
 @dataclass(frozen=True)
 class Pipelining:
     """What is asked of a pipeline: how many stages and micro-batches (``None``: as many as are fastest), which schedule
-    (``auto``: searched for), and the modules before which the model is cut (none: where it is fastest)."""
+    (``auto``: searched for), the modules before which the model is cut (none: where it is fastest), and whether batch norms
+    take statistics of the ``whole`` batch (which only one micro-batch has) or ``per-piece``."""
 
     stages: int = 2
     microbatches: int | None = None
     schedule: str = AUTO
     cuts: Sequence[str] = ()
+    batch_norm: str = WHOLE
 
 
 def plan_pipeline(
@@ -97,7 +100,7 @@ def _planned(
 ) -> Plan:
     order = _order(asked, count, cluster)
     each = cluster.size // order.devices
-    micro = microbatches(graph, count)
+    micro = microbatches(graph, count, asked.batch_norm)
     smallest = micro.graphs[micro.sizes[-1]]
     device = mesh_of(part_of(cluster, [0]))
     names = cut_at(graph, asked.cuts) if asked.cuts else balanced(smallest, device, cluster, asked.stages)
@@ -116,18 +119,26 @@ def _planned(
         strategy = _strategy(part, part_of(cluster, ranks), options, pins, say)
         meshes.append(mesh_of(part_of(cluster, ranks), strategy.sizes).with_shares(strategy.shares))
         stages.append(Stage(tuple(names[number]), ranks, strategy))
-    pipe = Pipeline.of(graph, stages, count, order)
+    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
     written = [_decided(pipe, number, ByPrice(mesh)) for number, mesh in enumerate(meshes)]
     stages = [replace(stage, decisions=one) for stage, one in zip(stages, written, strict=True)]
     decisions: list[Decisions] = [
         replace(one, otherwise=ByPrice(mesh)) for one, mesh in zip(written, meshes, strict=True)
     ]
-    times = stage_times(Pipeline.of(graph, stages, count, order), meshes, decisions, options.optimiser)
+    times = stage_times(
+        Pipeline.of(graph, stages, count, order, asked.batch_norm), meshes, decisions, options.optimiser
+    )
     limit = float(min(mesh.device.usable_memory for mesh in meshes))
     limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
-    pipe = Pipeline.of(graph, stages, count, order)
+    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
     order = _scheduled(pipe, times, cluster, asked.schedule, limit, options)
-    pipe = Pipeline.of(graph, stages, count, order)
+    if micro.tail is not None:
+        order = order.forwards_first()
+        note = (
+            f"{describe(micro.tail.ops[0])} needs the whole batch: all forward passes come before the backward passes."
+        )
+        graph = replace(graph, notes=(*graph.notes, note))
+    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
     check(pipe)
     timeline = simulated(pipe, times, cluster, meshes)
     stages = [replace(s, prediction=p) for s, p in zip(stages, timeline.stages, strict=True)]
@@ -270,4 +281,5 @@ def _plan(
         stages=tuple(stages),
         microbatches=count,
         schedule=order,
+        batch_norm=asked.batch_norm,
     )

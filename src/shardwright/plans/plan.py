@@ -168,6 +168,8 @@ class Plan:
     schedule: Schedule | None = None
     serving: Serving | None = None
     """Set for plans without a backward pass that were asked for as such."""
+    batch_norm: str = "whole"
+    """Whose statistics batch norms take: those of the whole batch, or ``per-piece``, those of every micro-batch."""
 
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""

@@ -29,6 +29,7 @@ from shardwright.plans.stages import (
     strategy_from,
     strategy_text,
 )
+from shardwright.program.microbatches import PER_PIECE, WHOLE
 from shardwright.records import read_record, shown
 
 __all__ = ["from_json", "layout_text", "placement_from", "placement_text", "to_json"]
@@ -54,6 +55,8 @@ def to_json(plan: Plan) -> str:
             "schedule": [" ".join(map(str, order)) for order in orders],
             "stages": [stage_text(stage) for stage in plan.stages],
         }
+        if plan.batch_norm != WHOLE:
+            pipeline["batch_norm"] = plan.batch_norm
     document: dict[str, Any] = {
         "format": FORMAT,
         "model": plan.model,
@@ -138,6 +141,7 @@ class _Document(StrategyText):
     microbatches: int = 1
     schedule: tuple[str, ...] = ()
     serving: Serving | None = None
+    batch_norm: str = WHOLE
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -154,6 +158,8 @@ def _plan(data: _Document, where: str) -> Plan:
         raise PlanError(f"{where} is damaged: it has neither splits nor stages.", "Plan again.")
     schedule = schedule_from(data.schedule, where)
     check_pipeline(stages, data.microbatches, schedule)
+    if data.batch_norm not in (WHOLE, PER_PIECE):
+        raise PlanError(f"{where} is damaged: its batch_norm is {shown(data.batch_norm)}.", "Plan again.")
     return Plan(
         model=data.model,
         signature=data.signature,
@@ -177,4 +183,5 @@ def _plan(data: _Document, where: str) -> Plan:
         microbatches=data.microbatches,
         schedule=schedule,
         serving=data.serving,
+        batch_norm=data.batch_norm,
     )

@@ -22,7 +22,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.program.build import build
 from shardwright.program.decisions import Decisions, Written
 from shardwright.program.instructions import Program
-from shardwright.program.microbatches import Microbatches, microbatches
+from shardwright.program.microbatches import WHOLE, Microbatches, microbatches
 from shardwright.program.passes import split_backward
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.program.transfers import Border, Parcel, border
@@ -83,7 +83,7 @@ class Pipeline:
     """By the size of a micro-batch, the graphs of its stages."""
 
     @staticmethod
-    def of(graph: Graph, stages: Sequence[Stage], count: int, schedule: Schedule) -> Pipeline:
+    def of(graph: Graph, stages: Sequence[Stage], count: int, schedule: Schedule, batch_norm: str = WHOLE) -> Pipeline:
         """Cut a graph into micro-batches and stages.
 
         Raises
@@ -91,7 +91,7 @@ class Pipeline:
         LoweringError
             When an operator cannot be cut into micro-batches; the message names it.
         """
-        micro = microbatches(graph, count)
+        micro = microbatches(graph, count, batch_norm)
         names = [stage.operators for stage in stages]
         parts = {size: stage_graphs(one, names) for size, one in micro.graphs.items()}
         return Pipeline(micro, tuple(stages), schedule, parts)
@@ -232,5 +232,21 @@ def check(pipeline: Pipeline) -> None:
                 f"Rank {rank} would wait for ever before {step.action}: {missing} is never sent before.",
                 "Change the order of the schedule so that every pass follows those it reads from.",
             )
+    if pipeline.micro.whole.mutations:
+        _check_order(pipeline.schedule)
     if lost := sent - received:
         raise LoweringError(f"{min(map(str, lost))} would never be received.", "Make the plan again.")
+
+
+def _check_order(schedule: Schedule) -> None:
+    """Buffers change from one micro-batch to the next, so every stage has to take them in their order."""
+    for order in schedule.orders:
+        last: dict[int, int] = {}
+        for action in (action for action in order if action.kind == FORWARD):
+            if action.microbatch < last.get(action.stage, -1):
+                raise LoweringError(
+                    f"{action} comes after the forward pass of micro-batch {last[action.stage]}, and the model's buffers "
+                    "change from one micro-batch to the next.",
+                    "Choose a schedule that takes the micro-batches of every stage in their order.",
+                )
+            last[action.stage] = action.microbatch

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Input, Op, Ref
 from shardwright.program.means import origin
 
@@ -63,7 +64,20 @@ def stage_graphs(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[StageGr
                 sent[name] = readers
         out = tuple((place, name) for place, name in results if home.get(name, 0) == number)
         parts.append(StageGraph(_part(graph, ops, received, sent, out, number), received, sent, out))
+    _check_changes(graph, parts)
     return tuple(parts)
+
+
+def _check_changes(graph: Graph, parts: Sequence[StageGraph]) -> None:
+    """Refuse a buffer that one stage changes and another holds: it would read what was there before."""
+    for buffer, new in graph.mutations:
+        holders = [n for n, part in enumerate(parts) if any(b.tensor == buffer for b in part.graph.buffers)]
+        makers = [n for n, part in enumerate(parts) if (buffer, new) in part.graph.mutations]
+        if holders != makers:
+            raise LoweringError(
+                f"The buffer {buffer!r} is read by stages {holders} and changed by stages {makers}.",
+                "Cut the model so that one stage has all operators that use this buffer.",
+            )
 
 
 def _light(graph: Graph) -> frozenset[str]:
@@ -80,7 +94,7 @@ def _light(graph: Graph) -> frozenset[str]:
 def _with_light(graph: Graph, own: set[str], light: frozenset[str], number: int, of_op: Mapping[str, int]) -> list[Op]:
     """A stage's operators, with the light ones that they read; the last stage has those that nobody reads."""
     wanted = {name for op in graph.ops if op.name in own for name in op.inputs}
-    handed_out = {out.name for out in graph.outputs if isinstance(out, Ref)}
+    handed_out = {out.name for out in graph.outputs if isinstance(out, Ref)} | {new for _, new in graph.mutations}
     chosen = set(own)
     for op in reversed(graph.ops):
         if op.name not in light:

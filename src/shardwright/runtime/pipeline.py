@@ -3,8 +3,9 @@
 ``loss = model(**batch); loss.backward()`` drives it. A schedule such as 1F1B runs backward passes before the last forward
 pass, so where the model gives a scalar loss, the call runs the *whole* schedule with a gradient of one, and ``backward()``
 scales what was kept back by the gradient that arrives (the backward pass is linear in it), sums it between replicas and
-stages and gives it to the parameters. Where the model gives no scalar loss, the call runs the forward passes, and
-``backward()`` the backward passes, in the order of the schedule. Without gradients only the forward passes run.
+stages and gives it to the parameters. Where the model gives no scalar loss, or its loss is of all rows together
+(:mod:`~shardwright.runtime.tail`), the call runs the forward passes, and ``backward()`` the backward passes, in the order of
+the schedule. Without gradients only the forward passes run.
 
 The loss is known on every rank. Other results are fetched from the stage that has them when every rank looks at them.
 """
@@ -19,17 +20,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Shard
 
-from shardwright._torch_compat import local_of, unflatten_tree
+from shardwright._torch_compat import unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
-from shardwright.lowering.collectives import run_steps
 from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
-from shardwright.program.pipeline import Pipeline
+from shardwright.program.pipeline import Pipeline, Step
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
@@ -38,8 +37,11 @@ from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
+from shardwright.runtime.passing import Passing
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stage_executor import KeptBack
+from shardwright.runtime.tail import Tail
+from shardwright.runtime.ties import Tie
 
 
 class PipelineModule(Owning):
@@ -80,11 +82,13 @@ class PipelineModule(Owning):
         crossings = {key: _exits(part, decisions[key[0]]) for key, part in parts.items()}
         self._exits = {key: {name: c.forward for name, c in found.items()} for key, found in crossings.items()}
         self._returns = {key: {name: c.backward for name, c in found.items()} for key, found in crossings.items()}
-        self._loss = _loss(graph)
+        self._tail = None if pipeline.micro.tail is None else Tail(pipeline, aside, self._held, self._device)
+        self._loss = None if self._tail is not None else _loss(graph)
         self._anchor = torch.empty(0, requires_grad=True)
         self._waiting: dict[int, KeptBack] = {}
         self._hold = self._met = False
-        self._ties = [(name, *_tie(pipeline, name, owners)) for name, owners in pipeline.ties]
+        ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
+        self._ties = [tie for tie in ties if tie.group is not None]
         self._output_tree = restored_tree(graph.output_tree)
         owner = {place: number for number, part in enumerate(self._first_parts) for place, _ in part.results}
         self._holders = {place: pipeline.stages[number].ranks for place, number in owner.items()}
@@ -96,6 +100,15 @@ class PipelineModule(Owning):
     @property
     def graph(self) -> Graph:
         return self.pipeline.micro.whole
+
+    @property
+    def _body(self) -> Graph:
+        """The graph with the outputs that the micro-batches give."""
+        return self.pipeline.micro.body
+
+    @property
+    def _backward_passes(self) -> tuple[Sequence[Step], Mail]:
+        return self._orders["backward"][self._rank], self._mail["backward"]
 
     @property
     def _first_parts(self) -> Sequence[Any]:
@@ -117,11 +130,13 @@ class PipelineModule(Owning):
         given = self._prepared(inputs)
         trained = any(parameter.trainable for parameter in self.graph.parameters)
         if torch.is_grad_enabled() and trained:
-            leaves = _Passing.apply(self, self._anchor, given)
+            leaves = Passing.apply(self, self._anchor, given)
         else:
-            leaves = tuple(self._outputs(self._passed(given, "forward", keep=False)))
-        found = iter(leaves)
-        outputs = [next(found) if isinstance(out, Ref) else out for out in self.graph.outputs]
+            leaves = tuple(self._outputs_of(self._passed(given, "forward", keep=False)))
+        found = {out.name: leaf for out, leaf in zip(_tensors(self._body), leaves, strict=True)}
+        if self._tail is not None:
+            found |= self._tail.outputs({**given, **found})
+        outputs = [found[out.name] if isinstance(out, Ref) else out for out in self.graph.outputs]
         return unflatten_tree(outputs, self._output_tree)
 
     def _prepared(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -145,13 +160,13 @@ class PipelineModule(Owning):
         """The gradient of the loss of a micro-batch: one."""
         if place != self._loss:
             return None
-        name = self.graph.outputs[place].name  # type: ignore[union-attr]  # the loss is a tensor
+        name = self._body.outputs[place].name  # type: ignore[union-attr]  # the loss is a tensor
         meta = self.graph.tensors[name]
         return torch.ones(meta.shape, dtype=getattr(torch, meta.dtype), device=self._device)
 
-    def _outputs(self, passage: Passage) -> Iterator[Tensor]:
+    def _outputs_of(self, passage: Passage) -> Iterator[Tensor]:
         """The outputs of the batch, in order: a loss at once, others when they are looked at."""
-        graph, micro = self.graph, self.pipeline.micro
+        graph, micro = self._body, self.pipeline.micro
         for place, out in enumerate(graph.outputs):
             if not isinstance(out, Ref):
                 continue
@@ -176,28 +191,20 @@ class PipelineModule(Owning):
             return
         waiting, self._waiting = self._waiting, {}
         before: dict[str, Any] = {}
-        for name, _, group in self._ties:
-            if group is not None:
-                before[name], self._held(name).grad = self._held(name).grad, None
+        for tie in self._ties:
+            held = self._held(tie.tensor)
+            before[tie.tensor], held.grad = held.grad, None
         largest = max(self.pipeline.micro.sizes)
         for (stage, size), part in self._parts.items():
             if size == largest:
                 part.executor.bring_home(waiting.get(stage, {}))
-        for name, trained, group in self._ties:
-            if group is not None and trained:
-                self._sum_tied(self._held(name), before[name], group)
+        for tie in self._ties:
+            if tie.trained:
+                tie.add_up(self._held(tie.tensor), before[tie.tensor])
 
     def _held(self, tensor: str) -> Any:
         place, key = self._home[tensor]
         return place[key]
-
-    def _sum_tied(self, parameter: Any, before: Any, group: Any) -> None:
-        """The gradients of a parameter that several stages hold, summed: afterwards it is the same everywhere."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(local_of(parameter.grad), group=group)
-        if before is not None:
-            parameter.grad = before.add_(parameter.grad)
 
     def copies(self, path: str) -> int:
         """On how many groups of ranks a parameter lies: one, or several where stages share it."""
@@ -218,6 +225,10 @@ class PipelineModule(Owning):
             self._hold = before
 
 
+def _tensors(graph: Graph) -> list[Ref]:
+    return [out for out in graph.outputs if isinstance(out, Ref)]
+
+
 def _exits(part: StagePart, decisions: Any) -> dict[str, Crossing]:
     """For every result, the steps from this rank's part to the whole, and those of its gradient."""
     flow, numbers = part.executor.flow, part.results
@@ -231,83 +242,3 @@ def _loss(graph: Graph) -> int | None:
         if isinstance(out, Ref) and graph.tensors[out.name].grad and not graph.tensors[out.name].shape:
             return place
     return None
-
-
-def _tie(pipeline: Pipeline, name: str, owners: Sequence[int]) -> tuple[bool, Any]:
-    """Whether a shared parameter is trained, and the process group of the ranks that hold the same part of it."""
-    strategies = [pipeline.stages[owner].strategy for owner in owners]
-    alike = {(strategy.sizes, strategy.resting[name]) for strategy in strategies}
-    if len(alike) > 1:
-        raise RunError(
-            f"Stages {', '.join(map(str, owners))} share {name} and hold it in different ways: {sorted(map(str, alike))}.",
-            "Give these stages meshes of the same sizes and the same layout of that parameter.",
-        )
-    mine = None
-    for ranks in zip(*(pipeline.stages[owner].ranks for owner in owners), strict=True):
-        group = dist.new_group(list(ranks))
-        if dist.get_rank() in ranks:
-            mine = group
-    parts = next(iter(pipeline.parts.values()))
-    trained = any(parts[owner].graph.parameter_of[name].trainable for owner in owners)
-    return trained, mine
-
-
-class _Passing(torch.autograd.Function):
-    """A step of the pipeline as autograd sees it."""
-
-    @staticmethod
-    def forward(ctx: Any, module: PipelineModule, anchor: Tensor, given: Mapping[str, Tensor]) -> Any:
-        ctx.module = module
-        ctx.passage = module._passed(given, "forward" if module._loss is None else "whole", keep=True)
-        ctx.set_materialize_grads(False)
-        places = [place for place, out in enumerate(module.graph.outputs) if isinstance(out, Ref)]
-        results = list(module._outputs(ctx.passage))
-        ctx.places = places
-        plain = [x for x in results if not x.is_floating_point()]
-        ctx.mark_non_differentiable(*plain)
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        module, passage, ctx.passage = ctx.module, ctx.passage, None
-        if passage is None:
-            raise RunError(
-                "A second backward pass goes through the same step of a pipeline.",
-                "What it needs is freed by the first: add the losses up before backward(), or run the step again.",
-            )
-        arrived = {place: g for place, g in zip(ctx.places, gradients, strict=True) if g is not None}
-        if module._loss is not None:
-            others = [place for place in arrived if place != module._loss]
-            if others:
-                raise RunError(
-                    f"A gradient arrives at output {others[0]} of a pipeline, which went back from its loss already.",
-                    "Compute everything that the loss depends on inside the model, or return no scalar from it.",
-                )
-            scale = arrived.get(module._loss)
-            if scale is not None:
-                module._hand_out(passage, None if bool(scale == 1) else scale)
-            return None, None, None
-        passage.arriving = _parts_of(module, arrived)
-        passage.perform(module._orders["backward"][module._rank], module._mail["backward"])
-        module._hand_out(passage, None)
-        return None, None, None
-
-
-def _parts_of(module: PipelineModule, arrived: Mapping[int, Tensor]) -> Any:
-    """This rank's part of the gradient of an output for one micro-batch: a gradient lies as its tensor does."""
-    micro = module.pipeline.micro
-
-    def part(place: int, microbatch: int) -> Tensor | None:
-        gradient, join = arrived.get(place), micro.joins[place]
-        if gradient is None:
-            return None
-        if isinstance(join, Shard):
-            start, stop = micro.region(gradient.shape[join.dim], microbatch)
-            gradient = gradient.narrow(join.dim, start, stop - start)
-        elif not isinstance(join, Partial) and microbatch > 0:
-            return None  # every micro-batch gives the same: one of them takes the gradient
-        key = (module._made_by[place], micro.sizes[microbatch])
-        name = module.graph.outputs[place].name  # type: ignore[union-attr]  # only tensors have gradients
-        return run_steps(gradient, module._returns[key][name])
-
-    return part

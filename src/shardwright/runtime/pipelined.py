@@ -61,7 +61,7 @@ def pipelined(
     held = (f"{name}{tuple(p.shape)}".encode() + sample(p) for name, p in model.named_parameters())
     decided = digest([*chosen, str(plan.schedule), str(plan.microbatches)])
     agree({"model": fingerprint(graph), "plan": decided, "weights": digest(held)})
-    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule)
+    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
     check(pipeline)
     kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
     meshes = _meshes(plan, kind)
@@ -137,12 +137,10 @@ def _materialised(model: torch.nn.Module, flow: Dataflow, known: Shards, *option
 
 
 def _aside(model: torch.nn.Module, pipeline: Pipeline, device: torch.device) -> dict[str, Tensor]:
-    """The buffers that preparing a batch reads, whole: every rank prepares it for itself."""
-    graph = pipeline.micro.prepared
-    if graph is None:
-        return {}
-    read = {name for op in graph.ops for name in op.inputs}
-    found = {b.tensor: model.get_buffer(b.path) for b in graph.buffers if b.tensor in read}
+    """The buffers that preparing a batch and its tail read, whole: every rank computes these for itself."""
+    graphs = [graph for graph in (pipeline.micro.prepared, pipeline.micro.tail) if graph is not None]
+    read = {name for graph in graphs for op in graph.ops for name in op.inputs}
+    found = {b.tensor: model.get_buffer(b.path) for b in pipeline.micro.whole.buffers if b.tensor in read}
     for name, tensor in found.items():
         if tensor.is_meta:
             raise RunError(

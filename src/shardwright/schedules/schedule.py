@@ -135,6 +135,14 @@ class Schedule:
             orders.append(tuple(merged))
         return Schedule(tuple(orders))
 
+    def forwards_first(self) -> Schedule:
+        """The same orders with every backward pass after all forward passes of its device.
+
+        >>> print(Schedule.parse("0F0 0F1 0B0 0B1 | 1F0 1B0 1F1 1B1").forwards_first())
+        0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1
+        """
+        return Schedule(tuple(tuple(sorted(order, key=lambda action: action.kind != FORWARD)) for order in self.orders))
+
     def __str__(self) -> str:
         return " | ".join(" ".join(map(str, order)) for order in self.orders)
 

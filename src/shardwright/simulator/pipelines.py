@@ -255,9 +255,10 @@ def simulate_pipeline(
     meshes: Sequence[Mesh],
     decisions: Sequence[Decisions],
     optimiser: str = "adamw",
+    batch_norm: str = "whole",
 ) -> PipelineTimeline:
     """Simulate one step of a pipeline on all of its devices."""
-    pipe = Pipeline.of(graph, stages, microbatches, schedule)
+    pipe = Pipeline.of(graph, stages, microbatches, schedule, batch_norm)
     return simulated(pipe, stage_times(pipe, meshes, decisions, optimiser), cluster, meshes)
 
 
@@ -271,6 +272,5 @@ def simulate_plan_pipeline(plan: Plan, graph: Graph) -> PipelineTimeline:
     assert plan.schedule is not None  # a plan with stages has one
     meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
-    return simulate_pipeline(
-        graph, plan.stages, plan.microbatches, plan.schedule, plan.cluster, meshes, decided, plan.optimiser
-    )
+    order, count, norm = plan.schedule, plan.microbatches, plan.batch_norm
+    return simulate_pipeline(graph, plan.stages, count, order, plan.cluster, meshes, decided, plan.optimiser, norm)

@@ -31,6 +31,7 @@ from shardwright.lowering.collectives import Ledger, counting
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.plans.plan import Signature
+from shardwright.program.microbatches import WHOLE
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
 from shardwright.verification.compare import TIMES, Comparison, Verification, compare
@@ -149,6 +150,11 @@ def check(
         decisions = None if priced is None else ByPrice(priced)
         asked: dict[str, Any] = {"mesh": mesh, "decisions": decisions, "outputs": "dtensor"}
         staged = isinstance(plan, Plan) and bool(plan.stages)
+        if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
+            raise RunError(
+                f"The plan asks for batch norms {plan.batch_norm}, which give other numbers than one process on the batch.",
+                "Verify the model with one micro-batch, or compare with one process that takes the pieces in turn.",
+            )
         parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **({} if staged else asked))
     with counting() as performed:
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
