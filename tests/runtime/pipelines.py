@@ -43,11 +43,12 @@ def pipeline_plan(
     seed: int | None = None,
     devices: int | None = None,
     inside: str = "alone",
+    batch_norm: str = "whole",
 ) -> Plan:
     """A plan with these stages on ``each`` ranks; with a ``seed``, their operators are split at random there; ``inside``
     may also be ``data`` (along the batch) or ``tensor`` (along weights, wherever there are any)."""
     order = known_schedule(schedule, len(cuts), count, devices) if isinstance(schedule, str) else schedule
-    micro = microbatches(graph, count)
+    micro = microbatches(graph, count, batch_norm)
     parts = stage_graphs(micro.graphs[micro.sizes[-1]], cuts)  # what cuts the smallest micro-batch cuts all
     stages = []
     for number, part in enumerate(parts):
@@ -77,6 +78,7 @@ def pipeline_plan(
         stages=tuple(stages),
         microbatches=count,
         schedule=order,
+        batch_norm=batch_norm,
     )
 
 

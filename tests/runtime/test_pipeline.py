@@ -290,3 +290,34 @@ def test_verify_looks_at_the_numbers_of_every_stage() -> None:
     graph = built("gpt:small")[3]
     plan = pipeline_plan(graph, halves(graph, 2), 3, "zb-h1", each=2)
     assert POOL.run(verified, to_json(plan), seconds=120)[0] is True
+
+
+def per_piece(rank: int) -> None:
+    """A ResNet whose micro-batches have batch statistics of their own, against one process that takes them in turn."""
+    torch.manual_seed(0)
+    found = resolve("wresnet50:small,channels=2,image=32", batch=7, device="cpu")
+    model, (images, labels) = found.model.double(), found.args
+    images = images.double()
+    graph = capture(model, (images, labels))
+    plan = pipeline_plan(graph, halves(graph, 4), 3, "1f1b", batch_norm="per-piece")
+    plan = from_json(to_json(plan))
+    reference = copy.deepcopy(model)
+    parallel = parallelize(copy.deepcopy(model), plan, (images, labels), graph=graph)
+    losses = []
+    for x, y in zip(images.split([3, 2, 2]), labels.split([3, 2, 2]), strict=True):
+        losses.append(reference(x, y) * len(x) / 7)
+        losses[-1].backward()
+    loss = parallel(images, labels)
+    loss.backward()
+    torch.testing.assert_close(loss, sum(losses), rtol=1e-12, atol=0)
+    for name, parameter in parallel.named_parameters():
+        torch.testing.assert_close(whole(parameter.grad), reference.get_parameter(name).grad, rtol=1e-8, atol=1e-11)
+    buffers = dict(reference.named_buffers())
+    mine = dict(parallel.named_buffers())
+    assert mine
+    for name, buffer in mine.items():
+        torch.testing.assert_close(whole(buffer), buffers[name], rtol=1e-10, atol=1e-12)
+
+
+def test_batch_norm_per_piece_is_one_process_taking_the_pieces_in_turn() -> None:
+    POOL.run(per_piece, seconds=240)

@@ -204,7 +204,8 @@ def _prediction(plan: JointPlan) -> Prediction:
 
 def _delivered(joint: Joint, found: JointPlan, reference: str) -> Plan:
     graph, cluster, options = joint.graph, joint.cluster, joint.options
-    micro = microbatches(graph, found.microbatches).graphs[found.microbatch]
+    cut = microbatches(graph, found.microbatches)
+    micro = cut.graphs[found.microbatch]
     run = longest_run(micro)
     assert run is not None  # it was priced by its blocks
     cuts = [operators_of(graph, micro, run, stage) for stage in found.stages]
@@ -216,7 +217,7 @@ def _delivered(joint: Joint, found: JointPlan, reference: str) -> Plan:
         ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
         decisions = decided(part.graph, strategy, stage.mesh)
         stages.append(Stage(tuple(names), ranks, strategy, decisions))
-    make = gpipe if found.schedule == "gpipe" else one_f_one_b
+    make = gpipe if found.schedule == "gpipe" or cut.tail is not None else one_f_one_b
     order: Schedule = make(len(stages), found.microbatches)
     devices = sum(stage.devices for stage in found.stages)
     if devices <= MOST_PLAYED:
