@@ -67,7 +67,7 @@ def _training_step(case: Case, device: str) -> Any:
 
     resolved = resolve(case.reference, batch=case.batch, seq=case.seq, device=device, dtype=case.dtype)
     model = resolved.model.train()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def step(mark: Any = lambda: None) -> None:
         mark()
@@ -77,8 +77,8 @@ def _training_step(case: Case, device: str) -> Any:
         loss.backward()
         del out, loss
         mark()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         mark()
 
     return step

@@ -52,13 +52,13 @@ def train(plan_texts: list[str], steps: int) -> list[tuple[list[float], list[flo
     for number in range(-2, steps):  # buckets are laid out in the first step and used from the second
         order = list(range(len(engines)))
         for place in order if number % 2 else order[::-1]:
-            parallel, optimiser, resolved = engines[place]
+            parallel, optimizer, resolved = engines[place]
             dist.barrier()
             began, used = time.perf_counter(), time.process_time()
             with counting() as performed:
                 parallel(*resolved.args, **resolved.kwargs).backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             dist.barrier()
             if number >= 0:
                 times[place].append(time.perf_counter() - began)

@@ -6,7 +6,7 @@ The model is the same as everywhere here, written out for a GPT: products at the
 bandwidth, all-reduces from :mod:`shardwright.costs.collectives`, a host that issues kernels while the device works (the
 slower of the two decides, softly), 1F1B's (micro-batches + stages - 1) passes of the slowest stage. What is fitted: how far
 products, memory-bound kernels and links stay from the datasheet, the host's seconds per layer and for embedding and head,
-and the optimiser's seconds per parameter. The rest of the rows is predicted. (The form of the model itself was settled while
+and the optimizer's seconds per parameter. The rest of the rows is predicted. (The form of the model itself was settled while
 looking at all rows; docs/accuracy.md says what else was tried.)
 """
 
@@ -30,7 +30,7 @@ from shardwright.costs import collectives  # noqa: E402
 
 VOCABULARY = 51200  # GPT-2's, padded as Megatron pads it
 SOFTNESS = 3.0
-CONSTANTS = ("products", "memory", "links", "host s/layer", "optimiser s/G param", "head's host, in layers")
+CONSTANTS = ("products", "memory", "links", "host s/layer", "optimizer s/G param", "head's host, in layers")
 START = (1.5, 2.0, 1.5, 3e-3, 0.03, 1.0)
 PUBLISHED = 0.0837
 

@@ -96,7 +96,7 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dic
     parallel = parallelize(resolved.model, plan, graph=graph, device=device)
     _, reference, batch, seq, dtype = case
     args, kwargs = fake_rank.inputs_of(reference, batch=batch, seq=seq, dtype=dtype, device=device)
-    optimiser = torch.optim.AdamW(parallel.parameters(), lr=1e-5, foreach=True)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-5, foreach=True)
 
     def step(mark: Callable[[], None] = lambda: None) -> None:
         mark()
@@ -106,8 +106,8 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dic
         loss.backward()
         del out, loss
         mark()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         mark()
 
     for _ in range(3):

@@ -73,7 +73,7 @@ def write(local: bool) -> Path:
         "in sight is said at the end.",
         PACE,
         "## One device",
-        "Eager training steps with AdamW: forward, backward, optimiser; wall time and the allocator's peak.",
+        "Eager training steps with AdamW: forward, backward, optimizer; wall time and the allocator's peak.",
         accuracy_table.table(accuracy_table.compare(steps)),
         "## One rank of eight",
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "

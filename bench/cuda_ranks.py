@@ -71,15 +71,15 @@ def _train(model: Any, built: Any, device: str) -> list[float]:
         return value.to(device) if isinstance(value, torch.Tensor) else value
 
     args, kwargs = map_tree(there, built.args), map_tree(there, built.kwargs)
-    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     for step in range(4):
         out = model(*args, **kwargs)
         loss = out if isinstance(out, torch.Tensor) else out[0]
         losses.append(float(loss.detach()))
         if step < 3:
             loss.backward()
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
     return losses
 
 

@@ -77,7 +77,7 @@ def _as_pase(*baselines: str) -> Options:
         ignore_device_memory=True,
         fewer_devices=False,
         time_limit=20.0,
-        optimiser="sgd",
+        optimizer="sgd",
     )
 
 
@@ -110,7 +110,7 @@ def pase(devices: list[int]) -> Iterator[str]:
         mesh = " × ".join(str(size) for _, size in plan.strategy.axes)
         published = search[model, count]["pase"]
         started = time.perf_counter()
-        find_strategy(describe_graph(graphs[model]), plan.mesh, optimiser="sgd")
+        find_strategy(describe_graph(graphs[model]), plan.mesh, optimizer="sgd")
         seconds = time.perf_counter() - started
         print(f"{row['gpu']} {model} {count}: theirs {row['pase']}, ours {found:.2f}, {seconds:.1f} s", flush=True)
         yield (
@@ -208,7 +208,7 @@ def tofu_fits() -> Iterator[str]:
             reference, batch = f"rnn:layers={row['layers']},width={row['width']},batch=128", 128
         graph = graph_of(reference)
         try:
-            options = Options(baselines=("data-parallel",), optimiser="momentum", time_limit=20.0, fewer_devices=False)
+            options = Options(baselines=("data-parallel",), optimizer="momentum", time_limit=20.0, fewer_devices=False)
             plan = plan_graph(graph, cluster_of("K80", 8), options)
             data = candidate(plan, "data-parallel").prediction
             found, rate = "yes", f"{batch / plan.prediction.step_seconds:.1f}"

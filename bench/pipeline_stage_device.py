@@ -80,7 +80,7 @@ def ours(name: str, asked: argparse.Namespace) -> tuple[nn.Module, Callable[[], 
     graph = capture(whole.model, whole.args, whole.kwargs)
     wanted = Pipelining(STAGES, asked.microbatches, asked.schedule, blocks_of(name)[1])
     cluster = parse_cluster(asked.cluster or (f"{STAGES}xH200" if asked.device == "cuda" else f"local:{STAGES}"))
-    plan = plan_pipeline(graph, cluster, wanted, Options(optimiser="sgd", ignore_device_memory=True))
+    plan = plan_pipeline(graph, cluster, wanted, Options(optimizer="sgd", ignore_device_memory=True))
     timeline = simulate_plan_pipeline(plan, graph)
     events = {key: one.events for key, one in timeline.times.items()}
     seconds = alone(timeline.pipeline, events, plan.stage_mesh(RANK), RANK)

@@ -193,12 +193,12 @@ def training_step(model: nn.Module, call: Callable[..., Any], x: Tensor) -> Call
     kinds: dict[bool, list[nn.Parameter]] = {}
     for parameter in model.parameters():
         kinds.setdefault(isinstance(parameter, DTensor), []).append(parameter)
-    optimiser = torch.optim.AdamW([{"params": group} for group in kinds.values()], lr=1e-5, fused=True)
+    optimizer = torch.optim.AdamW([{"params": group} for group in kinds.values()], lr=1e-5, fused=True)
 
     def step() -> None:
         call(x).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     return step
 

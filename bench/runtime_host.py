@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore  # the only way to this backend
 
-from bench.runtime_native import PAIRS, context, find_plan, native_engine, optimiser, train_step
+from bench.runtime_native import PAIRS, adam, context, find_plan, native_engine, train_step
 from shardwright.lowering.collectives import convert, counting, exchange
 from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime import parallelize
@@ -46,8 +46,8 @@ def minimum(function: Callable[[], Any], rounds: int, calls: int = 1) -> float:
 
 
 def halves(name: str, model: Any, args: tuple[torch.Tensor, ...], rounds: int) -> tuple[float, float]:
-    """Microseconds of forward and backward together, and of the optimiser's step."""
-    optimizer = optimiser(model)
+    """Microseconds of forward and backward together, and of the optimizer's step."""
+    optimizer = adam(model)
     for _ in range(3):
         train_step(name, model, optimizer, args)
 
@@ -84,7 +84,7 @@ def plans(reference: str, planned: str, rounds: int) -> None:
         eager = sum(halves("eager", whole.model, local, rounds))
         ours = parallelize(built.model, find_plan(planned, search).strategy, built.args, built.kwargs)
         with counting() as performed:
-            train_step(search, ours, optimiser(ours), built.args)
+            train_step(search, ours, adam(ours), built.args)
         counts = ", ".join(f"{n} {kind}" for (kind, _), n in performed.steps.items())
         taken = {search: halves(search, ours, built.args, rounds)}
         taken[twin] = halves(twin, faked(native_engine(twin, resolve(reference, device="cpu").model)), local, rounds)

@@ -134,7 +134,7 @@ def engine(name: str, reference: str, plan: Any) -> tuple[torch.nn.Module, tuple
     return native_engine(name, built.model), local_batch(name, built.args)
 
 
-def optimiser(model: torch.nn.Module, kind: str = "foreach") -> torch.optim.Optimizer:
+def adam(model: torch.nn.Module, kind: str = "foreach") -> torch.optim.Optimizer:
     """AdamW over lists of tensors, in a loop or fused; plain tensors and DTensors apart: one list cannot hold both."""
     from torch.distributed.tensor import DTensor
 
@@ -161,7 +161,7 @@ def times(
     engines: dict[str, Any] = {}
     for name in names:
         model, args = engine(name, reference, plan)
-        engines[name] = (name, model, optimiser(model, adamw), args)
+        engines[name] = (name, model, adam(model, adamw), args)
     losses = {}
     for _ in range(2):
         for name, parts in engines.items():
@@ -185,7 +185,7 @@ def memory(reference: str, name: str, plans: tuple[Any, Any], adamw: str) -> tup
 
     def train(what: str, plan: Any) -> None:
         model, args = engine(name, what, plan)
-        optimizer = optimiser(model, adamw)
+        optimizer = adam(model, adamw)
         for _ in range(3):
             train_step(name, model, optimizer, args)
 

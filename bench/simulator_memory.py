@@ -1,7 +1,7 @@
 """Predicted against measured peak memory of one training step on one CPU process, for the zoo's models at test sizes.
 
 What is measured: every allocation and release that PyTorch's CPU allocator reports to its profiler during the second AdamW
-step of the real model in eager mode, on top of parameters, buffers, inputs and optimiser state. (A dispatch mode would be
+step of the real model in eager mode, on top of parameters, buffers, inputs and optimizer state. (A dispatch mode would be
 no fair witness: under one, autograd never adds gradients in place.)
 
     python bench/simulator_memory.py [model ...]
@@ -30,18 +30,18 @@ from runtime.performed import peak_of
 
 def measured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Peak bytes of the second training step."""
-    optimiser = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
         loss = model(*args, **kwargs)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
+    state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
     inputs = [a for a in args if isinstance(a, torch.Tensor)]
     held = sum(t.numel() * t.itemsize for t in [*model.parameters(), *model.buffers(), *state, *inputs])
     return held + peak_of(profiler)

@@ -118,15 +118,15 @@ def train(rank: int, folder: Path, case: str, repeats: int, names: list[str]) ->
     losses: dict[str, float] = {}
     for repeat in range(-1, repeats):
         for name in names if repeat % 2 else names[::-1]:
-            model, optimiser, args = engines[name]
-            optimiser.zero_grad(set_to_none=True)
+            model, optimizer, args = engines[name]
+            optimizer.zero_grad(set_to_none=True)
             dist.barrier()
             marks = [_clocks()]
             loss = model(*args)
             marks.append(_clocks())
             loss.backward()
             marks.append(_clocks())
-            optimiser.step()
+            optimizer.step()
             dist.barrier()
             marks.append(_clocks())
             if repeat >= 0:

@@ -50,7 +50,7 @@ def _raw() -> dict[str, Any]:
     return {"machine": machine, "points": points, "dispatch": dispatch, "optimizers": rows}
 
 
-def test_fitting_finds_peaks_curves_and_the_optimiser(tmp_path: Path) -> None:
+def test_fitting_finds_peaks_curves_and_the_optimizer(tmp_path: Path) -> None:
     device = calibrated(_raw())
     assert device.peak("float32") == pytest.approx(1e12) and device.bandwidth == pytest.approx(1e11, rel=0.01)
     assert device.profile is not None and device.calibration.startswith("measured 2026-01-01 on Thing")

@@ -127,7 +127,7 @@ def test_measured_collectives_are_used() -> None:
     assert collectives.all_gather(1e6, fitted) == pytest.approx(2e-3 + 0.75 * 1e6 / 1e8)
 
 
-def test_optimisers() -> None:
+def test_optimizers() -> None:
     device = parse_cluster("H200").device
     adamw, host = step_seconds("adamw", [10**9], device)
     momentum, _ = step_seconds("momentum", [10**9], device)

@@ -26,17 +26,17 @@ def whole(graph: Graph, mesh: Mesh) -> Strategy:
 
 
 def measured(model: torch.nn.Module, args: tuple[Any, ...]) -> int:
-    optimiser = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
         model(*args).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     step()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
+    state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
     held = [*model.parameters(), *model.buffers(), *state, *args]
     return sum(t.numel() * t.itemsize for t in held) + peak_of(profiler)
 

@@ -45,6 +45,10 @@ def test_a_plan_survives_its_file(made: Plan, tmp_path: Path) -> None:
     assert from_json(to_json(made)) == made
 
 
+def test_a_file_of_the_first_spelling_is_read(made: Plan) -> None:
+    assert from_json(to_json(made).replace('"optimizer":', '"optimiser":')) == made
+
+
 def test_a_plan_is_readable_and_free_of_code(made: Plan) -> None:
     data = json.loads(to_json(made))
     assert data["format"] == "shardwright-plan-2"

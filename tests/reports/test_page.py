@@ -169,7 +169,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
     for setting in tried:
         rates = {axis: factor for axis, factor in setting.items() if axis in axes}
         what_if = WhatIf(rates, setting.get("device", 1.0), setting.get("host", 1.0))
-        said = _document(simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser, what_if=what_if))
+        said = _document(simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer, what_if=what_if))
         set_factors(page, setting)
         for name in ("step_seconds", "sum_seconds", "exposed_seconds", "lower_bound_seconds"):
             assert math.isclose(number(page, "what-if", name), said[name], rel_tol=1e-9, abs_tol=1e-15), (setting, name)

@@ -55,12 +55,12 @@ def case(
     strategy = formulation.strategy(solve(formulation.problem, time_limit=10).answer)
     parallel = parallelize(model, strategy, args, kwargs, graph=graph)
     timeline = simulate(graph, strategy, mesh, coordinate=parallel.program.flow.place.coordinate)
-    optimiser = torch.optim.AdamW(parallel.parameters())
+    optimizer = torch.optim.AdamW(parallel.parameters())
 
     def step() -> None:
         parallel(*args, **kwargs).backward()
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     executor = parallel._planned.executor
     executor.log = []
@@ -73,7 +73,7 @@ def case(
         return _compared(parallel, timeline, ledger, recorded)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    state = [v for values in optimiser.state.values() for v in values.values() if v.dim()]
+    state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
     buckets = sum(flat.nbytes for flat in parallel._planned.executor.flats)
     held = buckets + sum(map(_bytes, [*parallel.parameters(), *parallel.buffers(), *state, *args]))
     memory = {"peak": timeline.peak_bytes, "measured": held + peak_of(profiler)}

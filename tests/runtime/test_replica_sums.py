@@ -86,7 +86,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def trains_alike(rank: int, bucket: str, cut: bool) -> None:
     model, tokens, graph, strategy = example(cut=cut)
     reference, parallel = copy.deepcopy(model), split(model, graph, strategy, bucket)
-    optimisers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (reference, parallel)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01) for m in (reference, parallel)]
     for step in range(4):  # the last two without letting go of the gradients
         reference(tokens).backward()
         parallel(tokens).backward()
@@ -94,10 +94,10 @@ def trains_alike(rank: int, bucket: str, cut: bool) -> None:
             torch.testing.assert_close(
                 whole(parallel.get_parameter(name).grad), parameter.grad, rtol=1e-10, atol=1e-13, msg=name
             )
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
             if step < 2:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
 
 
 def accumulates(rank: int, bucket: str) -> None:

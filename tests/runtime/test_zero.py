@@ -87,7 +87,7 @@ def test_only_the_first_stage_keeps_gradients_whole_to_the_end(pool) -> None:
 
 
 def test_what_is_whole_when_is_predicted() -> None:
-    """Parameters of 300 MB, a batch so small that they, gradients and optimiser state are what counts.
+    """Parameters of 300 MB, a batch so small that they, gradients and optimizer state are what counts.
 
     Gathered parameters are freed as the backward pass is done with them, so the whole gradients of the first stage take
     their place and its peak is about that of the second; the third never holds all parameters.

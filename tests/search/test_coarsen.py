@@ -108,7 +108,7 @@ def test_coarsening_does_not_forbid_the_optimum_of_an_axis(reference: str, reque
             stated.graph,
             MESH,
             within=EVERYTHING,
-            optimiser="adamw",
+            optimizer="adamw",
             rules=stated.rules,
             labels=labels,
             coarse=coarse,

@@ -77,7 +77,7 @@ def test_fsdp_shards_and_gathers_again(gpt: Graph) -> None:
 def test_recursion_is_never_better_than_the_joint_search(gpt: Graph) -> None:
     stated, solution = _search(gpt)
     labels = label_loops(gpt, stated.rules)
-    found = recursive(gpt, MESH, within=EVERYTHING, optimiser="adamw", rules=stated.rules, labels=labels)
+    found = recursive(gpt, MESH, within=EVERYTHING, optimizer="adamw", rules=stated.rules, labels=labels)
     cost = evaluate(stated.problem, stated.choice(found)).cost
     assert np.isfinite(cost)
     assert cost >= solution.cost * (1 - 1e-9)

@@ -118,9 +118,9 @@ def test_inference_keeps_nothing_for_backward(graph: Graph, mesh: Mesh) -> None:
     assert "optimizer state" not in inference.memory.breakdown
 
 
-def test_the_optimiser_counts(graph: Graph, mesh: Mesh) -> None:
+def test_the_optimizer_counts(graph: Graph, mesh: Mesh) -> None:
     strategy = _strategy(graph, mesh, "data-parallel")
-    held = {o: simulate(graph, strategy, mesh, optimiser=o).memory.breakdown for o in ("adamw", "momentum", "sgd")}
+    held = {o: simulate(graph, strategy, mesh, optimizer=o).memory.breakdown for o in ("adamw", "momentum", "sgd")}
     parameters = held["adamw"]["parameters"]
     assert held["adamw"]["optimizer state"] == 2 * parameters
     assert held["momentum"]["optimizer state"] == parameters

@@ -83,7 +83,7 @@ def test_a_wrong_gradient_is_found(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_wrong_optimiser_is_found(dtype):
+def test_a_wrong_optimizer_is_found(dtype):
     """Even in a parameter whose direct comparison AdamW's amplification makes blunt."""
     model, x = setting(dtype)
     run = reordered(model, x)

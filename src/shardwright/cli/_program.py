@@ -56,7 +56,7 @@ def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
     place, kind = mesh.coordinates(rank), mesh.device.kind
     program = build(
-        graph, plan.strategy, decisions, place, device=kind, training=graph.training, optimizer=plan.optimiser
+        graph, plan.strategy, decisions, place, device=kind, training=graph.training, optimizer=plan.optimizer
     )
     rows = listed(program)
     if as_json:

@@ -21,7 +21,7 @@ def calibrate(
     seconds: float = typer.Option(150.0, help="most seconds to spend on kernels"),
     raw: Path | None = typer.Option(None, help="also write every measured point, as JSON"),
 ) -> None:
-    """Measure kernels, dispatch, optimisers and collectives on this machine, in under three minutes.
+    """Measure kernels, dispatch, optimizers and collectives on this machine, in under three minutes.
 
     Example: [bold]shardwright calibrate -o device.toml[/bold], then [bold]shardwright plan gpt --cluster device.toml[/bold].
     [bold]shardwright calibrate local:2[/bold] calibrates this machine's CPU as two processes and remembers it.

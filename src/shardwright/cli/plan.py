@@ -33,7 +33,7 @@ def plan(
     batch: Annotated[int | None, typer.Option(help="Batch size (the model's default otherwise)")] = None,
     seq: Annotated[int | None, typer.Option(help="Sequence length, for models that have one")] = None,
     search: Annotated[str, typer.Option(help="auto, or a strategy by name: data-parallel, fsdp, megatron, …")] = "auto",
-    optimiser: Annotated[str | None, typer.Option(help="adamw (unless plan.json says otherwise) or sgd")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adamw (unless plan.json says otherwise) or sgd")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16: the dtype of the parameters")] = None,
     max_axes: Annotated[int, typer.Option(help="Mesh axes to search over, at most")] = 2,
     pin: Annotated[
@@ -132,7 +132,7 @@ def plan(
     check_one_question(devices is not None, max_batch, len(cluster or ()) > 1, others=frontier or html is not None)
     rebuild = earlier is None or trust or (batch, seq, dtype) != (None, None, None) or earlier.captured is None
     if earlier is not None:
-        optimiser = optimiser or earlier.optimiser
+        optimizer = optimizer or earlier.optimizer
         pin, forbid = [*earlier.asked.pins, *(pin or ())], [*earlier.asked.forbidden, *(forbid or ())]
         if memory is None and earlier.asked.memory_limit is not None:
             memory = earlier.asked.memory_limit / 1e9
@@ -147,7 +147,7 @@ def plan(
     check_serving(inference, objective, cache, several or len(cluster or ()) > 1)
     options = Options(
         search=search,
-        optimiser=optimiser or "adamw",
+        optimizer=optimizer or "adamw",
         max_axes=max_axes,
         time_limit=time_limit,
         memory_limit=None if memory is None else memory * 1e9,

@@ -1,4 +1,4 @@
-"""Measuring the machine: kernels over shapes, dtypes and passes, the host's dispatch times, optimiser steps, collectives.
+"""Measuring the machine: kernels over shapes, dtypes and passes, the host's dispatch times, optimizer steps, collectives.
 
 ``python -m shardwright.cluster.calibration -o device.toml --raw points.json`` needs nothing but torch and numpy. Each
 group of cases has a share of the time; cases are shuffled, so a group that runs out of time has measured an even sample.
@@ -178,7 +178,7 @@ def measure(
     with on_quietest_core() if device.type == "cuda" else nullcontext():
         watch, make = Stopwatch(device), Maker(device)
         data["dispatch"] = cases_dispatch.dispatch_seconds(watch.yardstick)
-        report(0.02, "optimiser")
+        report(0.02, "optimizer")
         data["optimizers"] = _optimizers(watch, make, 2**28 if device.type == "cuda" else 2**24)  # beyond any cache
     # On a busy machine the first part may have taken all the time; kernels are what it is about.
     left = max(began + seconds - time.perf_counter(), seconds / 2)

@@ -119,7 +119,7 @@ def processor_seconds(device: torch.device, calls: int = 40) -> float:
 
 
 def distributed_update(tensors: int = 16, repeats: int = 5) -> float:
-    """Seconds an optimiser spends on a distributed tensor beyond a plain one, which is Python and the same at every size."""
+    """Seconds an optimizer spends on a distributed tensor beyond a plain one, which is Python and the same at every size."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     seconds = []
     for distributed in (False, True):
@@ -131,12 +131,12 @@ def distributed_update(tensors: int = 16, repeats: int = 5) -> float:
         parameters = [torch.nn.Parameter(make()) for _ in range(tensors)]
         for parameter in parameters:
             parameter.grad = make()
-        optimiser = torch.optim.AdamW(parameters, lr=1e-4)
-        optimiser.step()
+        optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+        optimizer.step()
         times = []
         for _ in range(repeats):
             began = time.process_time()
-            optimiser.step()
+            optimizer.step()
             times.append(time.process_time() - began)
         seconds.append(min(times) / tensors)
     return max(seconds[1] - seconds[0], 0.0)

@@ -1,7 +1,7 @@
-"""From raw measurements to a calibrated device: efficiency curves, dispatch, optimiser; peaks where no datasheet gives them.
+"""From raw measurements to a calibrated device: efficiency curves, dispatch, optimizer; peaks where no datasheet gives them.
 
 Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes. A curve keeps the points
-themselves, because kernels change with shape in steps that no smooth formula follows. The optimiser's step is fitted by
+themselves, because kernels change with shape in steps that no smooth formula follows. The optimizer's step is fitted by
 least squares: the host's seconds on (1, tensors), the device's on bytes. A CPU, which updates one tensor after the other,
 also gets a curve over their sizes: the temporaries of large ones miss its caches and are mapped anew every time.
 """
@@ -96,7 +96,7 @@ def _optimizers(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, flo
 
 
 def _update_curves(rows: list[dict[str, Any]], device: Device) -> list[tuple[str, Curve]]:
-    """Per optimiser, seconds of one tensor's update over those of reading its parameter once."""
+    """Per optimizer, seconds of one tensor's update over those of reading its parameter once."""
     sizes: dict[str, dict[float, float]] = defaultdict(dict)
     for row in sorted(
         rows, key=lambda row: -row["tensors"]

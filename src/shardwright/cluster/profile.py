@@ -1,4 +1,4 @@
-"""What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimiser steps.
+"""What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimizer steps.
 
 A curve holds measured points: features of a shape (such as m, n and k of a matrix product) and the ratio of measured
 seconds to the ideal seconds of the datasheet's roofline. Between points the logarithm of the ratio follows a straight line

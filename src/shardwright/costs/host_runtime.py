@@ -1,6 +1,6 @@
 """What the runtime's own Python adds to the host's work on every rank of a parallelized module.
 
-Beginning and ending a step, reading a parameter and handing its gradient on to the optimiser, a collective, every parameter
+Beginning and ending a step, reading a parameter and handing its gradient on to the optimizer, a collective, every parameter
 or gradient that travels in it, an exchange of statistics inside an operator: none of them is a kernel, all of them take the
 host's time.
 ``bench/host_calibration.py`` measures them on tiny programs, in units of a view, which is Python and dispatch on any device;

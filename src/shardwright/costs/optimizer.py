@@ -1,4 +1,4 @@
-"""The optimiser's step: its seconds and the bytes it keeps per parameter, dtype-aware.
+"""The optimizer's step: its seconds and the bytes it keeps per parameter, dtype-aware.
 
 An elementwise update is bound by memory: AdamW reads the parameter, its gradient and two moments and writes three of
 them, momentum reads three and writes two, plain SGD reads two and writes one. States have the parameter's dtype, as
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 
 
 def optimizer(name: str) -> Optimizer:
-    """Look an optimiser up by name.
+    """Look an optimizer up by name.
 
     >>> optimizer("adamw").states
     2
@@ -44,11 +44,11 @@ def optimizer(name: str) -> Optimizer:
     try:
         return OPTIMIZERS[name.lower()]
     except KeyError:
-        raise ShardwrightError(f"unknown optimiser {name!r}.", f"Choose one of {', '.join(OPTIMIZERS)}.") from None
+        raise ShardwrightError(f"unknown optimizer {name!r}.", f"Choose one of {', '.join(OPTIMIZERS)}.") from None
 
 
 def state_bytes(name: str, parameter_bytes: Sequence[int]) -> int:
-    """Bytes of optimiser state for parameters (local shards) of these sizes.
+    """Bytes of optimizer state for parameters (local shards) of these sizes.
 
     >>> state_bytes("adamw", [1000, 500])
     3008
@@ -60,7 +60,7 @@ def state_bytes(name: str, parameter_bytes: Sequence[int]) -> int:
 def step_seconds(
     name: str, parameter_bytes: Sequence[int], device: Device, dtype: str = "float32"
 ) -> tuple[float, float]:
-    """Seconds of one optimiser step over these (local) parameters: on the device, and for the host to issue it."""
+    """Seconds of one optimizer step over these (local) parameters: on the device, and for the host to issue it."""
     kind = optimizer(name)
     if not parameter_bytes or not kind.passes:
         return 0.0, 0.0

@@ -200,7 +200,7 @@ class _Conversion:
         if name in signature.inputs_to_parameters:
             raise CaptureError(
                 f"The model changes its parameter {signature.inputs_to_parameters[name]!r} in its forward.",
-                "Parameters change in the optimiser's step; make it a buffer, or change a copy.",
+                "Parameters change in the optimizer's step; make it a buffer, or change a copy.",
             )
         raise CaptureError(
             f"The model changes its input {name!r} in place, which a split model could not hand back.",

@@ -38,7 +38,7 @@ def deep(graph: Graph) -> bool:
     return run is not None and run.count >= DEEP and _parameter_bytes(graph, run) >= LARGE
 
 
-def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit: float) -> Prediction | None:
+def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float) -> Prediction | None:
     """About what simulating ``strategy``, the same for all blocks of a run, would predict; nothing for a shallow graph.
 
     ``fits`` unless the memory is clearly above ``limit``.
@@ -47,7 +47,7 @@ def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit: 
     if run is None or not deep(graph):
         return None
     short = [shortened(graph, count) for count in (FEW, MORE)]
-    ends = [_measured(part, strategy, mesh, optimiser) for part in short if part is not None]
+    ends = [_measured(part, strategy, mesh, optimizer) for part in short if part is not None]
     if len(ends) < 2:
         return None
     further = (run.count - MORE) / (MORE - FEW)
@@ -61,8 +61,8 @@ def _parameter_bytes(graph: Graph, run: Repeat) -> int:
     return sum(graph.tensors[name].bytes for name in read if name in graph.parameter_of)
 
 
-def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str) -> tuple[float, ...]:
+def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str) -> tuple[float, ...]:
     there = tuple(path for path in strategy.recomputed if span_of(graph, path))
-    timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimiser=optimiser)
+    timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimizer=optimizer)
     summed, sent = timeline.priced.seconds, timeline.communication_bytes
     return timeline.seconds, summed, timeline.peak_bytes, sent, timeline.exposed_seconds

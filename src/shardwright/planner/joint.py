@@ -105,7 +105,7 @@ def find_pipelines(graph: Graph, cluster: Cluster, options: Options, names: Sequ
             batch=batch,
             microbatch_sizes=sizes,
             memory_limit=options.memory_limit,
-            optimiser=options.optimiser,
+            optimizer=options.optimizer,
             max_axes=options.max_axes,
         )
     except (LoweringError, ProblemError) as error:
@@ -229,7 +229,7 @@ def _delivered(joint: Joint, found: JointPlan, reference: str) -> Plan:
         cluster=cluster,
         strategy=stages[0].strategy,
         search="pipeline",
-        optimiser=options.optimiser,
+        optimizer=options.optimizer,
         prediction=_prediction(found),
         proof=proof,
         calibration=found.stages[0].mesh.calibration,

@@ -126,7 +126,7 @@ def _planned(
         replace(one, otherwise=ByPrice(mesh)) for one, mesh in zip(written, meshes, strict=True)
     ]
     times = stage_times(
-        Pipeline.of(graph, stages, count, order, asked.batch_norm), meshes, decisions, options.optimiser
+        Pipeline.of(graph, stages, count, order, asked.batch_norm), meshes, decisions, options.optimizer
     )
     limit = float(min(mesh.device.usable_memory for mesh in meshes))
     limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
@@ -269,7 +269,7 @@ def _plan(
         cluster,
         first,
         options.search,
-        options.optimiser,
+        options.optimizer,
         prediction,
         proof,
         cluster.calibration,

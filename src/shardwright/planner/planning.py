@@ -53,7 +53,7 @@ class Options:
 
     search: str = "auto"
     baselines: Sequence[str] = DEFAULT_BASELINES
-    optimiser: str = "adamw"
+    optimizer: str = "adamw"
     max_axes: int = 2
     time_limit: float = 10.0
     gap: float = 0.01
@@ -180,7 +180,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         cluster=cluster,
         strategy=winner.strategy,
         search=options.search,
-        optimiser=options.optimiser,
+        optimizer=options.optimizer,
         prediction=winner.prediction,
         proof=proof(proved, fitting, perf_counter() - started, where),
         calibration=winner.mesh.calibration,
@@ -226,7 +226,7 @@ def _round(
     """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds."""
     trials = Trials(
         described,
-        optimiser=options.optimiser,
+        optimizer=options.optimizer,
         memory_limit=options.memory_limit,
         ignore_device_memory=options.ignore_device_memory,
         recompute=described.blocks if recompute else (),
@@ -264,7 +264,7 @@ def _worth_recomputing(
     if held_back and fitting and not plain.trials.deep:
         again = Trials(
             plain.trials.described,
-            optimiser=options.optimiser,
+            optimizer=options.optimizer,
             recompute=plain.trials.described.blocks,
             ignore_device_memory=True,
             constrained=plain.trials.constrained,

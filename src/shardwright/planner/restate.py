@@ -19,7 +19,7 @@ def restate(plan: Plan, graph: Graph, described: Described | None = None) -> For
     return formulate(
         graph,
         mesh,
-        optimiser=plan.optimiser,
+        optimizer=plan.optimizer,
         memory_limit=limit_of(mesh.device, asked.memory_limit),
         within=constraints(graph, mesh.names, asked.pins, asked.forbidden),
         rules=described.rules,

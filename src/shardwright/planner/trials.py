@@ -89,13 +89,13 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimiser: str, limit: float | None = None) -> Prediction:
+def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float | None = None) -> Prediction:
     """Simulate one step of a strategy; ``limit`` are the bytes it may use (the device's otherwise).
 
     >>> predict(graph, strategy, mesh, "adamw").step_seconds
     """
     with collection_paused():
-        timeline = simulate(graph, strategy, mesh, training=graph.training, optimiser=optimiser)
+        timeline = simulate(graph, strategy, mesh, training=graph.training, optimizer=optimizer)
         return Prediction(
             step_seconds=timeline.seconds,
             sum_seconds=float(timeline.priced.seconds),
@@ -116,7 +116,7 @@ class Trials:
         self,
         described: Described,
         *,
-        optimiser: str = "adamw",
+        optimizer: str = "adamw",
         memory_limit: float | None = None,
         ignore_device_memory: bool = False,
         recompute: Sequence[str] = (),
@@ -126,7 +126,7 @@ class Trials:
         time_limit: float = 10.0,
         gap: float = 0.0,
     ) -> None:
-        self.described, self.optimiser, self.recompute = described, optimiser, tuple(recompute)
+        self.described, self.optimizer, self.recompute = described, optimizer, tuple(recompute)
         self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
         self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
         self.time_limit, self.gap = time_limit, gap
@@ -151,7 +151,7 @@ class Trials:
                 self.described,
                 mesh,
                 name,
-                optimiser=self.optimiser,
+                optimizer=self.optimizer,
                 recompute=self.recompute,
                 within=self._within(mesh, name),
             )
@@ -178,7 +178,7 @@ class Trials:
             self.described,
             mesh,
             name,
-            optimiser=self.optimiser,
+            optimizer=self.optimizer,
             memory_limit=min(limit, enough),
             within=self._within(mesh, name),
             time_limit=self.time_limit if gap is None else min(self.time_limit, RUNG_SECONDS),
@@ -235,9 +235,9 @@ class Trials:
         if key not in self._tried:
             graph, limit, prediction = self.described.graph, self.limit(mesh), None
             if name != LEAST_MEMORY and searched.formulation.within.fold:
-                prediction = glance(graph, searched.strategy, mesh, self.optimiser, limit)
+                prediction = glance(graph, searched.strategy, mesh, self.optimizer, limit)
             exact = prediction is None
-            prediction = prediction or predict(graph, searched.strategy, mesh, self.optimiser, limit)
+            prediction = prediction or predict(graph, searched.strategy, mesh, self.optimizer, limit)
             found = Found(name, mesh, searched, prediction, exact)
             near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
             self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
@@ -248,7 +248,7 @@ class Trials:
         if found.exact:
             return found
         limit = self.limit(found.mesh)
-        prediction = predict(self.described.graph, found.strategy, found.mesh, self.optimiser, limit)
+        prediction = predict(self.described.graph, found.strategy, found.mesh, self.optimizer, limit)
         return replace(found, prediction=prediction, exact=True)
 
     def best(self, candidates: Sequence[Found], search: str) -> Found:
@@ -273,6 +273,6 @@ class Trials:
         for share in [share for share in KEPT if share * total <= room][:most]:
             strategy = keep_gathered(graph, rules, found.strategy, share * total)
             if strategy is not None:
-                prediction = predict(graph, strategy, found.mesh, self.optimiser, limit)
+                prediction = predict(graph, strategy, found.mesh, self.optimizer, limit)
                 searched = replace(found.searched, strategy=strategy)
                 yield replace(found, searched=searched, prediction=prediction, exact=True)

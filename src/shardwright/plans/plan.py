@@ -149,7 +149,7 @@ class Plan:
     cluster: Cluster
     strategy: Strategy
     search: str
-    optimiser: str
+    optimizer: str
     prediction: Prediction
     proof: Proof
     calibration: str

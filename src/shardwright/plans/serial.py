@@ -64,7 +64,7 @@ def to_json(plan: Plan) -> str:
         "sequence": plan.sequence,
         "dtype": plan.dtype,
         "search": plan.search,
-        "optimiser": plan.optimiser,
+        "optimizer": plan.optimizer,
         "calibration": plan.calibration,
         "mesh": strategy.pop("mesh"),
         "prediction": vars(plan.prediction),
@@ -109,6 +109,8 @@ def from_json(text: str, where: str = "the plan") -> Plan:
         raise PlanError(
             f"{where} is not a plan of format {FORMAT!r} (found {shown(found)}).", "Plan again with this version."
         )
+    if "optimiser" in data:  # as files spelled it at first
+        data["optimizer"] = data.pop("optimiser")
     return _plan(
         read_record(_Document, data, where=f"{where} is damaged", error=PlanError, remedy="Plan again."), where
     )
@@ -124,7 +126,7 @@ class _Document(StrategyText):
     sequence: int | None
     dtype: str | None
     search: str
-    optimiser: str
+    optimizer: str
     calibration: str
     prediction: Prediction
     proof: Proof
@@ -166,7 +168,7 @@ def _plan(data: _Document, where: str) -> Plan:
         cluster=_cluster(data.cluster),
         strategy=strategy,
         search=data.search,
-        optimiser=data.optimiser,
+        optimizer=data.optimizer,
         prediction=data.prediction,
         proof=data.proof,
         calibration=data.calibration,

@@ -221,6 +221,6 @@ def _taken_over(what: str, first: Strategy, second: Strategy, graph: Graph) -> S
 
 def _simulated(strategy: Strategy, plan: Plan, graph: Graph) -> float | None:
     try:
-        return simulate(graph, strategy, plan.mesh, graph.training, plan.optimiser).seconds
+        return simulate(graph, strategy, plan.mesh, graph.training, plan.optimizer).seconds
     except PlanError:
         return None  # the two plans' layouts do not meet there

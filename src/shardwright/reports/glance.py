@@ -133,7 +133,7 @@ def memory_gauge(breakdown: dict[str, int], limit: float) -> str:
     """What is alive at the peak against what the device has."""
     parts = "".join(
         f'<span style="width:{100 * size / max(limit, sum(breakdown.values())):.3f}%;'
-        f'background:var(--kind-{kind.replace(" ", "-").replace("optimiser", "optimizer")})" title="{escape(kind)}"></span>'
+        f'background:var(--kind-{kind.replace(" ", "-").replace("optimizer", "optimizer")})" title="{escape(kind)}"></span>'
         for kind, size in sorted(breakdown.items(), key=lambda item: -item[1])
     )
     said = ", ".join(

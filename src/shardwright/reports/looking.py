@@ -20,7 +20,7 @@ def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline:
     >>> shardwright.simulate(plan).seconds                                        # doctest: +SKIP
     """
     graph = plan.graph() if graph is None else graph
-    return simulate_graph(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser)
+    return simulate_graph(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer)
 
 
 def report(plan: Plan, path: str | Path, *, graph: Graph | None = None) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints that any plan can resume: written whole or not at all.
 
-A checkpoint is a ``torch.distributed.checkpoint`` directory. Parameters and optimiser state are DTensors under the
+A checkpoint is a ``torch.distributed.checkpoint`` directory. Parameters and optimizer state are DTensors under the
 model's own names, so each rank writes its shards and another plan, with another number of ranks, reads the regions it
 needs. A checkpoint is written into ``step-N.partial`` and renamed to ``step-N`` when every rank has written its part; the
 rename is atomic, hence a directory called ``step-N`` is complete however the job ended. Where one of that name is replaced,
@@ -34,7 +34,7 @@ from shardwright.files import parse_json
 from shardwright.runtime.checkpoint_reading import load, read_metadata
 from shardwright.runtime.weights import check_names
 
-# Optimiser state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
+# Optimizer state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 _COMPLETE = re.compile(r"step-(\d{1,18})(\.replaced)?")
 _LEFT_BEHIND = ("step-*.partial", "step-*.removed")

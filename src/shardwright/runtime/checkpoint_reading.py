@@ -153,7 +153,7 @@ def _in_words(folder: str | Path) -> Iterator[None]:
         if missing:
             raise RunError(
                 f"The checkpoint {folder} does not fit this model: {why}.",
-                "Resume the model (and the kind of optimiser) that wrote it; its plan and number of ranks may differ.",
+                "Resume the model (and the kind of optimizer) that wrote it; its plan and number of ranks may differ.",
             ) from error
         raise RunError(
             f"The checkpoint {folder} cannot be read: {why}.", "Remove it to use the one before it."

@@ -71,7 +71,7 @@ def parallelize(
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
     As with ``fully_shard``, the model is taken over: its parameters become this rank's shards (DTensors) one by one, so
-    that no second copy of it ever exists. Optimisers are made afterwards, from the parameters of the result.
+    that no second copy of it ever exists. Optimizers are made afterwards, from the parameters of the result.
 
     Parameters
     ----------

@@ -44,7 +44,7 @@ def data_parallel(axes: int) -> Restriction:
 
 
 def fsdp(axes: int) -> Restriction:
-    """Every operator cuts the batch; parameters, gradients and optimiser state rest in equal shards (ZeRO-3)."""
+    """Every operator cuts the batch; parameters, gradients and optimizer state rest in equal shards (ZeRO-3)."""
     return Restriction("fsdp", _batch_only, _sharded, cut=_every, together=True)
 
 

@@ -1,6 +1,6 @@
 """From a graph and a mesh to the choice problem: nodes are operators, parameters and shared tensors, edges are layouts.
 
-Minimise the sum of node costs (an operator's seconds forward and backward, a parameter's optimiser step) and edge costs
+Minimise the sum of node costs (an operator's seconds forward and backward, a parameter's optimizer step) and edge costs
 (the change of layout forward plus its backward dual), with the memory of every device below a limit. Repeated blocks are
 folded: the N identical layers share one variable per operator, whose costs count N times; what they pay on their edges is
 counted first and priced once, so depth is nearly free. A tensor with several readers gets a node of its own, the layout it
@@ -61,7 +61,7 @@ def formulate(
     graph: Graph,
     mesh: Mesh,
     *,
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     memory_limit: float | None = None,
     within: Restriction = EVERYTHING,
     rules: Mapping[str, OpRules] | None = None,
@@ -79,7 +79,7 @@ def formulate(
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    builder = _Builder(graph, mesh, optimiser, memory_limit, within, rules, labels, fold, recompute, known)
+    builder = _Builder(graph, mesh, optimizer, memory_limit, within, rules, labels, fold, recompute, known)
     return builder.build(Pricing(traffic=1.0 - overlap))
 
 
@@ -115,7 +115,7 @@ class _Builder:
         self,
         graph: Graph,
         mesh: Mesh,
-        optimiser: str,
+        optimizer: str,
         memory_limit: float | None,
         within: Restriction,
         rules: Mapping[str, OpRules],
@@ -129,7 +129,7 @@ class _Builder:
         self.differentiated = differentiated(graph)
         self.again = recomputation(graph, recompute, mesh.device.kind)
         self.saving = saving(graph, mesh.device.kind, self.again.block)
-        self.graph, self.mesh, self.optimiser, self.limit = graph, mesh, optimiser, memory_limit
+        self.graph, self.mesh, self.optimizer, self.limit = graph, mesh, optimizer, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
         self.op_by_name = {op.name: op for op in graph.ops}
@@ -251,11 +251,11 @@ class _Builder:
             seconds = np.array([self._update(size) - launch for size in sizes])
             sums = self.prices.sums(layouts, sizes)
             least_sums = self.prices.least_sums(layouts, sizes, self.largest, len(readers) == 1)
-            rests = own + np.array([state_bytes(self.optimiser, [size]) for size in sizes])
+            rests = own + np.array([state_bytes(self.optimizer, [size]) for size in sizes])
             summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
             rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step
             updated = own * ~summed
-            if self.mesh.device.kind == "cuda" and optimizer(self.optimiser).states == 2:
+            if self.mesh.device.kind == "cuda" and optimizer(self.optimizer).states == 2:
                 updated = updated + own  # Adam's denominators, of all parameters at once
             inside = all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
@@ -266,7 +266,7 @@ class _Builder:
         self.held[node] = [Held(start, stop, amounts, amounts) for start, stop, amounts in spans if amounts.any()]
 
     def _update(self, size: int) -> float:
-        return step_seconds(self.optimiser, [size], self.mesh.device, self.trained)[0]
+        return step_seconds(self.optimizer, [size], self.mesh.device, self.trained)[0]
 
     def _owned(self, tensor: str, node: int) -> None:
         """One more parameter that rests as a node decides: updated, and summed where a gradient comes."""

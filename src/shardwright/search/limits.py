@@ -64,7 +64,7 @@ def too_much(problem: Problem, name: str) -> Infeasible | None:
     if limit is None or least <= limit:
         return None
     return Infeasible(
-        f"parameters, optimiser state and saved activations of every {name} strategy take at least "
+        f"parameters, optimizer state and saved activations of every {name} strategy take at least "
         f"{bytes_text(least)} per device, more than the {bytes_text(limit)} allowed.",
         "Use more devices, a smaller batch or a higher limit.",
     )

@@ -27,7 +27,7 @@ def recursive(
     mesh: Mesh,
     *,
     within: Restriction,
-    optimiser: str,
+    optimizer: str,
     rules: Mapping[str, OpRules],
     labels: Labels,
     time_limit: float = 60.0,
@@ -43,7 +43,7 @@ def recursive(
         stated = formulate(
             graph,
             part,
-            optimiser=optimiser,
+            optimizer=optimizer,
             within=within & _continuing(strategy, count),
             rules=rules,
             labels=labels,

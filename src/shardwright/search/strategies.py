@@ -83,7 +83,7 @@ def state(
     mesh: Mesh,
     name: str = "auto",
     *,
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     recompute: Sequence[str] = (),
     within: Restriction = EVERYTHING,
 ) -> Formulation:
@@ -92,7 +92,7 @@ def state(
     return formulate(
         described.graph,
         mesh,
-        optimiser=optimiser,
+        optimizer=optimizer,
         memory_limit=float("inf"),
         recompute=recompute,
         within=space,
@@ -134,7 +134,7 @@ def find_strategy(
     mesh: Mesh,
     name: str = "auto",
     *,
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     memory_limit: float | None = None,
     within: Restriction = EVERYTHING,
     time_limit: float | None = 60.0,
@@ -148,14 +148,14 @@ def find_strategy(
     """
     check_name(name)
     space = _space(mesh, name, within)
-    stated = stated or state(described, mesh, name, optimiser=optimiser, within=within)
+    stated = stated or state(described, mesh, name, optimizer=optimizer, within=within)
     unlimited = stated
     if memory_limit is not None:
         stated = replace(stated, problem=replace(stated.problem, usage_limit=memory_limit))
     elif name != LEAST_MEMORY:
         stated = replace(stated, problem=replace(stated.problem, usages=(), usage_limit=None))
     if name == "recursive":
-        solution = _recursive(described, mesh, stated, space, optimiser, time_limit)
+        solution = _recursive(described, mesh, stated, space, optimizer, time_limit)
     elif name == "spartan":
         started = perf_counter()
         choice = greedy(stated.problem, stated.sizes)
@@ -180,14 +180,14 @@ def find_strategy(
 
 
 def _recursive(
-    described: Described, mesh: Mesh, stated: Formulation, space: Restriction, optimiser: str, time_limit: float | None
+    described: Described, mesh: Mesh, stated: Formulation, space: Restriction, optimizer: str, time_limit: float | None
 ) -> Solution[np.ndarray]:
     started = perf_counter()
     strategy = recursive(
         described.graph,
         mesh,
         within=space,
-        optimiser=optimiser,
+        optimizer=optimizer,
         rules=described.rules,
         labels=described.labels,
         time_limit=time_limit or 60.0,

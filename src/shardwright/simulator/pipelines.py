@@ -222,7 +222,7 @@ def work_of(
 
 
 def stage_times(
-    pipe: Pipeline, meshes: Sequence[Mesh], decisions: Sequence[Decisions], optimiser: str
+    pipe: Pipeline, meshes: Sequence[Mesh], decisions: Sequence[Decisions], optimizer: str
 ) -> dict[tuple[int, int], PassTimes]:
     """What the passes of all stages take, for every size of micro-batch."""
     found = {}
@@ -230,7 +230,7 @@ def stage_times(
         for size in pipe.parts:
             mesh = meshes[number]
             rank, kind = stage.ranks[0], mesh.device.kind
-            built = pipe.program(number, size, rank, decisions[number], device=kind, split=True, optimizer=optimiser)
+            built = pipe.program(number, size, rank, decisions[number], device=kind, split=True, optimizer=optimizer)
             received = tuple(pipe.parts[size][number].received)
             found[number, size] = pass_times(built, mesh, len(pipe.micro.sizes), received)
     return found
@@ -254,12 +254,12 @@ def simulate_pipeline(
     cluster: Cluster,
     meshes: Sequence[Mesh],
     decisions: Sequence[Decisions],
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     batch_norm: str = "whole",
 ) -> PipelineTimeline:
     """Simulate one step of a pipeline on all of its devices."""
     pipe = Pipeline.of(graph, stages, microbatches, schedule, batch_norm)
-    return simulated(pipe, stage_times(pipe, meshes, decisions, optimiser), cluster, meshes)
+    return simulated(pipe, stage_times(pipe, meshes, decisions, optimizer), cluster, meshes)
 
 
 def simulate_plan_pipeline(plan: Plan, graph: Graph) -> PipelineTimeline:
@@ -273,4 +273,4 @@ def simulate_plan_pipeline(plan: Plan, graph: Graph) -> PipelineTimeline:
     meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
     order, count, norm = plan.schedule, plan.microbatches, plan.batch_norm
-    return simulate_pipeline(graph, plan.stages, count, order, plan.cluster, meshes, decided, plan.optimiser, norm)
+    return simulate_pipeline(graph, plan.stages, count, order, plan.cluster, meshes, decided, plan.optimizer, norm)

@@ -116,7 +116,7 @@ def simulate(
     strategy: Strategy,
     mesh: Mesh,
     training: bool = True,
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     runtime: Runtime = RUNTIME,
     decisions: Decisions | None = None,
     what_if: WhatIf | None = None,
@@ -135,7 +135,7 @@ def simulate(
     mesh = mesh.with_shares(strategy.shares)
     decisions = ByPrice(mesh) if decisions is None else decisions
     place, kind = largest_place(strategy.cuts) if coordinate is None else coordinate, mesh.device.kind
-    program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimiser)
+    program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimizer)
     return simulate_program(price(program, mesh), runtime, what_if)
 
 
@@ -151,7 +151,7 @@ def simulate_plan(plan: Plan, graph: Graph, runtime: Runtime = RUNTIME, what_if:
             f"A plan of {len(plan.stages)} stages is not simulated as one rank.", "Use simulate_plan_pipeline()."
         )
     decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-    return simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimiser, runtime, decisions, what_if)
+    return simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer, runtime, decisions, what_if)
 
 
 def simulate_program(priced: Priced, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:

@@ -8,7 +8,7 @@ that is exact on one process by luck is measured by the median relative error of
 theory by one rounding of the model's largest gradient.
 
 AdamW turns rounding of tiny gradients into whole steps, on one process as on many, so in float32 truth and yardstick are
-taken anew at the parameters the run had before each step. What remains is the optimiser: in either precision every
+taken anew at the parameters the run had before each step. What remains is the optimizer: in either precision every
 parameter after every step must be what AdamW on one process makes of the run's own gradients, up to a few roundings.
 Each step's start, gradients and end being right, so is the run. Last, all ranks must hold the same copy of what several of
 them hold.

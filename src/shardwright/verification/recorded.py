@@ -76,17 +76,17 @@ def train(
         run.copies += _copies(what, found, when)
         return found.tensors if keep else {}
 
-    optimiser = _optimiser(p for p in model.parameters() if p.requires_grad)
+    optimizer = _optimizer(p for p in model.parameters() if p.requires_grad)
     for step in range(1, steps + 1):
         when = f" at step {step}"
         run.before.append(whole("parameter", dict(model.named_parameters()), f" before step {step}"))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss, output, gradients = _step(model, args, kwargs, inputs=step == steps and not stages)
         losses = whole("loss", {"loss": loss.detach()}, when)
         run.losses.append(float(losses["loss"]) if keep else float("nan"))
         run.outputs.append(whole("output", output, when))
         run.gradients.append(whole("gradient", gradients, when))
-        optimiser.step()
+        optimizer.step()
     run.parameters = whole("parameter", dict(model.named_parameters()), " at the end")
     run.buffers = whole("buffer", dict(model.named_buffers()), " at the end")
     return run
@@ -117,13 +117,13 @@ def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
     """The parameters after every step that AdamW makes, on one process, of ``start`` and the gradients of a run."""
     parameters = {name: torch.nn.Parameter(tensor.detach().clone()) for name, tensor in start.items()}
     trained = [name for name in parameters if any(name in gradients for gradients in run.gradients)]
-    optimiser = _optimiser(parameters[name] for name in trained) if trained else None
+    optimizer = _optimizer(parameters[name] for name in trained) if trained else None
     after = []
     for gradients in run.gradients:
         for name in trained:
             parameters[name].grad = gradients.get(name)
-        if optimiser is not None:
-            optimiser.step()
+        if optimizer is not None:
+            optimizer.step()
         after.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
     return after
 
@@ -170,7 +170,7 @@ def loss_of(output: Any) -> Tensor:
     return torch.stack([whole.pow(2).mean() for whole in wholes]).sum()
 
 
-def _optimiser(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+def _optimizer(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
 
 

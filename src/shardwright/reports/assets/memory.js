@@ -1,7 +1,7 @@
 // Bytes alive over the step, stacked by kind, over the same window of time as the timeline.
 
 const KINDS = [ // bottom to top
-  "parameters", "optimiser state", "optimizer state", "gradients", "buffers", "inputs", "activations", "activation gradients",
+  "parameters", "optimizer state", "optimizer state", "gradients", "buffers", "inputs", "activations", "activation gradients",
   "communication buffers", "temporaries", "library workspace",
 ];
 
@@ -109,7 +109,7 @@ class MemoryChart {
   }
 }
 
-function slug(text) { return text.replaceAll(" ", "-").replace("optimiser", "optimizer"); }
+function slug(text) { return text.replaceAll(" ", "-").replace("optimizer", "optimizer"); }
 
 // The last change at or before a time.
 function place0(times, time) {

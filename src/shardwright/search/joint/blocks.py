@@ -86,14 +86,14 @@ class BlockPrice:
 class BlockPricer:
     """Prices the blocks of one captured graph (of one micro-batch size) on meshes."""
 
-    def __init__(self, graph: Graph, *, optimiser: str = "adamw") -> None:
+    def __init__(self, graph: Graph, *, optimizer: str = "adamw") -> None:
         run = longest_run(graph)
         if run is None:
             raise ProblemError(
                 "the model has no repeated blocks to build stages from.",
                 "Use `shardwright place`, which cuts any graph into stages.",
             )
-        self.graph, self.run, self.optimiser = graph, run, optimiser
+        self.graph, self.run, self.optimizer = graph, run, optimizer
         count = min(3, run.count)
         larger = graph if count == run.count else shortened(graph, count)
         smaller = shortened(graph, count - 1)
@@ -118,7 +118,7 @@ class BlockPricer:
         found: list[BlockPrice] = []
         for name in ("auto", *(names if mesh.devices > 1 else ())):
             try:
-                larger = state(self._larger, mesh, name, optimiser=self.optimiser)
+                larger = state(self._larger, mesh, name, optimizer=self.optimizer)
             except Infeasible:
                 continue
             per_step = replace(
@@ -183,7 +183,7 @@ class BlockPricer:
         key = (id(described), mesh, bool(recompute), like.within.name)
         if key not in self._kept:
             self._kept[key] = state(
-                described, mesh, "auto", optimiser=self.optimiser, recompute=recompute, within=like.within
+                described, mesh, "auto", optimizer=self.optimizer, recompute=recompute, within=like.within
             )
         return self._kept[key]
 

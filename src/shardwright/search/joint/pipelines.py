@@ -97,7 +97,7 @@ def search_pipelines(
     microbatch_sizes: Sequence[int],
     memory_limit: float | None = None,
     baselines: Sequence[str] = (),
-    optimiser: str = "adamw",
+    optimizer: str = "adamw",
     max_axes: int = 2,
     most_stages: int = 64,
 ) -> tuple[JointPlan, dict[str, JointPlan | str]]:
@@ -121,7 +121,7 @@ def search_pipelines(
         batch=batch,
         microbatch_sizes=microbatch_sizes,
         memory_limit=memory_limit,
-        optimiser=optimiser,
+        optimizer=optimizer,
         max_axes=max_axes,
         most_stages=most_stages,
     )
@@ -140,7 +140,7 @@ class Pipelines:
         batch: int,
         microbatch_sizes: Sequence[int],
         memory_limit: float | None = None,
-        optimiser: str = "adamw",
+        optimizer: str = "adamw",
         max_axes: int = 2,
         most_stages: int = 64,
     ) -> None:
@@ -149,7 +149,7 @@ class Pipelines:
                 raise ProblemError(f"micro-batches of {size} do not divide a batch of {batch}.", "Choose a divisor.")
         self.cluster = cluster
         self.spaces = [
-            _Space(model, cluster, batch, size, memory_limit, optimiser, max_axes, most_stages)
+            _Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages)
             for size in microbatch_sizes
         ]
 
@@ -216,12 +216,12 @@ class _Space:
         batch: int,
         size: int,
         memory_limit: float | None,
-        optimiser: str,
+        optimizer: str,
         max_axes: int,
         most_stages: int,
     ) -> None:
         self.cluster, self.size, self.microbatches = cluster, size, batch // size
-        self.pricer = BlockPricer(model.graph_at(size), optimiser=optimiser)
+        self.pricer = BlockPricer(model.graph_at(size), optimizer=optimizer)
         self.blocks = model.blocks or self.pricer.run.count
         self.grain = ceil(self.blocks / (2 * MOST_UNITS))
         self.cuts = ceil(self.blocks / self.grain) + 1

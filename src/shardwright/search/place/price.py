@@ -5,7 +5,7 @@ class. A parameter that several operators read (tied embeddings) does not tie th
 stage of all that lies between: every reader holds a copy, and in training copies on other devices exchange gradient and
 value with the first. A transfer is latency plus bytes over the slowest link between devices. Operators with several used
 results (or several gradients to send back) get one free node per tensor in their class, so that each tensor is priced by
-its own bytes. Memory of a node: its parameters (with gradients and optimiser state in training) and, in training, its
+its own bytes. Memory of a node: its parameters (with gradients and optimizer state in training) and, in training, its
 results, kept for backward; the micro-batches a pipeline has in flight multiply the latter and are the caller's to choose
 through the batch size.
 """
@@ -19,7 +19,8 @@ import numpy as np
 
 from shardwright.cluster import Axis, Cluster, Device, Link, Mesh
 from shardwright.cluster.hardware import weakest
-from shardwright.costs import op_times, optimizer
+from shardwright.costs import op_times
+from shardwright.costs import optimizer as optimizer_named
 from shardwright.costs.collectives import send
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
@@ -50,7 +51,7 @@ class _Nodes:
         return len(self.names) - 1
 
 
-def workload_of(graph: Graph, cluster: Cluster, *, training: bool = True, optimiser: str = "adamw") -> Workload:
+def workload_of(graph: Graph, cluster: Cluster, *, training: bool = True, optimizer: str = "adamw") -> Workload:
     """Price a graph for placement on a cluster; unlike nodes become unlike device kinds, host CPUs a host kind.
 
     Example: ``workload_of(capture(model, args), parse_cluster("8xH200"))``.
@@ -92,7 +93,7 @@ def workload_of(graph: Graph, cluster: Cluster, *, training: bool = True, optimi
         for op in reversed(graph.ops):
             _send_gradients(graph, op, backward, nodes, cost, free)
         _tie_copies(graph, classes, nodes, cost, free)
-    _fill_memory(graph, forward, seconds, nodes, training, 2.0 + optimizer(optimiser).states if training else 1.0)
+    _fill_memory(graph, forward, seconds, nodes, training, 2.0 + optimizer_named(optimizer).states if training else 1.0)
     return Workload(
         kinds=kinds,
         times=np.array(nodes.times).reshape(len(nodes.names), len(kinds)),
