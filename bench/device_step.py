@@ -88,7 +88,7 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         fully_shard(one.model, mesh=mesh)
         return step_of(one.model, one.args, one.kwargs)
 
-    def ours(search: str, graphs: bool = True) -> Callable[[], Callable[[], None]]:
+    def ours(search: str, graphs: bool = True, compiled: bool = False) -> Callable[[], Callable[[], None]]:
         def make() -> Callable[[], None]:
             os.environ[SWITCH] = "1" if graphs else "0"
             whole = built(name, RANKS, device)
@@ -96,6 +96,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
             options = Options(search=search, baselines=(), fewer_devices=False, ignore_device_memory=True)
             plan = plan_graph(graph, parse_cluster("8xH200"), options)
             parallel = parallelize(whole.model, plan, graph=graph, device=device)
+            if compiled:
+                parallel.compile()
             return step_of(parallel, whole.args, whole.kwargs)
 
         return make
@@ -106,6 +108,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         "fully_shard": native,
         "our fsdp": ours("fsdp"),
         "our data-parallel": ours("data-parallel"),
+        "our fsdp, compiled": ours("fsdp", compiled=True),
+        "our data-parallel, compiled": ours("data-parallel", compiled=True),
         "our fsdp, eager": ours("fsdp", graphs=False),
         "our data-parallel, eager": ours("data-parallel", graphs=False),
     }
@@ -181,6 +185,7 @@ def main() -> None:
     for name, make in engines(given.model, device).items():
         if name in given.without or given.engine not in ("", name):
             continue
+        begun = time.perf_counter()
         try:
             step = make()
             for _ in range(10):  # operators are traced after the third pass, graphs captured after the fifth
@@ -188,6 +193,7 @@ def main() -> None:
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
+        ready = time.perf_counter() - begun
         if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -211,7 +217,7 @@ def main() -> None:
         host, whole = (1e3 * statistics.median(column) for column in zip(*figures[name], strict=True))
         print(
             f"{given.model} {name}: {whole:.1f} ms a step, host {host:.1f} ms (alone {1e3 * statistics.median(hosts):.1f}), "
-            f"{above.get(name, 0):.2f} GiB",
+            f"{above.get(name, 0):.2f} GiB, ready after {ready:.0f} s",
             flush=True,
         )
     if given.raw:

@@ -444,6 +444,31 @@ def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[tor
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
 
 
+def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
+    """Inductor's code for a function of a list of tensors that gives a list, below autograd and for these shapes.
+
+    It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [mode.from_tensor(x.detach()) for x in tensors]
+    with mode, torch.no_grad(), sources_forgotten():
+        traced = make_fx(
+            lambda *given: tuple(function(list(given))),
+            decomposition_table=select_decomp_table(),
+            tracing_mode="real",
+            _allow_non_fake_inputs=True,
+        )(*fakes)
+    if any(writes_in_place(n.target) for n in traced.graph.nodes if n.op == "call_function"):
+        raise NotImplementedError("something is changed in place")
+    with sources_forgotten():
+        return compile_fx_inner(traced, fakes)
+
+
 def is_view_operator(target: Any) -> bool:
     """Whether an operator only looks at its argument (``OpOverload.is_view``), or takes one of several results."""
     return bool(getattr(target, "is_view", False))

@@ -124,6 +124,11 @@ class Lazy:
         self._make: Callable[[], Derivative | None] | None = make
 
     @property
+    def way(self) -> Derivative:
+        """How the next pass runs it."""
+        return self._now
+
+    @property
     def traced(self) -> bool:
         return not isinstance(self._now, Recorded)
 

@@ -99,6 +99,15 @@ def refuse_autocast(device: torch.device) -> None:
         )
 
 
+def refuse_compiler_options(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    if args or kwargs:
+        given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+        raise RunError(
+            f"model.compile({given}): a parallelized module is compiled region by region, which has no options.",
+            "Call model.compile(), or torch.compile(model, ...) for the whole program at once.",
+        )
+
+
 def refuse_other_mode(training: bool, planned: bool) -> None:
     """A model that draws numbers or changes buffers is another one in the other mode."""
     if training != planned:

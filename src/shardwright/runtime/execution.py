@@ -35,8 +35,9 @@ from shardwright.runtime.shards import distributed
 @dataclass
 class Gradients:
     """``hold`` keeps the gradients of a module back, as the first passes of an accumulation want it; ``holding`` are the
-    programs that have kept some."""
+    programs that have kept some. ``compiled``: they are computed by compiled regions, and so are the results."""
 
+    compiled: bool = False
     hold: bool = False
     holding: list[Executor] = field(default_factory=list)
 
@@ -60,6 +61,10 @@ class Rank:
     @property
     def hold(self) -> bool:
         return self.gradients.hold
+
+    @property
+    def compiled(self) -> bool:
+        return self.gradients.compiled
 
     def held(self, tensor: str) -> Any:
         """The parameter or buffer behind a name of the graph, as it is now."""

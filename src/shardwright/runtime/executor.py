@@ -23,10 +23,11 @@ from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Change, Compute
 from shardwright.program.steps import BoundStep, Line
+from shardwright.runtime.actions import Accumulate, Action, Backward, Forward, Plain, Run
 from shardwright.runtime.buckets import Flat, deposit
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
+from shardwright.runtime.regions import Compiled, Row
 from shardwright.runtime.summing import Aside
-from shardwright.runtime.views import View
 
 TRACED_AFTER = 3
 """Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
@@ -42,6 +43,10 @@ class Surroundings(Protocol):
     @property
     def reduce_dtype(self) -> torch.dtype | None: ...
     @property
+    def compiled(self) -> bool:
+        """Whether runs of instructions are compiled into one function each."""
+
+    @property
     def hold(self) -> bool:
         """Whether gradients are kept back, as the first passes of an accumulation want it."""
 
@@ -49,20 +54,6 @@ class Surroundings(Protocol):
     def held(self, tensor: str) -> Any: ...
     def complete(self, tensor: str) -> None:
         """The gradient of a parameter is complete."""
-
-
-class Run:
-    """One pass under way: its values, and the states of random generators that a block computed again starts from."""
-
-    def __init__(self, slots: list[Any]) -> None:
-        self.slots = slots
-        self.random: dict[int, tuple[Tensor, ...]] = {}
-        self.lies: dict[tuple[int, int], View] = {}
-        """How views of parameters that are freed and gathered again lie in them, by the values that need them."""
-        self.spent = False
-
-
-Action = Callable[[Run], None]
 
 
 class Executor:
@@ -85,19 +76,22 @@ class Executor:
         every = list(enumerate(program.instructions))
         self._forward = [(n, self._action(n, i, keep=True), i.last) for n, i in every[: program.forward.stop]]
         self._backward = [(n, self._action(n, i, keep=True), i.last) for n, i in every[program.forward.stop :]]
-        self._plain: list[tuple[int, Action, tuple[int, ...]]] | None = None
+        self._plain: list[Row] | None = None
+        self._compiled = Compiled(program)
+        self._tables: dict[str, list[Row]] = {}
         self._sources = [self.flow.rest[name] for name in self.flow.graph.sources]
 
     def forward(self, sources: Sequence[Tensor], keep: bool) -> Run:
         """A forward pass from this rank's part of every source; ``keep``: a backward pass may follow."""
         self.passes += keep
-        if self.passes == TRACED_AFTER + 1:
+        if self.passes == TRACED_AFTER + 1 or (self.rank.compiled and 0 < self.passes <= TRACED_AFTER):
             self.settle()
         run = Run([None] * len(self.program.slots))
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
         with torch.no_grad():
-            self._perform(self._forward if keep else self._without_backward(), run)
+            table = self._fused("forward", self._forward) if keep else self._without_backward()
+            self._perform(table, run)
         return run
 
     def settle(self) -> None:
@@ -115,7 +109,7 @@ class Executor:
     ) -> dict[int, Tensor | None]:
         """A backward pass from the gradients of results; gives those of the inputs, by their values. ``instead`` may take
         over an instruction, by its number."""
-        table = self._backward
+        table = self._fused("backward", self._backward)
         if instead is not None:
             table = [(n, _unless(instead, n, act), last) for n, act, last in table]
         for value, slot in self.program.roots.items():
@@ -139,7 +133,15 @@ class Executor:
         with torch.no_grad():
             self._perform(table, Run([None] * len(self.program.slots)))
 
-    def _perform(self, table: list[tuple[int, Action, tuple[int, ...]]], run: Run) -> None:
+    def _fused(self, name: str, rows: list[Row]) -> list[Row]:
+        """The rows, compiled region by region where that is wanted and every one of them need not be seen."""
+        if not self.rank.compiled or self.log is not None or self.passes <= TRACED_AFTER:
+            return rows
+        if name not in self._tables:
+            self._tables[name] = self._compiled.table(rows)
+        return self._tables[name]
+
+    def _perform(self, table: list[Row], run: Run) -> None:
         slots, log = run.slots, self.log
         for number, act, last in table:
             act(run)
@@ -157,7 +159,7 @@ class Executor:
         cast = [x.to(dtype) if x.is_floating_point() else x for x in sources[:count]]
         return [*cast, *sources[count:]]
 
-    def _without_backward(self) -> list[tuple[int, Action, tuple[int, ...]]]:
+    def _without_backward(self) -> list[Row]:
         """The forward pass alone: nothing is kept for longer than it is read."""
         if self._plain is None:
             program = self.program
@@ -223,28 +225,16 @@ class Executor:
         outputs = instruction.writes[:-1] if writes_saved else instruction.writes
         places = tuple(i for i, o in enumerate(node.outputs) if o is not None)
         pairs = tuple(zip(outputs, places, strict=True))
+        act: Action
         if keep and saved is not None and writes_saved:
             found = self._derivative(instruction.node, node)
-            views = self._views_to_return(node)
-
-            def act(run: Run) -> None:
-                slots = run.slots
-                made, slots[saved] = found.forward([slots[r] for r in reads])
-                for slot, place in pairs:
-                    slots[slot] = made[place]
-                for place in views:
-                    run.lies[saved, place] = View.of(slots[reads[place]])
+            act = Forward(found, reads, pairs, saved, self._views_to_return(node))
         else:
             if instruction.node not in self._calls:
                 self._calls[instruction.node] = local_call(node, self.flow, self.rank.line, self.rank.device)
-            call = self._calls[instruction.node]
-
-            def act(run: Run) -> None:
-                slots = run.slots
-                made = call(*[slots[r] for r in reads])
-                for slot, place in pairs:
-                    slots[slot] = made[place]
-
+            same = node.kernel is None and not draws(node.local, node.rules.kind) and not self._exchanges(node)
+            like = (node.call, tuple(self.flow.values[v].local for v in node.inputs)) if same else None
+            act = Plain(self._calls[instruction.node], like, reads, pairs)
         block = self.program.blocks.get(instruction.node)
         if block is None or not draws(node.local, node.rules.kind):
             return act
@@ -288,22 +278,15 @@ class Executor:
         writes = tuple(slot for _, slot in pairs)
         found = self._derivative(instruction.node, node)
         views = tuple(p for p in self._views_to_return(node) if inputs[p] is not None and saved is not None)
-        trained = self._trained(chosen)
+        trained, held = self._trained(chosen), self.rank.held
 
-        def act(run: Run) -> None:
-            slots = run.slots
-            grads = [None if g is None else slots[g] for g in arrived]
-            if all(g is None for g in grads) or (trained and not any(self.rank.held(t).requires_grad for t in trained)):
-                return
-            kept_now = [None if s is None else slots[s] for s in (*inputs, *results)]
-            for place in views:  # what is there again is the parameter, of which the operator read a view
-                there: Any = kept_now[place]
-                kept_now[place] = run.lies[saved or 0, place].on(there)
-            own = slots[saved] if saved is not None else None
-            for slot, gradient in zip(writes, found.backward(own, kept_now, grads, places, last), strict=True):
-                slots[slot] = gradient
+        def idle() -> bool:
+            return bool(trained) and not any(held(t).requires_grad for t in trained)
 
-        return act
+        return Backward(found, arrived, (*inputs, *results), saved, places, writes, views, last, idle)
+
+    def _exchanges(self, node: Compute) -> bool:
+        return any(node.rules.by_name[loop].exchanges for loop in node.lines)
 
     def _views_to_return(self, node: Compute) -> tuple[int, ...]:
         """The inputs that are views of parameters which are freed after their use and gathered again."""
@@ -421,19 +404,7 @@ class Executor:
 
     def _accumulate(self, instruction: Instruction) -> Action:
         (one, other), (result,) = instruction.reads, instruction.writes
-        may_add = self.program.slots[result].alias >= 0
-
-        def act(run: Run) -> None:
-            slots = run.slots
-            a, b = slots[one], slots[other]
-            if a is None or b is None:
-                slots[result] = b if a is None else a
-            elif may_add and a.dtype == b.dtype and owns_storage(a):
-                slots[result] = a.add_(b)
-            else:
-                slots[result] = a + b
-
-        return act
+        return Accumulate(one, other, result, self.program.slots[result].alias >= 0)
 
     def _arrive(self, instruction: Instruction) -> Action:
         (source,), (result,), key = instruction.reads, instruction.writes, (instruction.name, instruction.node)

@@ -31,7 +31,7 @@ from shardwright.program import Decisions, Program
 from shardwright.program.border import whole_layout
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
-from shardwright.runtime.calling import Calling, refuse_autocast
+from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options
 from shardwright.runtime.execution import Execution, Gradients, Rank
 from shardwright.runtime.generation import generate
 from shardwright.runtime.parts import Owning, original_of
@@ -154,6 +154,15 @@ class ParallelModule(Owning):
         gradients: Gradients
         draws: bool
         decisions: Decisions
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile what this rank computes, region by region (:mod:`~shardwright.runtime.regions`).
+
+        Communication, memory and CUDA graphs stay as they are. In contrast to ``torch.compile(model)``, which takes the
+        whole program, the time it takes does not grow with the number of equal blocks.
+        """
+        refuse_compiler_options(args, kwargs)
+        self._gradients.compiled = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         refuse_autocast(self._device)

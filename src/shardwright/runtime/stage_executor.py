@@ -35,7 +35,7 @@ class StageExecutor(Executor):
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
         with torch.no_grad():
-            self._perform(self._backward[: self._weights_from], run)
+            self._perform(self._fused("inputs", self._backward[: self._weights_from]), run)
         found: dict[int, Tensor | None] = {}
         for entry in self.flow.graph.inputs:
             value = self.flow.rest[entry.tensor or ""]
@@ -46,7 +46,7 @@ class StageExecutor(Executor):
     def backward_weights(self, run: Run) -> None:
         """The second half."""
         with torch.no_grad():
-            self._perform(self._backward[self._weights_from :], run)
+            self._perform(self._fused("weights", self._backward[self._weights_from :]), run)
         run.spent, run.slots = True, []
 
     def bring_home(self, kept_back: KeptBack) -> None:

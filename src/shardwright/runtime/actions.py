@@ -1,0 +1,152 @@
+"""What instructions that compute do to the values of a pass, each as a small value that can be called.
+
+An action reads slots and writes slots, and nothing else happens in it: a run of them can be traced into one function and
+compiled (:mod:`~shardwright.runtime.regions`). ``alike`` is what two actions have in common that do the same to other slots,
+which is how equal blocks are recognised; ``None`` where an action cannot be part of a compiled function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shardwright._torch_compat import owns_storage
+from shardwright.lowering.derivatives import Lazy
+from shardwright.runtime.views import View
+
+Slots = tuple[int, ...]
+Places = tuple[tuple[int, int], ...]
+"""Slots, and which of several results goes there."""
+
+
+class Run:
+    """One pass under way: its values, and the states of random generators that a block computed again starts from.
+
+    ``tracing``: the pass only serves to write down what is done, and nothing in it may be changed in place.
+    """
+
+    def __init__(self, slots: list[Any], tracing: bool = False) -> None:
+        self.slots, self.tracing = slots, tracing
+        self.random: dict[int, tuple[Tensor, ...]] = {}
+        self.lies: dict[tuple[int, int], View] = {}
+        """How views of parameters that are freed and gathered again lie in them, by the values that need them."""
+        self.spent = False
+
+
+Action = Callable[[Run], None]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Plain:
+    """An operator that nothing goes back through."""
+
+    call: Callable[..., tuple[Any, ...]]
+    like: Hashable
+    """What is the same in operators that call alike; ``None`` where that is not known."""
+    reads: Slots
+    writes: Places
+
+    def __call__(self, run: Run) -> None:
+        slots = run.slots
+        made = self.call(*[slots[r] for r in self.reads])
+        for slot, place in self.writes:
+            slots[slot] = made[place]
+
+    @property
+    def alike(self) -> Hashable:
+        return None if self.like is None else ("plain", self.like, tuple(place for _, place in self.writes))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Forward:
+    """An operator that leaves in ``saved`` what its backward needs. ``views``: the inputs whose lie is noted."""
+
+    found: Lazy
+    reads: Slots
+    writes: Places
+    saved: int
+    views: tuple[int, ...]
+
+    def __call__(self, run: Run) -> None:
+        slots = run.slots
+        made, slots[self.saved] = self.found.forward([slots[r] for r in self.reads])
+        for slot, place in self.writes:
+            slots[slot] = made[place]
+        for place in self.views:
+            run.lies[self.saved, place] = View.of(slots[self.reads[place]])
+
+    @property
+    def alike(self) -> Hashable:
+        return ("forward", self.found.way, tuple(place for _, place in self.writes)) if self.found.traced else None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Backward:
+    """The gradients of some inputs of an operator, from those of its results and from what was kept of both."""
+
+    found: Lazy
+    arrived: tuple[int | None, ...]
+    kept: tuple[int | None, ...]
+    saved: int | None
+    places: tuple[int, ...]
+    writes: Slots
+    views: tuple[int, ...]
+    last: bool
+    idle: Callable[[], bool]
+    """Whether nobody wants these gradients now: the parameters are frozen."""
+
+    def __call__(self, run: Run) -> None:
+        slots = run.slots
+        gradients = [None if g is None else slots[g] for g in self.arrived]
+        if all(g is None for g in gradients) or self.idle():
+            return
+        kept = [None if s is None else slots[s] for s in self.kept]
+        for place in self.views:  # what is there again is the parameter, of which the operator read a view
+            there: Any = kept[place]
+            kept[place] = run.lies[self.saved or 0, place].on(there)
+        own = slots[self.saved] if self.saved is not None else None
+        found = self.found.backward(own, kept, gradients, self.places, self.last)
+        for slot, gradient in zip(self.writes, found, strict=True):
+            slots[slot] = gradient
+
+    @property
+    def alike(self) -> Hashable:
+        if not self.found.traced or self.saved is None or self.views:
+            return None
+        shape = tuple(g is None for g in self.arrived), tuple(s is None for s in self.kept)
+        return "backward", self.found.way, self.places, self.last, shape
+
+    @property
+    def reads(self) -> Slots:
+        return tuple(slot for slot in (*self.arrived, *self.kept, self.saved) if slot is not None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Accumulate:
+    """Two gradients of one value added up, in place where the first is nobody else's."""
+
+    one: int
+    other: int
+    result: int
+    may_add: bool
+
+    def __call__(self, run: Run) -> None:
+        slots = run.slots
+        a, b = slots[self.one], slots[self.other]
+        if a is None or b is None:
+            slots[self.result] = b if a is None else a
+        elif self.may_add and not run.tracing and a.dtype == b.dtype and owns_storage(a):
+            slots[self.result] = a.add_(b)
+        else:
+            slots[self.result] = a + b
+
+    @property
+    def alike(self) -> Hashable:
+        return ("accumulate",)
+
+    @property
+    def reads(self) -> Slots:
+        return self.one, self.other
