@@ -19,6 +19,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -64,6 +65,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._before: Any = torch.cuda.MemPool()
+        self._ready: set[int] = set()
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         graph = torch.cuda.CUDAGraph()
@@ -81,7 +83,12 @@ class CudaGraphs:
     def memory(self) -> AbstractContextManager[Any]:
         # Else optimizer states would be cut from segments of activations, which nobody could give back. A recording cannot
         # use them again either: it is made on a stream of its own.
-        return nullcontext() if self._before is None else torch.cuda.use_mem_pool(self._before, self._device)
+        if self._before is None:
+            return nullcontext()
+        if get_ident() not in self._ready:  # this thread's handle of cuBLAS owns a workspace for good: not in there
+            self._ready.add(get_ident())
+            torch.ones(16, 16, device=self._device) @ torch.ones(16, 16, device=self._device)
+        return torch.cuda.use_mem_pool(self._before, self._device)
 
 
 def recorder_for(program: Program, device: torch.device) -> Recorder | None:
