@@ -449,8 +449,11 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
 
     It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
     """
+    from torch._guards import TracingContext, tracing
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -465,8 +468,9 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
         )(*fakes)
     if any(writes_in_place(n.target) for n in traced.graph.nodes if n.op == "call_function"):
         raise NotImplementedError("something is changed in place")
-    with sources_forgotten():
-        return compile_fx_inner(traced, fakes)
+    with sources_forgotten(), V.set_fake_mode(mode), tracing(TracingContext(mode)):
+        # Among other things, products whose sizes the fast kernels do not take are padded.
+        return compile_fx_inner(joint_graph_passes(traced), fakes)
 
 
 def is_view_operator(target: Any) -> bool:
