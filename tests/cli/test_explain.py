@@ -16,7 +16,7 @@ def test_options_their_totals_and_layouts_are_explained_and_a_pin_is_searched_fr
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = str(tmp_path / "plan.json"), str(tmp_path / "other.json")
-    made = ("--cluster", "2xH100", "--batch", "64", "--memory", "1", "-o", first, "--json")
+    made = ("--cluster", "2xH100", "--batch", "64", "--memory", "1", "--all-devices", "-o", first, "--json")
     assert run(monkeypatch, "plan", MODEL, *made) == 0
     capsys.readouterr()
     assert run(monkeypatch, "explain", first, "blocks.1.feed.up", "--json") == 0
@@ -30,9 +30,12 @@ def test_options_their_totals_and_layouts_are_explained_and_a_pin_is_searched_fr
     assert "of 1 GB, the memory limit" in entry["binding"]
 
     pinned = "n1" if not by_split["n1"]["chosen"] else "n0"
-    assert run(monkeypatch, "plan", first, "--pin", f"blocks.1.feed.up={pinned}", "-o", second, "--json") == 0
+    assert (
+        run(monkeypatch, "plan", first, "--pin", f"blocks.1.feed.up={pinned}", "--all-devices", "-o", second, "--json")
+        == 0
+    )
     again = json.loads(capsys.readouterr().out)
-    assert again["cluster"].endswith("2xH100")
+    assert again["cluster"] == "2xH100"
     assert again["before"]["memory_bytes"] > 0
     assert run(monkeypatch, "explain", second, "--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -51,6 +54,7 @@ def test_memory_that_binds_is_said_and_tables_are_for_people(
 ) -> None:
     path = str(tmp_path / "plan.json")
     assert run(monkeypatch, "plan", MODEL, "--cluster", "2xH100", "--batch", "64", "-o", path, "--json") == 0
+    # A little above what it uses: with less, recomputing on one device is the fastest, and uses far less.
     limit = 1.001 * json.loads(capsys.readouterr().out)["prediction"]["memory_bytes"] / 1e9
     assert run(monkeypatch, "plan", path, "--memory", str(limit), "-o", path, "--json") == 0
     capsys.readouterr()

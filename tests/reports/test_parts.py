@@ -87,8 +87,8 @@ def test_deeper_models_take_little_more_room() -> None:
         len(deflated(packed_step(rank_steps(found.plan, found.graph)[0])))
         for found in (planned(f"gpt:layers={n},width=64,heads=2,vocab=100", "4xH100", baselines=()) for n in (4, 16))
     )
-    assert many < 3.0 * few  # a further layer takes half of what one takes by itself
-    assert (many - few) / 12 < 1500  # bytes a layer, so 160 of them are far below 2 MB
+    assert many < 2.8 * few  # a further layer takes less than half of what one takes by itself
+    assert (many - few) / 12 < 1150  # bytes a layer, so 160 of them are far below 2 MB
 
 
 def test_what_is_sent_is_what_the_collectives_send(gpt: Planned) -> None:
