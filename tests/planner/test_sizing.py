@@ -17,6 +17,7 @@ from shardwright.planner.sizing import (
     by_batch,
     by_cluster,
     by_devices,
+    like_with_like,
     resized,
     sizes_between,
     worth_it,
@@ -73,3 +74,11 @@ def test_sizes_and_clusters_that_mean_nothing_are_refused() -> None:
     assert resized(parse_cluster("8xH100"), 2).name == "2xH100"
     with pytest.raises(ShardwrightError, match="do not fill nodes"):
         resized(parse_cluster("8xH100"), 12)
+
+
+def test_devices_are_compared_without_the_host_where_it_was_not_measured_beside_all() -> None:
+    measured, listed = parse_cluster("1xH200"), parse_cluster("1xH100")
+    rows = by_cluster(small(), [measured, listed], QUICK)
+    assert rows[0].seconds <= rows[1].seconds  # the H200 is the H100 with faster memory
+    assert like_with_like([measured, measured]) == (measured, measured)
+    assert like_with_like([listed]) == (listed,)

@@ -68,7 +68,7 @@ def cheapest(
     graph: Any, clusters: Sequence[Any], options: Any, prices: Sequence[str], say: Callable[[str], None]
 ) -> Answer:
     """Which cluster is cheaper per token: by the prices of devices, or by their seconds."""
-    from shardwright.planner.sizing import by_cluster
+    from shardwright.planner.sizing import by_cluster, like_with_like
 
     paid = prices_of(prices, len(clusters))
     rows = by_cluster(graph, clusters, options, say)
@@ -76,6 +76,8 @@ def cheapest(
     best = rows[min(costs, key=lambda i: costs[i])] if costs else None
     unit = "by these prices" if prices else "in device-seconds (say --price for money)"
     said = "Nothing fits." if best is None else f"{best.cluster} is cheapest per token {unit}."
+    if like_with_like(clusters) != tuple(clusters):
+        said += " What the host takes is left out of all of them: it was not measured beside every device."
     return Answer("Which cluster is cheaper per token", rows, best, said, paid)
 
 

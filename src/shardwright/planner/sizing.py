@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.cluster import Cluster, Node
+from shardwright.cluster import Cluster, Device, Node, Profile
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.planner.planning import Options, Progress, plan_graph
@@ -142,11 +142,41 @@ def worth_it(rows: Sequence[Row]) -> Row | None:
 def by_cluster(
     graph: Graph, clusters: Sequence[Cluster], options: Options, progress: Progress | None = None
 ) -> list[Row]:
-    """One row for every cluster.
+    """One row for every cluster, all priced alike (`like_with_like`).
 
     >>> min(by_cluster(graph, [h100, a100], Options()), key=lambda r: r.device_seconds_per_token)  # doctest: +SKIP
     """
-    return [_row(graph, cluster, options, progress) for cluster in clusters]
+    return [_row(graph, cluster, options, progress) for cluster in like_with_like(clusters)]
+
+
+def like_with_like(clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
+    """The clusters as they are if the host's time was measured beside all their devices, or beside none; otherwise
+    without it everywhere.
+
+    A device that was never measured borrows how efficient kernels are, but nobody knows what its host takes; beside one
+    whose host was timed it would look better than it is.
+
+    >>> from shardwright.cluster import parse_cluster
+    >>> [cluster.device.launch_overhead for cluster in like_with_like([parse_cluster("1xH200"), parse_cluster("1xH100")])]
+    [5e-06, 5e-06]
+    """
+    devices = [node.device for cluster in clusters for node in cluster.nodes]
+    listed = [device.launch_overhead for device in devices if not _host_timed(device)]
+    if len(listed) in (0, len(devices)):
+        return tuple(clusters)
+
+    def without_host(node: Node) -> Node:
+        profile = node.device.profile
+        if profile is None or not _host_timed(node.device):
+            return node
+        kernels = Profile(profile.label, profile.curves, preset=profile.preset)
+        return replace(node, device=replace(node.device, profile=kernels, launch_overhead=min(listed)))
+
+    return tuple(replace(one, nodes=tuple(map(without_host, one.nodes))) for one in clusters)
+
+
+def _host_timed(device: Device) -> bool:
+    return device.profile is not None and bool(device.profile.dispatch)
 
 
 def by_batch(

@@ -135,6 +135,13 @@ def test_bert_is_proved_and_greedy_was_already_best(published: Path) -> None:
     assert min(slots.finish_times(fill)[0] for fill in greedy_fills(slots)) == pytest.approx(found.cost)
 
 
+@pytest.mark.parametrize(("name", "share", "known"), [("op_bert_l-3", 0.998, 408.474), ("op_resnet50", 0.939, 651.121)])
+def test_paths_pay_for_what_lies_beside_them(name: str, share: float, known: float, published: Path) -> None:
+    """Without that the bounds were 0.976 and 0.813 times the best latencies known."""
+    workload = read_workload(published / "place" / "latency" / f"{name}_inference.json.xz")
+    assert share * known <= path_bound(workload) <= known
+
+
 def test_refuses_training() -> None:
     both = Workload(
         (DeviceKind("accelerator", 1),), np.ones((2, 1)), np.zeros(2), np.zeros(2), np.array([[0, 1]]), np.array([0, 1])

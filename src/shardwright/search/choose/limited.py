@@ -119,7 +119,8 @@ class _Stage:
         nowhere = np.zeros(len(core.costs), dtype=np.int64)
         self.walker = Walker(penalised, penalty, nowhere, seed)
         self.helper = Walker(penalised, penalty, nowhere, seed + 1_000_003)  # walks too once the bound stands still
-        self.wide = Neighbourhoods(core, self.flat, seed)
+        # Where a gap is enough, rounds are short, and a neighbourhood would take longer than most searches do.
+        self.wide = None if progress.enough else Neighbourhoods(core, self.flat, seed)
         self.entries = sum(edge.costs.size for edge in core.edges)
         self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
         self.tried = False
@@ -144,7 +145,7 @@ class _Stage:
                 beside = pool.submit(self.helper.walk, effort, prices, swings)
             else:
                 beside = pool.submit(ascent.run, self.iterations, target)
-            if self.wide.useful and (turn % 2 or self.wide.wasted < PATIENT_NEIGHBOURHOODS):
+            if self.wide and self.wide.useful and (turn % 2 or self.wide.wasted < PATIENT_NEIGHBOURHOODS):
                 walker.jump(self.wide.search(walker.best_choice if walker.found else walker.choice, prices, effort))
             else:
                 walker.walk(effort, prices, swings)
