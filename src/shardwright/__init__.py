@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardwright.runtime import parallelize
     from shardwright.runtime.assistant import assist
     from shardwright.runtime.rows import sampler
+    from shardwright.runtime.whole_updates import update_whole
     from shardwright.verification import verify
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "report",
     "sampler",
     "simulate",
+    "update_whole",
     "verify",
 ]
 
@@ -55,6 +57,7 @@ _HOME = {
     "report": "shardwright.reports.looking",
     "sampler": "shardwright.runtime.rows",
     "simulate": "shardwright.reports.looking",
+    "update_whole": "shardwright.runtime.whole_updates",
     "verify": "shardwright.verification",
 }
 

@@ -47,7 +47,8 @@ def history(trainer: Any) -> list[tuple[str, float]]:
 
 @all_double()
 def trains(rank: int, folder: str) -> None:
-    from shardwright.integrations.trainer import Trainer, one_process
+    from shardwright.integrations.one_process import one_process
+    from shardwright.integrations.trainer import Trainer
 
     data = {"train_dataset": Texts(TEXTS, 0), "eval_dataset": Texts(11, 1)}
     expected = None

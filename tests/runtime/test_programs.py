@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+import shardwright
 from lowering.strategies import mesh_with
 from runtime.workers import device_mesh
-from shardwright.errors import RunError
+from shardwright.errors import Infeasible, RunError
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.planner.also import with_calls
+from shardwright.plans import from_json, to_json
 from shardwright.plans.transfer import carried, matched_operators
 from shardwright.runtime import parallelize
 from shardwright.search.baselines import restriction
@@ -203,3 +206,32 @@ def test_splits_are_carried_over():
         name: layout for name, layout in strategy.resting.items() if name in graph.parameter_of
     }
     assert carried(graph, strategy, graph).splits == strategy.splits  # the planned call itself stays as it is
+
+
+@all_double()
+def finds_prepared(rank: int, text: str) -> None:
+    """Calls that the plan knows beforehand are captured by nobody, however they are written."""
+    from shardwright.runtime.template import Template
+
+    ours, theirs = parallelize(gpt2(), from_json(text), keep=True), copy.deepcopy(gpt2())
+    assert len(ours._programs) == 3
+    captured, Template.captured = Template.captured, None
+    try:
+        for training, call in ((True, arguments(4, 9)), (False, {"input_ids": tokens(2, 6)})):
+            expected, found = (model.train(training)(**call) for model in (theirs, ours))
+            same(found.logits.detach(), expected.logits.detach(), "prepared")
+        same(ours(tokens(2, 6)).logits.detach(), expected.logits.detach(), "by position")
+    finally:
+        Template.captured = captured
+    assert len(ours._programs) == 3
+
+
+def test_known_calls_are_prepared(pool):
+    calls = [((), arguments(4, 9)), ((), {"input_ids": tokens(2, 6)}, False)]
+    options: dict[str, Any] = {"cluster": "4xH100", "search": "fsdp", "baselines": (), "fewer_devices": False}
+    with all_double():
+        plan = shardwright.plan(gpt2(), (), arguments(ROWS, LENGTH), also=calls, **options)
+    assert gpt2().training and sum(note.startswith("also input_ids") for note in plan.notes) == 2
+    pool.run(finds_prepared, to_json(plan), seconds=200)
+    with pytest.raises(Infeasible, match=r"input_ids \[4, 9\]"):
+        with_calls(plan, plan.other_graphs(), limit=1e6)

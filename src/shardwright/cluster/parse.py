@@ -7,6 +7,7 @@ was never calibrated says so wherever its prices are shown.
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,7 @@ from shardwright.cluster.hardware import MOST_DEVICES, NEVER_CALIBRATED, Cluster
 from shardwright.cluster.local import local_cluster
 from shardwright.cluster.profile import Profile
 from shardwright.cluster.serial import cluster_from, device_from, link_from, profile_from, read_toml
+from shardwright.cluster.slurm import job_cluster
 from shardwright.errors import ClusterError
 from shardwright.records import shown
 
@@ -99,7 +101,8 @@ def parse_cluster(text: str) -> Cluster:
     """The cluster a user named.
 
     ``8xH200`` is one node of eight, ``16xH200`` two of them (a preset knows how many devices a node has), ``4x8xH200``
-    four nodes of eight, ``local:2`` two processes on this machine's CPU, anything ending in ``.toml`` a file.
+    four nodes of eight, ``local:2`` two processes on this machine's CPU, ``slurm`` what this Slurm job has been given
+    (``slurm:H100`` where Slurm does not say what its GPUs are), anything ending in ``.toml`` a file.
 
     >>> parse_cluster("16xH200").name, len(parse_cluster("16xH200").nodes)
     ('16xH200', 2)
@@ -112,6 +115,8 @@ def parse_cluster(text: str) -> Cluster:
             node = _resolve(path.parent, path.name)
             return Cluster(node.device.name, (node,), node.link)
         return cluster_from(data, path.stem, lambda name: _resolve(path.parent, name))
+    if match := re.fullmatch(r"slurm(?::([A-Za-z].*))?", text, re.IGNORECASE):
+        text = job_cluster(os.environ, match.group(1) or "")
     if match := re.fullmatch(r"local(?::(\d+))?", text):
         return local_cluster(_count(match.group(1) or "1"))
     match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([A-Za-z].*)", text)

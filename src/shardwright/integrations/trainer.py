@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,13 @@ import transformers
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME, can_return_loss, find_labels
 
 from shardwright.errors import RunError
+from shardwright.integrations.one_process import one_process
 from shardwright.runtime import ParallelModule
 from shardwright.runtime.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
 from shardwright.runtime.parts import original_of
 
 SHARDS = "shards"
 """The folder of a checkpoint that holds parameters and optimizer state as every plan can read them."""
-_SEVERAL: tuple[str, ...] = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_SIZE", "PMI_RANK")
-_SEVERAL = (*_SEVERAL, *(f"{mpi}_COMM_WORLD_{what}" for mpi in ("OMPI", "MV2") for what in ("SIZE", "RANK")))
 
 
 class Trainer(transformers.Trainer):
@@ -132,18 +129,6 @@ def _shards(checkpoint: Any) -> Path:
             "parallelize(model, plan, weights=...).",
         )
     return found[-1]
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """Meanwhile the environment does not speak of several processes."""
-    before = {name: os.environ.pop(name) for name in _SEVERAL if name in os.environ}
-    if torch.cuda.is_available() and dist.is_initialized() and dist.get_backend() != "gloo":
-        os.environ.setdefault("ACCELERATE_TORCH_DEVICE", f"cuda:{torch.cuda.current_device()}")  # not the first of all
-    try:
-        yield
-    finally:
-        os.environ.update(before)
 
 
 def as_one_process(args: Any) -> None:

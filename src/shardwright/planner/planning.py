@@ -20,6 +20,7 @@ from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
+from shardwright.planner.also import captured_calls, with_calls
 from shardwright.planner.decided import decided
 from shardwright.planner.glance import deep
 from shardwright.planner.outcomes import ANOTHER, LEAST_UNHIDDEN, Outcome, bounds, search_by_name
@@ -83,6 +84,7 @@ def plan(
     cluster: Cluster | str,
     progress: Progress | None = None,
     reference: str = "",
+    also: Sequence[Any] = (),
     **options: Any,
 ) -> Plan:
     """Find the fastest split of ``model`` over ``cluster``.
@@ -93,6 +95,9 @@ def plan(
         The unmodified module and example inputs (on the meta device if it is large).
     cluster
         A :class:`Cluster` or its name: ``"8xH200"``, ``"4x8xA100-80GB"``, ``"local:2"``, a TOML file.
+    also
+        Other calls that will come, ``(args, kwargs)`` or ``(args, kwargs, training)``: each must fit under the plan, and is
+        prepared for, so that the job does not stop when it first comes.
     options
         The fields of :class:`Options`: ``search="auto"`` searches everything, a baseline's name restricts the search to
         strategies of that kind; ``baselines`` are priced beside the plan found.
@@ -116,7 +121,9 @@ def plan(
     chosen = Options(**options)
     cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     say("capturing the model")
-    return plan_graph(capture(model, args, kwargs), cluster, chosen, progress=say, reference=reference)
+    graph, others = capture(model, args, kwargs), captured_calls(model, also)
+    found = plan_graph(graph, cluster, chosen, progress=say, reference=reference)
+    return with_calls(found, others, chosen.memory_limit)
 
 
 def plan_graph(

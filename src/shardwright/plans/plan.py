@@ -170,6 +170,8 @@ class Plan:
     """Set for plans without a backward pass that were asked for as such."""
     batch_norm: str = "whole"
     """Whose statistics batch norms take: those of the whole batch, or ``per-piece``, those of every micro-batch."""
+    also: tuple[Graph | str, ...] = field(default=(), compare=False)
+    """Other calls that are prepared for; ask :meth:`other_graphs` for them."""
 
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""
@@ -199,6 +201,12 @@ class Plan:
         found = self.captured if isinstance(self.captured, Graph) else unpack(self.captured, trusted=trusted)
         self.check(found)
         return found
+
+    def other_graphs(self, *, trusted: bool = False) -> list[Graph]:
+        """The graphs of the other calls that were prepared (``shardwright.plan(…, also=[…])``)."""
+        from shardwright.plans.packed import unpack
+
+        return [one if isinstance(one, Graph) else unpack(one, trusted=trusted) for one in self.also]
 
     @property
     def devices(self) -> int:

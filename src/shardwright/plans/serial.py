@@ -39,7 +39,7 @@ EARLIER = ("shardwright-plan-1",)
 """Formats that are still read: a plan of format 1 leaves routes and sums to the prices of its cluster."""
 
 
-LINE_BY_LINE = ("candidates", "replicated", "notes", "routes", "nests", "stages", "schedule")
+LINE_BY_LINE = ("candidates", "replicated", "notes", "routes", "nests", "stages", "schedule", "also")
 """Lists whose entries have a line each."""
 
 
@@ -81,6 +81,7 @@ def to_json(plan: Plan) -> str:
         **strategy,
         **pipeline,
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
+        **({"also": [pack(one) if isinstance(one, Graph) else one for one in plan.also]} if plan.also else {}),
         "graph": pack(plan.captured) if isinstance(plan.captured, Graph) else plan.captured,
     }
     return _readable(document)
@@ -144,6 +145,7 @@ class _Document(StrategyText):
     schedule: tuple[str, ...] = ()
     serving: Serving | None = None
     batch_norm: str = WHOLE
+    also: tuple[str | None, ...] = ()
 
 
 def _cluster(data: dict[str, Any]) -> Cluster:
@@ -186,4 +188,5 @@ def _plan(data: _Document, where: str) -> Plan:
         schedule=schedule,
         serving=data.serving,
         batch_norm=data.batch_norm,
+        also=tuple(one for one in data.also if one is not None),
     )

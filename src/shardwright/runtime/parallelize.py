@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,7 @@ def parallelize(
     """
     plan = plan_of_job() if plan is None else plan
     strategy = plan.strategy if isinstance(plan, Plan) else plan
+    update_locally()
     _refuse_shards(model)
     look_at_hooks(model)
     if graph is None:
@@ -166,12 +168,22 @@ def parallelize(
         judged_on=plan.mesh.device if isinstance(plan, Plan) else None,
         original=model,
     )
+    if isinstance(plan, Plan) and compute_dtype is None:  # in another precision a call is captured when it comes
+        _prepare_others(parallel, plan)
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
     profile_if_asked(parallel)
-    update_locally()
     assist_if_asked(parallel)
     return parallel
+
+
+def _prepare_others(parallel: ParallelModule, plan: Plan) -> None:
+    """The programs of calls that the plan knows will come; those that a file may not bring along are captured then."""
+    try:
+        for other in plan.other_graphs():
+            parallel._programs.prepare(other, *example(other))
+    except (PlanError, RunError) as error:
+        logging.getLogger("shardwright").info("%s Calls other than the planned one are captured later.", error.message)
 
 
 def _refuse_options(**given: Any) -> None:

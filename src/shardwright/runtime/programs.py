@@ -33,7 +33,6 @@ from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import agree, common_graph
 from shardwright.runtime.calling import Calling, Form, refuse_other_mode
 from shardwright.runtime.execution import Execution
-from shardwright.runtime.inputs import matched
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import constant
 from shardwright.runtime.template import Template
@@ -165,9 +164,9 @@ class Programs:
         except RunError as difference:
             if calling is None or not again:
                 raise
-            args_, kwargs_ = calling.plainest(args, kwargs)
-            prepared = self._other(args_, kwargs_, modes, difference)
-            inputs = matched(prepared.graph, args_, kwargs_)
+            prepared = self._other(*calling.plainest(args, kwargs), modes, difference)
+            form = Form.of(calling, prepared.graph, args, kwargs, modes)
+            inputs = form.tensors_of(flatten_tree((args, kwargs))[0])
         if calling is not None:
             prepared.learn(Form.of(calling, prepared.graph, args, kwargs, modes))
         if prepared not in self._recent:
@@ -181,7 +180,7 @@ class Programs:
             refuse_other_mode(not self.planned.graph.training, self.planned.graph.training)
 
     def _other(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes, difference: RunError) -> Prepared:
-        key = (modes, *((path, _described(leaf)) for path, leaf in flatten_with_paths((args, kwargs))))
+        key = _key(modes, args, kwargs)
         if key not in self._known:
             started = perf_counter()
             try:
@@ -201,14 +200,31 @@ class Programs:
         return self._known[key]
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes) -> Prepared:
-        planned, template = self.planned, self.around.template
+        template = self.around.template
         assert template is not None
         training = {path: mode for (path, _), mode in zip(self.around.modules, modes, strict=True)}
         graph = common_graph(template.captured(args, kwargs, training))
         agree({"call": fingerprint(graph)})
+        return self._made(graph, backward=torch.is_grad_enabled())
+
+    def prepare(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the program of a call before it comes; its graph was captured when the plan was made."""
+        calling = self.around.calling
+        if calling is None or self.planned.rank.inputs != "whole":
+            return
+        modes = self._modes
+        if graph.training != self.planned.graph.training:
+            modes = (graph.training,) * len(modes)
+        prepared = self._made(graph, backward=graph.training)
+        self._known[_key(modes, *calling.plainest(args, kwargs))] = prepared
+        prepared.learn(Form.of(calling, graph, args, kwargs, modes))
+        self._recent.append(prepared)
+        self._make_room()
+
+    def _made(self, graph: Graph, backward: bool) -> Prepared:
+        planned = self.planned
         place, device = planned.first.flow.place, planned.rank.device
         strategy = carried(planned.graph, planned.strategy, graph)
-        backward = torch.is_grad_enabled()
         try:
             program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
         except LoweringError as error:
@@ -239,6 +255,10 @@ class Programs:
             last = next(p for p in reversed(self._recent) if p is not self.planned)
             self._recent.remove(last)
             self._known = {key: prepared for key, prepared in self._known.items() if prepared is not last}
+
+
+def _key(modes: Modes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return (modes, *((path, _described(leaf)) for path, leaf in flatten_with_paths((args, kwargs))))
 
 
 def _described(leaf: Any) -> Any:

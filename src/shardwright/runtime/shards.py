@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from shardwright._torch_compat import map_tree
 from shardwright.graph import Constant
 from shardwright.operators.rules import Cut, Layout, nested_chunk
 from shardwright.program.binding import Place
@@ -48,6 +49,18 @@ def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[in
         step *= max(extent, 1)
     size = torch.Size(shape)
     return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+
+
+def cut_like(whole: Tensor, like: DTensor) -> DTensor:
+    """This rank's part of a tensor that every rank has whole, lying as another does; nothing is sent."""
+    mesh = like.device_mesh
+    everywhere = DTensor.from_local(whole.detach().to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=like.placements)
+
+
+def whole_tensors(tree: Any) -> Any:
+    """The same containers with whole tensors on the host in place of DTensors; every rank calls this and has them all."""
+    return map_tree(lambda leaf: leaf.full_tensor().detach().cpu() if isinstance(leaf, DTensor) else leaf, tree)
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:

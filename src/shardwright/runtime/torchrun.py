@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardwright.errors import PlanError, RunError
 from shardwright.plans import Plan
+from shardwright.runtime.job import Task, task_of
 
 PLAN_VARIABLE = "SHARDWRIGHT_PLAN"
 # Otherwise the processes of a restarted job find the addresses of the dead ones in the store and cannot connect.
@@ -57,14 +60,44 @@ def _node_count(text: str) -> int:
     return int(digits)
 
 
+def node_options(task: Task, plan: Plan) -> dict[str, object]:
+    """What torchrun is told where a launcher started one task on every node."""
+    if plan.devices % task.count:
+        raise RunError(
+            f"{task.launcher} started {task.count} tasks; the plan is for {plan.devices} processes.",
+            f"Start {plan.devices} tasks (srun --ntasks {plan.devices}), or one on every node "
+            "(srun --ntasks-per-node 1).",
+        )
+    return {"nnodes": str(task.count), "node_rank": task.rank, "rdzv_endpoint": f"{task.address}:{task.port}"}
+
+
+def elastic_options(environment: Mapping[str, str]) -> dict[str, object]:
+    """What Kubernetes' training operator tells torchrun by environment variables (``PET_…``), which ours overrule.
+
+    >>> elastic_options({"PET_RDZV_ENDPOINT": "job-worker-0:23456", "PET_NNODES": "2"})
+    {'nnodes': '2', 'rdzv_endpoint': 'job-worker-0:23456'}
+    """
+    names = {"nnodes": "PET_NNODES", "rdzv_endpoint": "PET_RDZV_ENDPOINT"}
+    return {option: environment[name] for option, name in names.items() if environment.get(name)}
+
+
 def start(plan_file: Path, script: list[str], **options: object) -> None:
     """Run a script under a plan in this process (torchrun's agent); returns when all its processes are done."""
     plan = Plan.load(plan_file)
     if not script or not Path(script[0]).is_file():
         named = script[0] if script else "nothing"
         raise RunError(f"There is no script {named!r}.", "Write: shardwright run plan.json -- script.py arguments")
-    arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
+    task = task_of(os.environ)
     os.environ[PLAN_VARIABLE] = str(plan_file.resolve())
+    if task is not None and task.count == plan.devices:  # one task for every process: this is one of them
+        os.environ.update(task.variables())
+        os.execv(sys.executable, [sys.executable, *script])
+    told = elastic_options(os.environ) if task is None else node_options(task, plan)
+    options = {**told, **{name: value for name, value in options.items() if value is not None}}
+    if task is not None:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of pods; those of processes are torchrun's to set
+            os.environ.pop(name, None)
+    arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
     os.environ.setdefault(*FRESH_STORE)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.devices)))
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -1,0 +1,77 @@
+"""Lightning's Trainer with a parallelized model: the losses of one process, evaluation, checkpoints, resuming."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integrations.test_accelerator import loader
+from runtime.test_optimizers import example, same, strategy_of
+from runtime.workers import device_mesh
+from shardwright.runtime import parallelize
+
+pl = pytest.importorskip("pytorch_lightning")
+
+
+class Module(pl.LightningModule):
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.losses = model, []
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = self.model(batch[0])
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("eval_loss", self.model(batch[0]), batch_size=len(batch[0]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+def fitted(folder: str, model: Any, epochs: int = 2, resume: str | None = None, **kwargs: Any) -> tuple[Any, Module]:
+    module = Module(model)
+    common: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "logger": False, "enable_progress_bar": False}
+    common |= {"enable_model_summary": False, "gradient_clip_val": 0.01, "accumulate_grad_batches": 2}
+    saving = pl.callbacks.ModelCheckpoint(folder, "last", save_top_k=1, monitor=None)
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=[saving], **common | kwargs)
+    trainer.fit(module, loader(28, 0), loader(11, 1), ckpt_path=resume)
+    return trainer, module
+
+
+def lightning(rank: int, folder: str) -> None:
+    from shardwright.integrations.lightning import ShardwrightStrategy
+    from shardwright.integrations.one_process import one_process
+
+    warnings.simplefilter("ignore")
+    model, _, graph = example()
+    theirs = copy.deepcopy(model)
+    with one_process():
+        alone, expected = fitted(f"{folder}/theirs{rank}", theirs)
+
+        def ours(epochs: int, resume: str | None = None) -> tuple[Any, Module, Any]:
+            split = parallelize(model, strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
+            return *fitted(f"{folder}/ours{epochs}", split, epochs, resume, strategy=ShardwrightStrategy()), split
+
+        _, begun, _ = ours(1)
+        trainer, module, split = ours(2, f"{folder}/ours1/last.ckpt")
+    found = begun.losses + module.losses
+    assert found == pytest.approx(expected.losses, rel=1e-9), (found, expected.losses)
+    assert float(trainer.callback_metrics["eval_loss"]) == pytest.approx(
+        float(alone.callback_metrics["eval_loss"]), rel=1e-9
+    )
+    same(split, theirs, "lightning")
+    assert trainer.is_global_zero == (rank == 0)
+    written = torch.load(f"{folder}/ours2/last.ckpt", weights_only=False)["state_dict"]  # what Lightning alone reads
+    torch.testing.assert_close(written["model.up.weight"], theirs.up.weight.detach(), rtol=1e-9, atol=1e-12)
+
+
+def test_the_losses_of_one_process(pool: Any, tmp_path: Path) -> None:
+    pool.run(lightning, str(tmp_path), seconds=200)
