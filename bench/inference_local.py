@@ -25,7 +25,7 @@ CASES: tuple[tuple[str, str, dict[str, int]], ...] = (
     ("GPT-2 small, a text of 128", "hf:gpt2", {"batch": 1, "seq": 128}),
     ("GPT-2 small, next token after 256", "hf:gpt2", {"batch": 1, "cache": 256}),
 )
-SEARCHES = ("auto", "megatron")
+SEARCHES = ("auto",)
 
 
 def serve(cases: list[tuple[str, dict[str, int], str]], calls: int) -> list[tuple[list[float], list[float], float]]:
