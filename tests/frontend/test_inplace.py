@@ -233,3 +233,32 @@ def test_writing_behind_the_back_of_autograd_is_refused() -> None:
     with pytest.raises(CaptureError, match="no_grad") as refusal:
         capture(HiddenWrite(), (torch.randn(4, 6),))
     assert "test_inplace.py" in refusal.value.message
+
+
+class AddedToConstants(Layered):
+    """Position embeddings made without gradients, and learned ones added to them in place (KOSMOS-2.5 does so)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            positions = torch.arange(6.0).sin().expand(4, 6).contiguous()
+        positions += self.linear.weight[0]
+        return self.linear(x) + positions
+
+
+def test_gradients_of_what_is_added_to_constants_in_place() -> None:
+    torch.manual_seed(0)
+    faithful(AddedToConstants(), (torch.randn(4, 6),))
+
+
+class WriteThroughDetach(Layered):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x) * 1
+        other = hidden.detach()
+        other += self.linear(x)
+        return hidden * other
+
+
+def test_writing_through_detach_is_refused() -> None:
+    with pytest.raises(CaptureError, match="writes into a detached tensor") as refusal:
+        capture(WriteThroughDetach(), (torch.randn(4, 6),))
+    assert "test_inplace.py" in refusal.value.message

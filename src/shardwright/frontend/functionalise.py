@@ -56,7 +56,8 @@ def functionalise(program: ExportedProgram) -> ExportedProgram:
 
 
 def _refuse_hidden_writes(program: ExportedProgram) -> None:
-    """Under no_grad, autograd does not see a write into a tensor it tracks: no functional form has those gradients."""
+    """Under no_grad, or through detach(), autograd does not see a write into a tensor it tracks: no functional form has
+    those gradients."""
     tracked: set[Node] = set()
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -73,6 +74,21 @@ def _refuse_hidden_writes(program: ExportedProgram) -> None:
                 )
         elif node.target is not torch.ops.aten.detach.default and tracked & set(node.all_input_nodes):
             tracked.add(node)
+        if any(_detached_from(target) in tracked for target in _written(node)):
+            raise CaptureError(
+                f"The model writes into a detached tensor at {source_of(node)} (module {module_of(node)!r}), and so into one "
+                "that has a gradient, behind the back of autograd.",
+                "Write into a copy: detach().clone().",
+            )
+
+
+def _detached_from(member: Node) -> Node | None:
+    """What a view was taken of, if detach() lies between; writing into the view writes into that too."""
+    detached = False
+    while above := aliased_inputs(member) or _written(member):
+        detached |= member.target is torch.ops.aten.detach.default
+        member = above[0]
+    return member if detached else None
 
 
 def _written(node: Node) -> list[Node]:

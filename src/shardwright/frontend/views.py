@@ -31,7 +31,7 @@ _SCATTERS = {
     aten.select.int: aten.select_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
 }
-_OTHERS = {aten.permute.default, aten.narrow.default}
+_OTHERS = {aten.permute.default, aten.narrow.default, aten.detach.default}
 _PIECES = {"split", "split_with_sizes", "chunk", "tensor_split", "unbind"}
 _TRANSPOSITIONS = {aten.transpose.int, aten.t.default, aten.swapaxes.default, aten.mT.default}
 
@@ -93,6 +93,8 @@ def put_back(graph: Graph, view: Node, base: Node, fresh: Node) -> Node:
         rank = len(args[1])
         order = [dim % rank for dim in args[1]]
         return _call(graph, view, base, aten.permute.default, (fresh, [order.index(dim) for dim in range(rank)]))
+    if target is aten.detach.default:
+        return _call(graph, view, base, aten.detach.default, (fresh,))
     if target in _SCATTERS:
         return _call(graph, view, base, _SCATTERS[target], (base, fresh, *args[1:]))
     if target is aten.narrow.default:
