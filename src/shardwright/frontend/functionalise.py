@@ -76,8 +76,8 @@ def _refuse_hidden_writes(program: ExportedProgram) -> None:
             tracked.add(node)
         if any(_detached_from(target) in tracked for target in _written(node)):
             raise CaptureError(
-                f"The model writes into a detached tensor at {source_of(node)} (module {module_of(node)!r}), and so into one "
-                "that has a gradient, behind the back of autograd.",
+                f"The model writes into a detached tensor at {source_of(node)} (module {module_of(node)!r}), and so into "
+                "one that has a gradient, behind the back of autograd.",
                 "Write into a copy: detach().clone().",
             )
 
