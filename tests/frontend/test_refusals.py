@@ -198,3 +198,24 @@ def test_a_capture_under_autocast_is_refused() -> None:
     ):
         capture(nn.Linear(4, 4), (torch.randn(2, 4),))
     assert "compute_dtype" in str(refusal.value.remedy)
+
+
+class MaskOutsideOfExport(nn.Module):
+    """Hugging Face's LongT5 and Switch make a missing mask in eager mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None and not torch.compiler.is_compiling():
+            mask = torch.ones(x.shape[0])
+        return self.linear(x) * mask[:, None]
+
+
+def test_what_is_missing_in_export_alone_is_to_be_given() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(CaptureError) as refusal:
+        capture(MaskOutsideOfExport(), (x,))
+    assert "optional arguments" in refusal.value.remedy
+    assert capture(MaskOutsideOfExport(), (x, torch.ones(3))).ops

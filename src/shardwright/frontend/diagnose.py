@@ -37,6 +37,12 @@ _CAUSES = (
         "Check the args and kwargs passed to capture.",
     ),
     (
+        r"'NoneType' object",
+        "something is None there that the model makes by itself only outside of torch.export",
+        "Give the optional arguments that it would make (attention_mask, decoder_attention_mask); if it fails eagerly "
+        "too, mend that first.",
+    ),
+    (
         r"[Uu]nsupported|not supported|NotImplementedError|no fake impl|UnsupportedOperator",
         "torch.export does not support something in it",
         "Isolate that part as a custom operator (torch.library.custom_op with register_fake and register_autograd).",
