@@ -6,6 +6,7 @@ once, so this shows what one rank does, not how long it takes.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -137,17 +138,18 @@ def _bytes(tensor: torch.Tensor) -> int:
     return local.numel() * local.itemsize
 
 
-def peak_of(profiler: Any) -> int:
-    """The most bytes that were allocated and not yet freed, of what was allocated under the profiler."""
+def allocated_over(profiler: Any) -> list[int]:
+    """Bytes allocated and not yet freed after every allocation and release, of what was allocated under the profiler."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda e: e["ts"]):
-        total += event["args"]["Bytes"]
-        peak = max(peak, total)
-    return peak
+    return list(itertools.accumulate(event["args"]["Bytes"] for event in sorted(events, key=lambda e: e["ts"])))
+
+
+def peak_of(profiler: Any) -> int:
+    """The most of them."""
+    return max([0, *allocated_over(profiler)])
 
 
 if __name__ == "__main__":

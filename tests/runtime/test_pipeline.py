@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,37 @@ def per_piece(rank: int) -> None:
 
 def test_batch_norm_per_piece_is_one_process_taking_the_pieces_in_turn() -> None:
     POOL.run(per_piece, seconds=240)
+
+
+def delayed(rank: int) -> float:
+    """Rank 0 is late with the end of its passes; when it is through, and when the others have summed their gradients."""
+    model, args, graph = example(8)
+    plan = pipeline_plan(graph, halves(graph, 2), 2, "1f1b", 2, None)
+    parallel = parallelize(model, plan, args, graph=graph)
+    at: list[float] = []
+    if rank == 0:
+        mail = parallel._mail["whole"]
+        finish = mail.finish
+
+        def late() -> None:
+            finish()
+            time.sleep(1.0)
+            at.append(time.time())
+
+        mail.finish = late  # type: ignore[method-assign]
+    else:
+        for part in parallel._parts.values():
+            home = part.executor.bring_home
+
+            def noted(kept: Any, home: Any = home) -> None:
+                home(kept)
+                at.append(time.time())
+
+            part.executor.bring_home = noted  # type: ignore[method-assign]
+    parallel(*args)["loss"].backward()
+    return at[0]
+
+
+def test_the_last_stage_sums_its_gradients_while_the_first_is_still_going_back() -> None:
+    through, _, *summed = POOL.run(delayed, seconds=120)
+    assert max(summed) < through

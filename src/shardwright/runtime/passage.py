@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -58,12 +59,9 @@ class StagePart:
         }
         return StagePart(executor, part, rank, entrances, summing, shares)
 
-    def value(self, tensor: str) -> int:
-        """The number of a value that is handed out."""
-        return self.results[tensor]
-
-    @property
+    @cached_property
     def results(self) -> Mapping[str, int]:
+        """The numbers of the values that are handed out."""
         flow = self.executor.flow
         return {flow.values[o.value].tensor: o.value for o in flow.outputs if isinstance(o, Result)}
 

@@ -32,7 +32,7 @@ from shardwright.program.pipeline import Pipeline, Step
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
-from shardwright.runtime.fetched import Fetched
+from shardwright.runtime.fetched import Fetched, Telling
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
@@ -87,6 +87,7 @@ class PipelineModule(Owning):
         self._anchor = torch.empty(0, requires_grad=True)
         self._waiting: dict[int, KeptBack] = {}
         self._hold = self._met = False
+        self._telling = Telling()
         ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
         self._ties = [tie for tie in ties if tie.group is not None]
         self._output_tree = restored_tree(graph.output_tree)
@@ -127,6 +128,7 @@ class PipelineModule(Owning):
         if not self._met:
             agree({"batch": digest(name.encode() + contents(x) for name, x in inputs.items())})
             self._met = True
+        self._telling.finish()
         given = self._prepared(inputs)
         trained = any(parameter.trainable for parameter in self.graph.parameters)
         if torch.is_grad_enabled() and trained:
@@ -178,7 +180,10 @@ class PipelineModule(Owning):
             ]
             ranks = self._holders[place]
             result = Fetched(mine, exits, join, ranks, meta.shape, getattr(torch, meta.dtype), self._device)
-            yield result.whole() if meta.elements == 1 or self._loss is None else result
+            if passage.keep and place == self._loss:
+                yield result.whole(self._telling)
+            else:
+                yield result.whole() if meta.elements == 1 or self._loss is None else result
 
     def _hand_out(self, passage: Passage, scale: Tensor | None) -> None:
         """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters."""
@@ -201,6 +206,7 @@ class PipelineModule(Owning):
         for tie in self._ties:
             if tie.trained:
                 tie.add_up(self._held(tie.tensor), before[tie.tensor])
+        self._telling.finish()
 
     def _held(self, tensor: str) -> Any:
         place, key = self._home[tensor]
