@@ -141,6 +141,29 @@ def correlation(a: list[float], b: list[float]) -> float:
     return float(np.corrcoef(places(a), places(b))[0, 1])
 
 
+def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fitted constants, and how far predictions are from what was published, in size and in order."""
+    done = [line for line in lines if "predicted" in line]
+    constants = {}
+    for gpu in dict.fromkeys(line["gpu"] for line in done):
+        ratios = [math.log(line["published"] / line["predicted"]) for line in done if line["gpu"] == gpu]
+        constants[gpu] = math.exp(statistics.mean(ratios))
+    errors = [constants[line["gpu"]] * line["predicted"] / line["published"] - 1 for line in done]
+    return {
+        "constants": constants,
+        "mean_error": statistics.mean(map(abs, errors)),
+        "worst_error": max(map(abs, errors)),
+        "rank_correlation": {
+            gpu: correlation(*([x[key] for x in done if x["gpu"] == gpu] for key in ("predicted", "published")))
+            for gpu in constants
+            if sum(x["gpu"] == gpu for x in done) > 2
+        },
+        "rank_correlation_all": correlation(
+            [constants[x["gpu"]] * x["predicted"] for x in done], [x["published"] for x in done]
+        ),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", help="numbers of rows, from 0; all without it")
@@ -161,28 +184,10 @@ def main() -> None:
             line |= priced(row)
         lines.append(line)
         print(json.dumps(line), flush=True)
-    done = [line for line in lines if "predicted" in line]
-    constants = {}
-    for gpu in dict.fromkeys(line["gpu"] for line in done):
-        ratios = [math.log(line["published"] / line["predicted"]) for line in done if line["gpu"] == gpu]
-        constants[gpu] = math.exp(statistics.mean(ratios))
-    errors = [constants[line["gpu"]] * line["predicted"] / line["published"] - 1 for line in done]
-    summary = {
-        "constants": constants,
-        "mean_error": statistics.mean(map(abs, errors)),
-        "worst_error": max(map(abs, errors)),
-        "rank_correlation": {
-            gpu: correlation(*([x[key] for x in done if x["gpu"] == gpu] for key in ("predicted", "published")))
-            for gpu in constants
-            if sum(x["gpu"] == gpu for x in done) > 2
-        },
-        "rank_correlation_all": correlation(
-            [constants[x["gpu"]] * x["predicted"] for x in done], [x["published"] for x in done]
-        ),
-    }
-    print(json.dumps(summary, indent=1))
+    found_out = summary(lines)
+    print(json.dumps(found_out, indent=1))
     if asked.write:
-        WRITTEN.write_text(json.dumps({"rows": lines, **summary}, indent=1) + "\n")
+        WRITTEN.write_text(json.dumps({"rows": lines, **found_out}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
