@@ -85,8 +85,7 @@ class Rank:
 class Execution:
     """A program that can be called."""
 
-    def __init__(self, program: Program, decisions: Decisions, rank: Rank, compiles: bool = False) -> None:
-        """``compiles``: it may be taken by the compiler, which cannot wait for code to be written when it comes."""
+    def __init__(self, program: Program, decisions: Decisions, rank: Rank) -> None:
         self.program, self.decisions, self.rank, self.graph = program, decisions, rank, program.graph
         self.flow = program.flow
         self.executor = Executor(program, rank)
@@ -99,7 +98,7 @@ class Execution:
         values, tensors = self.flow.values, self.graph.tensors
         found = [tensors[values[r.value].tensor] for r in self._results]
         self._has_loss = any(tensor.grad and tensor.elements == 1 for tensor in found)
-        self._whole = emit(self.flow, decisions, rank.line, rank.device) if compiles else None
+        self._whole: torch.nn.Module | None = None
         self._exits = {r.value: departure(self.flow, decisions, r.value, rank.bound) for r in self._results}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
@@ -129,6 +128,7 @@ class Execution:
         for given, leaf in zip(self.graph.inputs, leaves, strict=True):
             if given.tensor is not None:
                 sources.append(self.arguments.part(given.tensor, leaf))
+        self._emitted()
         assert self._whole is not None
         results, changed = self._whole(*sources)
         for (name, _), value in zip(self.flow.mutations, changed, strict=True):
@@ -140,6 +140,12 @@ class Execution:
                 if isinstance(output, Result)
             }
         )
+
+    @torch.compiler.assume_constant_result  # performed, not traced, when the compiler comes by
+    def _emitted(self) -> bool:
+        if self._whole is None:
+            self._whole = emit(self.flow, self.decisions, self.rank.line, self.rank.device)
+        return True
 
     def forward(self, sources: Sequence[Tensor]) -> Run:
         """A forward pass that a backward pass may follow."""

@@ -120,7 +120,7 @@ class ParallelModule(Owning):
             return SameRows(lines, layouts, mesh.mesh, self._device, compare_batches if apart else 0)
 
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        self._planned = Execution(program, decisions, rank, compiles=True)
+        self._planned = Execution(program, decisions, rank)
         self._draws = self._planned.draws
         self._met = False
         self._take_modes(original)
