@@ -40,8 +40,23 @@ def test_a_pipeline_is_planned_and_simulated(
     assert run(monkeypatch, "explain", plan, "--program", "--rank", "1", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["instructions"]
     assert [row["kind"] for row in rows].count("receive") == 4
-    assert run(monkeypatch, "report", plan) == 2
-    assert "pipeline of 2 stages" in capsys.readouterr().err
+    assert run(monkeypatch, "simulate", plan, "--microbatches", "2", "--link-rate", "stages=0.01", "--json") == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["microbatches"] == 2 and other["step_seconds"] != told["step_seconds"]
+    assert run(monkeypatch, "simulate", plan, "--link-rate", "gpu=2") == 2  # stages of one device each
+    assert "'gpu'" in capsys.readouterr().err
+    for suffix in ("svg", "pdf"):
+        drawn = tmp_path / f"plan.{suffix}"
+        assert run(monkeypatch, "report", plan, "-o", str(drawn)) == 0
+        assert b"micro-batch" in drawn.read_bytes()
+    capsys.readouterr()
+    assert run(monkeypatch, "explain", plan, "--json") == 0
+    operators = json.loads(capsys.readouterr().out)["operators"]
+    assert {row["stage"] for row in operators} == {0, 1}
+    assert run(monkeypatch, "explain", plan, operators[0]["operator"], "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["stage"] == 0
+    assert run(monkeypatch, "diff", plan, plan, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["difference_seconds"] == 0
 
 
 @pytest.mark.parametrize(

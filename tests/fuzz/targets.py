@@ -51,17 +51,24 @@ def command(*arguments: str) -> None:
 
 
 @cache
-def _plan() -> tuple[Any, Any]:
-    """A plan's document, without and with its graph opened."""
+def _plan(staged: bool) -> tuple[Any, Any]:
+    """A plan's document (of a pipeline, where it is to be one), and its graph opened."""
+    from shardwright.cluster import parse_cluster
+    from shardwright.frontend import capture
     from shardwright.graph import to_json as graph_json
-    from shardwright.planner import plan
+    from shardwright.planner import Options, Pipelining, plan, plan_pipeline
     from shardwright.plans import to_json
 
     with torch.device("meta"):
         model = torch.nn.Sequential(
             torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8)
         )
-        made = plan(model, (torch.empty(8, 16),), cluster="2xH100", baselines=())
+        if staged:
+            options = Options(search="data-parallel")
+            captured = capture(model, (torch.empty(8, 16),))
+            made = plan_pipeline(captured, parse_cluster("4xH100"), Pipelining(2, 2, "zb-h1"), options)
+        else:
+            made = plan(model, (torch.empty(8, 16),), cluster="2xH100", baselines=())
     document = json.loads(to_json(made))
     document["model"] = "canary.py:build"
     return document, json.loads(graph_json(made.graph()))
@@ -72,14 +79,18 @@ PLAN_COMMANDS = (
     ("explain", "plan.json", "*", "--json"),
     ("explain", "plan.json", "--memory"),
     ("simulate", "plan.json", "--json"),
+    ("simulate", "plan.json", "--microbatches", "4"),
+    ("explain", "plan.json", "--program", "--rank", "1"),
     ("report", "plan.json", "-o", "plan.svg"),
+    ("report", "plan.json", "-o", "plan.html", "--why-seconds", "0.1"),
+    ("diff", "plan.json", "plan.json", "--json"),
     ("plan", "plan.json", "--json", "--time-limit", "1"),
 )
 
 
 def _run_plan(folder: Path, drawn: Any) -> None:
-    inside, changes, tear, which = drawn
-    document, graph = _plan()
+    staged, inside, changes, tear, which = drawn
+    document, graph = _plan(staged)
     (folder / "canary.py").write_text(CANARY)
     if inside:  # deep into the graph, past the checks of the file around it
         from shardwright.graph import fingerprint, from_json
@@ -309,7 +320,10 @@ VERBS = (
     *((verb,) for verb in ("clusters", "explain", "choose", "place", "simulate", "report", "run")),
     *(("clusters", "--json"), ("ops", "--json"), ("plan", "--cluster"), SMALL[:3], ()),
     *((*SMALL, option) for option in ("--memory", "--pin", "--search", "--time-limit", "--batch", "--forbid")),
-    *(("place", "--time-limit"), ("choose", "x.json", "--method"), ("verify", "--steps"), ("calibrate", "--seconds")),
+    *(("place", "--time-limit"), ("choose", "x.json", "--method"), ("verify", "--steps")),
+    ("calibrate", "nowhere", "--seconds"),  # so that a number that means something ends there
+    *((*SMALL, "--stages", "2", option) for option in ("--microbatches", "--schedule", "--cut", "--html")),
+    *((*SMALL, "--stages"), ("schedule", "--stages"), ("schedule", "--microbatches"), ("joint",), ("diff",)),
 )
 
 
@@ -322,7 +336,13 @@ def _run_words(folder: Path, drawn: Any) -> None:
 
 
 TARGETS = (
-    Target("plans", 0.3, st.tuples(st.booleans(), CHANGES, TORN, st.sampled_from(PLAN_COMMANDS)), _run_plan, _plan),
+    Target(
+        "plans",
+        0.3,
+        st.tuples(st.booleans(), st.booleans(), CHANGES, TORN, st.sampled_from(PLAN_COMMANDS)),
+        _run_plan,
+        lambda: [_plan(staged) for staged in (False, True)],
+    ),
     Target(
         "clusters",
         0.15,

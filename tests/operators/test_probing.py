@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import Partial, Shard
 
+from operators.custom import define
 from shardwright import caches
 from shardwright.operators import analyse, probing
 from shardwright.operators.deriving import forget
@@ -74,3 +75,14 @@ def test_random_and_failing_operators_are_replicated_with_a_reason():
     sample = concrete("shardwright_tests.picky.default", (torch.randn(600, 600),))
     rules = probing.probe(sample.op, sample.tensors)
     assert rules.origin == "replicated" and "could not be run" in rules.reason
+
+
+def test_an_operator_that_was_edited_since_is_probed_again():
+    how = {"edited": False}
+
+    define("moody", lambda x: x - x.mean(0) if how["edited"] else 2 * x, ["x"])
+    sample = concrete("shardwright_tests.moody.default", (torch.randn(20, 32),))
+    before = {loop.inputs for loop in probing.probe(sample.op, sample.tensors).loops}
+    how["edited"] = True  # under the same name, with the same schema: the rule on disk no longer holds
+    after = {loop.inputs for loop in probing.probe(sample.op, sample.tensors).loops}
+    assert {(Shard(0),), (Shard(1),)} <= before and (Shard(1),) in after and (Shard(0),) not in after

@@ -93,3 +93,32 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
     yield open_page
     for page in pages:
         page.close()
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait until an expression holds. (Playwright's own waiting evaluates text in the page, which the page forbids.)"""
+    for _ in range(1200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(condition)
+
+
+def number(page: Any, section: str, name: str) -> float:
+    found = page.locator(f'#{section} [data-number="{name}"]').first
+    return float(found.get_attribute("data-value") or found.get_attribute("value"))
+
+
+def set_factors(page: Any, setting: dict[str, float]) -> None:
+    page.click("#what-if .reset")
+    for name, value in setting.items():
+        key = name if name in ("device", "host") else f"link-{name}"
+        page.fill(f"#factor-{key}", repr(value))
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def axe_violations(page: Any) -> list[Any]:
+    """What an automated check of accessibility (axe-core) has against a page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(page).response["violations"]
+    return [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in found]

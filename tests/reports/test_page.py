@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reports.conftest import Planned
+from tests.reports.conftest import Planned, axe_violations, number, set_factors, until
 
 from shardwright.cli import main
 from shardwright.cli.simulate import _document
@@ -32,31 +32,9 @@ SETTINGS = [
 ]
 
 
-def until(page: Any, condition: str) -> None:
-    """Wait until an expression holds. (Playwright's own waiting evaluates text in the page, which the page forbids.)"""
-    for _ in range(1200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(condition)
-
-
 @pytest.fixture(scope="module")
 def text(gpt: Planned) -> str:
     return plan_page(gpt.plan, gpt.graph, price=2.0, why_seconds=5.0)
-
-
-def number(page: Any, section: str, name: str) -> float:
-    found = page.locator(f'#{section} [data-number="{name}"]').first
-    return float(found.get_attribute("data-value") or found.get_attribute("value"))
-
-
-def set_factors(page: Any, setting: dict[str, float]) -> None:
-    page.click("#what-if .reset")
-    for name, value in setting.items():
-        key = name if name in ("device", "host") else f"link-{name}"
-        page.fill(f"#factor-{key}", repr(value))
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def test_the_page_needs_nothing_from_anywhere(text: str) -> None:
@@ -237,9 +215,5 @@ def test_why_names_alternatives_and_the_chosen_one(text: str, opened: Any) -> No
 
 
 def test_no_violation_of_accessibility_rules(text: str, opened: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     for width, theme in ((1280, "light"), (1280, "dark"), (360, "light")):
-        page = opened(text, width, theme).page
-        found = axe.Axe().run(page).response["violations"]
-        told = [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in found]
-        assert not found, told
+        assert axe_violations(opened(text, width, theme).page) == []

@@ -94,7 +94,7 @@ def test_deeper_models_take_little_more_room() -> None:
 def test_what_is_sent_is_what_the_collectives_send(gpt: Planned) -> None:
     mesh = gpt.plan.mesh
     step = rank_steps(gpt.plan, gpt.graph)[0]
-    sent = matrix(flows(step, mesh), mesh)
+    sent = matrix(flows(step.communication, mesh), mesh)
     total = 0.0
     for (kind, axis), (_, size) in step.communication.items():
         p = dict(mesh.names)[axis]

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from lowering.strategies import mesh_with, random_strategy
+from runtime.pipelines import halves, pipeline_plan
 from runtime.workers import device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
@@ -55,6 +56,18 @@ def later_batch(rank: int) -> str:
         x = torch.full((8, 600), float(step))
         parallel(x).sum().backward()
     x[3] += torch.randn(600, generator=torch.Generator().manual_seed(0)) if rank == 3 else 0
+    return refusal(parallel, x)
+
+
+def later_batch_of_a_pipeline(rank: int) -> str:
+    """Every rank of a pipeline is given the whole batch; one of the last stage augments its labels for itself."""
+    model, graph, _ = model_and_strategy()
+    plan = pipeline_plan(graph, halves(graph, 2), 2, "1f1b", each=2)
+    parallel = parallelize(model, plan, (torch.zeros(8, 8),), graph=graph)
+    for step in range(2):
+        x = torch.full((8, 8), float(step))
+        parallel(x).sum().backward()
+    x[1, 2] += 0.1 if rank == 2 else 0
     return refusal(parallel, x)
 
 
@@ -125,6 +138,7 @@ def not_finite(rank: int) -> str:
         (other_model, "model: rank 3 differs"),
         (other_batch, "batch: rank 1 differs"),
         (later_batch, "batch: rank 3 differs"),
+        (later_batch_of_a_pipeline, "batch: rank 2 differs"),
         (later_rows, "batch: rank"),
         (seldom, "batch: ranks 1, 2, 3 differ"),
         (another_state, "random state: rank 2 differs"),

@@ -59,9 +59,17 @@ def test_what_was_saved_is_read(saved) -> None:
 def test_metadata_that_calls_a_function_is_refused_and_calls_nothing(saved, tmp_path: Path, reads: str) -> None:
     folder, model, optimizer = saved
     (folder / ".metadata").write_bytes(pickle.dumps(Call(os.system, f"touch {tmp_path}/ran")))
-    with pytest.raises(RunError, match=r"names posix\.system"):
+    with pytest.raises(RunError, match=r"names 'posix\.system'"):
         load_checkpoint(folder.parent, model, optimizer) if reads == "resume" else load_weights(model, folder)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_name_with_a_line_break_stays_in_one_line(saved) -> None:
+    folder, model, optimizer = saved
+    (folder / ".metadata").write_bytes(b"cpathlib\nPosix\\nath\n.".replace(b"\\n", b"\r"))
+    with pytest.raises(RunError) as raised:
+        load_checkpoint(folder.parent, model, optimizer)
+    assert len(raised.value.message.splitlines()) == 1
 
 
 def test_a_value_that_calls_a_function_is_refused_and_calls_nothing(saved, tmp_path: Path) -> None:

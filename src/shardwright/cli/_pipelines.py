@@ -1,4 +1,4 @@
-"""Stages of a pipeline as a table and as JSON values."""
+"""Stages of a pipeline: what is asked of them on the command line, and what they are as a table and as JSON values."""
 
 from __future__ import annotations
 
@@ -7,12 +7,59 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, seconds_text, table
+from shardwright.records import shown
 
 if TYPE_CHECKING:
     from shardwright.graph import Graph
+    from shardwright.planner import Pipelining
     from shardwright.plans import Plan, Stage
     from shardwright.schedules import Schedule
     from shardwright.simulator import PipelineTimeline
+
+
+MOST = 100_000
+"""Stages and micro-batches that anybody could mean."""
+
+
+def pipelining(
+    stages: str | None, microbatches: str | None, schedule: str, cuts: Sequence[str], norm: str = "whole"
+) -> Pipelining | None:
+    """What the command line asks of a pipeline; refused before any work where it means nothing."""
+    from shardwright.errors import ShardwrightError
+    from shardwright.planner import Pipelining
+    from shardwright.schedules import RECIPES, read_csv
+
+    if norm not in ("whole", "per-piece"):
+        raise ShardwrightError(f"--batch-norm {norm!r} is not known.", "Write whole or per-piece.")
+    if stages == "auto":
+        if microbatches is not None or cuts or schedule != "auto":
+            raise ShardwrightError(
+                "--stages auto chooses micro-batches, cuts and schedule itself.", "Give a number of stages with these."
+            )
+        return None
+    if stages is None and microbatches is None and not cuts:
+        if schedule != "auto":
+            raise ShardwrightError(f"--schedule {schedule} orders the passes of a pipeline.", "Say --stages 4 too.")
+        if norm != "whole":
+            raise ShardwrightError(f"--batch-norm {norm} is about micro-batches.", "Say --microbatches 4 too.")
+        return None
+    if schedule.endswith(".csv"):
+        read_csv(schedule)
+    elif schedule != "auto" and schedule not in RECIPES:
+        raise ShardwrightError(f"There is no schedule {schedule!r}.", f"There are auto, {', '.join(RECIPES)}.")
+    count = _whole("stages", stages) if stages is not None else len(cuts) + 1
+    number = None if microbatches in (None, "auto") else _whole("microbatches", str(microbatches))
+    return Pipelining(count, number, schedule, cuts, norm)
+
+
+def _whole(flag: str, text: str) -> int:
+    from shardwright.errors import ShardwrightError
+
+    if not text.isdecimal():
+        raise ShardwrightError(f"--{flag} {shown(text)} is no number.", f"Write --{flag} 4, or auto.")
+    if len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
+        raise ShardwrightError(f"--{flag} {shown(text)} means nothing.", f"Give a number from 1 to {MOST:,}.")
+    return int(text)
 
 
 def stages_document(stages: Sequence[Stage], microbatches: int, schedule: Schedule | None) -> dict[str, Any]:
@@ -53,15 +100,15 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
     """A simulated step of all ranks."""
     from shardwright.schedules.picture import draw
 
-    p = {"step_seconds": timeline.seconds, "bubble": timeline.bubble}
+    p, timing = {"step_seconds": timeline.seconds, "bubble": timeline.bubble}, timeline.timing
     if as_json:
         print_json(
             {
                 **p,
-                "makespan": timeline.timing.makespan,
+                "makespan": timing.makespan,
                 "peak_bytes": timeline.memory,
                 "sent_bytes": timeline.communication_bytes,
-                **stages_document(plan.stages, plan.microbatches, plan.schedule),
+                **stages_document(plan.stages, timing.schedule.microbatches, timing.schedule),
                 "stage_predictions": [asdict(one) for one in timeline.stages],
             }
         )
@@ -69,12 +116,12 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
     from dataclasses import replace
 
     shown = [replace(stage, prediction=one) for stage, one in zip(plan.stages, timeline.stages, strict=True)]
-    print_stages(shown, plan.schedule)
+    print_stages(shown, timing.schedule)
     console.print(
         f"{plan.model or 'The model'}: {seconds_text(timeline.seconds)} a step, bubble {100 * timeline.bubble:.1f} %, "
         f"{bytes_text(timeline.communication_bytes)} sent to other stages by the busiest rank. Prices: {plan.calibration}."
     )
-    for line in draw(timeline.timing, width):
+    for line in draw(timing, width):
         console.print(line, soft_wrap=True, highlight=False)
 
 
@@ -96,5 +143,5 @@ def explain_stages(plan: Plan, graph: Graph, memory: bool, as_json: bool) -> Non
         print_json({"stages": rows, "memory_curves": curves})
         return
     heads = ["stage", "at rest", "gradients", "held per micro-batch", "more inside a pass", "peak of its ranks"]
-    shown = [[str(row["stage"]), *(bytes_text(size) for key, size in row.items() if key != "stage")] for row in rows]
-    table("Memory of a pipeline, bytes on one rank", heads, shown)
+    cells = [[str(row["stage"]), *(bytes_text(size) for key, size in row.items() if key != "stage")] for row in rows]
+    table("Memory of a pipeline, bytes on one rank", heads, cells)

@@ -26,19 +26,12 @@ TrustOption = Annotated[
 ]
 
 
-def load_with_graph(
-    path: Path, model: str | None = None, trust: bool = False, *, stages: bool = False
-) -> tuple[Plan, Graph]:
-    """A plan and its graph, checked against each other; ``stages``: a plan with stages will do."""
+def load_with_graph(path: Path, model: str | None = None, trust: bool = False) -> tuple[Plan, Graph]:
+    """A plan and its graph, checked against each other."""
     from shardwright.frontend import capture
     from shardwright.plans import Plan
 
     plan = Plan.load(path)
-    if plan.stages and not stages:
-        raise PlanError(
-            f"{str(path)!r} is a pipeline of {len(plan.stages)} stages, which this command does not show.",
-            "Look at it with shardwright simulate, or explain --program.",
-        )
     if model is None and not (trust and plan.model) and (plan.captured is not None or not plan.model):
         return plan, plan.graph(trusted=trust)
     resolved = build_model(plan, model, trust)

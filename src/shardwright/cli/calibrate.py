@@ -12,6 +12,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from shardwright.cli._checks import check_numbers
 
+MOST_SECONDS = 3600.0
+
 
 def calibrate(
     target: str = typer.Argument(
@@ -28,9 +30,15 @@ def calibrate(
     [bold]torchrun … -m shardwright calibrate hosts -o cluster.toml[/bold] (one process a host) measures CPUs and network.
     """
     from shardwright.cluster.calibrate import run
+    from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
 
     check_numbers(seconds=seconds)
+    if seconds > MOST_SECONDS:
+        raise ShardwrightError(
+            f"--seconds {seconds:g} would calibrate for more than {MOST_SECONDS:g} s.",
+            "150 s are enough on every machine.",
+        )
     check_writable(output, raw)
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), Bar(), TimeElapsedColumn())

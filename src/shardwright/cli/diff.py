@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
-from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
+from shardwright.cli._show import bytes_text, console, print_json, progress, seconds_text, table
 
 SHOWN = 8
 """Decisions in the table; ``--json`` has all of them."""
@@ -46,9 +46,8 @@ def diff(
         return
     steps = found.steps
     told = [
-        f"{name}: {seconds_text(step.seconds)} a step, {bytes_text(step.memory.peak)} a device, "
-        f"{mesh_text(plan.strategy.axes)}"
-        for name, step, plan in zip(names, steps, (one, other), strict=True)
+        f"{name}: {seconds_text(side.seconds)} a step, {bytes_text(side.peak_bytes)} a device, {side.shape}"
+        for name, side in zip(names, steps, strict=True)
     ]
     console.print("\n".join(told))
     rows = [

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardwright.cli._checks import check_numbers
-from shardwright.cli._pipelines import print_stages, stages_document
+from shardwright.cli._pipelines import pipelining, print_stages, stages_document
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._serving import check_serving, print_serving
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
@@ -156,12 +156,10 @@ def plan(
         recompute=recompute,
         fewer_devices=not all_devices,
     )
-    asked = _pipelining(stages, microbatches, schedule, cut or [], batch_norm)
-    if asked is not None and (
-        frontier or html is not None or devices is not None or max_batch or len(cluster or ()) > 1
-    ):
+    asked = pipelining(stages, microbatches, schedule, cut or [], batch_norm)
+    if asked is not None and (frontier or devices is not None or max_batch or len(cluster or ()) > 1):
         raise ShardwrightError(
-            "--frontier, --html, --devices, --max-batch and a second --cluster know no pipelines.",
+            "--frontier, --devices, --max-batch and a second --cluster know no pipelines.",
             "Leave them out, or plan without --stages.",
         )
     check_writable(output, html)
@@ -226,8 +224,6 @@ def plan(
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
     if output is not None:
         found.save(output)
-    if html is not None and found.stages:
-        raise ShardwrightError("The page shows plans on one mesh; this one has stages.", "Leave --html out.")
     if html is not None:
         from shardwright.reports import plan_page
 
@@ -255,35 +251,6 @@ def plan(
     for path in (output, html):
         if path is not None:
             console.print(f"written to {path}")
-
-
-def _pipelining(stages: str | None, microbatches: str | None, schedule: str, cuts: list[str], norm: str) -> Any:
-    """What is asked of a pipeline; nothing where none is."""
-    from shardwright.errors import ShardwrightError
-    from shardwright.planner import Pipelining
-
-    if norm not in ("whole", "per-piece"):
-        raise ShardwrightError(f"--batch-norm {norm!r} is not known.", "Write whole or per-piece.")
-    if stages == "auto" and (microbatches is not None or cuts or schedule != "auto"):
-        raise ShardwrightError(
-            "--stages auto chooses micro-batches, cuts and schedule itself.", "Give a number of stages with these."
-        )
-    if stages not in (None, "auto") and not (stages or "").isdecimal():
-        raise ShardwrightError(f"--stages {stages!r} is no number.", "Write --stages 4, or auto.")
-    if stages == "auto":
-        return None
-    if stages is None and microbatches is None and not cuts:
-        if schedule != "auto":
-            raise ShardwrightError(f"--schedule {schedule} orders the passes of a pipeline.", "Say --stages 4 too.")
-        if norm != "whole":
-            raise ShardwrightError(f"--batch-norm {norm} is about micro-batches.", "Say --microbatches 4 too.")
-        return None
-    if microbatches is not None and microbatches != "auto" and not microbatches.isdecimal():
-        raise ShardwrightError(f"--microbatches {microbatches!r} is no number.", "Write --microbatches 16, or auto.")
-    count = int(stages) if stages is not None else len(cuts) + 1
-    check_numbers(stages=count)
-    number = int(microbatches) if microbatches not in (None, "auto") else None
-    return Pipelining(count, number, schedule, cuts, norm)
 
 
 def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say: Any) -> list[dict[str, Any]]:

@@ -23,10 +23,15 @@ def simulate(
     trust: TrustOption = False,
     link_rate: Annotated[
         list[str] | None,
-        typer.Option(help="AXIS=FACTOR: what if that axis' link were so many times as fast (repeatable)"),
+        typer.Option(
+            help="AXIS=FACTOR: what if that axis' link (of a pipeline also: stages) were so many times as fast"
+        ),
     ] = None,
     device_speed: Annotated[float, typer.Option(help="What if devices computed so many times as fast")] = 1.0,
     host_speed: Annotated[float, typer.Option(help="What if the host issued so many times as fast")] = 1.0,
+    microbatches: Annotated[
+        int | None, typer.Option(help="What if a pipeline had so many micro-batches", min=1)
+    ] = None,
     width: Annotated[int, typer.Option(help="Characters of the drawing of a pipeline")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -35,6 +40,8 @@ def simulate(
     Example: shardwright simulate plan.json --trace trace.json
 
     What if the links inside nodes were half as fast: shardwright simulate plan.json --link-rate gpu=0.5
+
+    A pipeline with other micro-batches: shardwright simulate plan.json --microbatches 32 --link-rate stages=0.5
     """
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable
@@ -46,13 +53,19 @@ def simulate(
     asked = WhatIf(_factors(link_rate or []), device_speed, host_speed)
     with progress(as_json) as say:
         say("reading the plan")
-        loaded, graph = load_with_graph(plan, model, trust, stages=True)
+        loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
-        if loaded.stages and asked.changes:
-            raise ShardwrightError("Other speeds are not asked of a pipeline.", "Change the cluster and plan again.")
-        asked.check(loaded.mesh)
-        passes = simulate_plan_pipeline(loaded, graph) if loaded.stages else None
-        timeline = simulate_plan(loaded, graph, what_if=asked) if passes is None else None
+        passes = timeline = None
+        if loaded.stages:
+            passes = simulate_plan_pipeline(loaded, graph, what_if=asked, microbatches=microbatches)
+        elif microbatches not in (None, 1):
+            raise ShardwrightError(
+                f"The plan has no stages, and so no {microbatches} micro-batches.",
+                f"Plan that: shardwright plan … --stages 1 --microbatches {microbatches}.",
+            )
+        else:
+            asked.check(loaded.mesh)
+            timeline = simulate_plan(loaded, graph, what_if=asked)
     if passes is not None:
         if trace is not None:
             write_passes(passes, trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,10 +28,22 @@ def tour(
 
     Example: shardwright tour
     """
+    from shardwright.cluster import parse_cluster
     from shardwright.errors import ShardwrightError
+    from shardwright.zoo.reference import resolve
 
-    def ask(question: str, suggested: str, given: str | None) -> str:
-        return given or (suggested if yes else str(typer.prompt(question, default=suggested)))
+    def ask(question: str, suggested: str, given: str | None, check: Callable[[str], object]) -> str:
+        """What was given, or an answer that means something: others are explained, and asked for again."""
+        if given or yes:
+            return given or suggested
+        while True:
+            answer = str(typer.prompt(question, default=suggested)).strip()
+            try:
+                check(answer)
+            except ShardwrightError as problem:
+                console.print(f"{problem.message}\n  {problem.remedy}", highlight=False, markup=False)
+            else:
+                return answer
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,8 +56,8 @@ def tour(
         "have.\nA model is a name of the zoo (shardwright models), hf:CONFIG, or your own: file.py:function, where the "
         "function returns (module, args, kwargs)."
     )
-    reference = ask("Which model", SMALL, model)
-    target = ask("Which cluster", "8xH100", cluster)
+    reference = ask("Which model", SMALL, model, resolve)
+    target = ask("Which cluster", "8xH100", cluster, parse_cluster)
     written = folder / "plan.json"
     _says(f"shardwright plan {reference} --cluster {target} -o {written}")
     plan_command(model=reference, cluster=[target], output=written)

@@ -5,12 +5,15 @@ every event belongs to a decision: how a module is split, where parameters rest 
 update each rank does. So the seconds of all decisions add up to the step, and their differences to the difference of two
 plans, also where their meshes differ. Where the meshes agree, the second plan is simulated once more with each decision
 taken over from the first alone.
+
+Of a pipeline it is the device that ends the step whose seconds are told apart: its passes by the events that decide each of
+them, what follows the last one, and its bubbles.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,12 +26,15 @@ from shardwright.plans import Plan
 from shardwright.plans.serial import layout_text
 from shardwright.reports.chain import computes, deciding_chain
 from shardwright.reports.cuts import cut_of
+from shardwright.reports.pipelined import Piped
+from shardwright.reports.sides import Side
 from shardwright.reports.splitting import NUMBERED
-from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, RankStep, rank_steps
+from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, RankStep
 from shardwright.search.labels import Labels
 from shardwright.simulator import simulate
 
 RESTING, UPDATE, HOST = "parameters and gradients", "optimizer update", "issuing by the host"
+STAGES = "stages and micro-batches"
 HEAVY = ("matmul", "convolution", "attention", "recurrent", "gather")
 """Kinds of operators whose cuts stand for those of their module."""
 
@@ -68,7 +74,7 @@ class Difference:
     first: Plan
     second: Plan
     decisions: tuple[Decision, ...]
-    steps: tuple[RankStep, RankStep]
+    steps: tuple[Side, Side]
 
     @property
     def seconds(self) -> float:
@@ -78,8 +84,9 @@ class Difference:
         """What ``shardwright diff --json`` prints."""
         return {
             "step_seconds": [step.seconds for step in self.steps],
-            "memory_bytes": [step.memory.peak for step in self.steps],
+            "memory_bytes": [step.peak_bytes for step in self.steps],
             "mesh": [plan.strategy.axes for plan in (self.first, self.second)],
+            "shape": [step.shape for step in self.steps],
             "difference_seconds": self.seconds,
             "decisions": [{**asdict(d), "difference": d.difference, "differs": d.differs} for d in self.decisions],
         }
@@ -103,17 +110,17 @@ def compare(first: Plan, second: Plan, graph: Graph) -> Difference:
             f"The plans are for different models: {first.signature.difference(second.signature)}.",
             "Compare plans of one model, batch and sequence length.",
         )
-    described = describe_graph(graph)
-    one, other = rank_steps(first, graph)[0], rank_steps(second, graph)[0]
-    mine, theirs = _by_decision(one), _by_decision(other)
+    sides = (Side.of(first, graph), Side.of(second, graph))
+    mine, theirs = (_by_decision(side) for side in sides)
+    words = [_wording(side) for side in sides]
     decisions = []
     for what in dict.fromkeys((*mine, *theirs)):
         a, b = mine.get(what, {}), theirs.get(what, {})
-        words = [_words(what, plan, graph, described.rules, described.labels) for plan in (first, second)]
+        said = [word(what) for word in words]
         parts = {part: b.get(part, 0.0) - a.get(part, 0.0) for part in dict.fromkeys((*a, *b))}
-        decisions.append(Decision(what, words[0], words[1], sum(a.values()), sum(b.values()), parts))
+        decisions.append(Decision(what, said[0], said[1], sum(a.values()), sum(b.values()), parts))
     decisions.sort(key=lambda d: -abs(d.difference))
-    return Difference(first, second, _alone(decisions, first, second, graph), (one, other))
+    return Difference(first, second, _alone(decisions, first, second, graph), sides)
 
 
 def family(module: str) -> str:
@@ -127,14 +134,67 @@ def family(module: str) -> str:
     return ".".join(parts[: stars[-1] + 2 if stars else 1]) or "the model itself"
 
 
-def _by_decision(step: RankStep) -> dict[str, dict[str, float]]:
+def _by_decision(side: Side) -> dict[str, dict[str, float]]:
     """Decision → what its seconds are made of → seconds of the step."""
     found: dict[str, dict[str, float]] = {}
-    for link in deciding_chain(step):
-        what, part = (HOST, "issuing") if link.issuing else _decision(link.event, step)
+
+    def note(what: str, part: str, seconds: float) -> None:
         parts = found.setdefault(what, {})
-        parts[part] = parts.get(part, 0.0) + link.seconds
+        parts[part] = parts.get(part, 0.0) + seconds
+
+    def note_chain(step: RankStep, times: float = 1.0) -> None:
+        for link in deciding_chain(step):
+            what, part = (HOST, "issuing") if link.issuing else _decision(link.event, step)
+            note(what, part, times * link.seconds)
+
+    if side.step is not None:
+        note_chain(side.step)
+        return found
+    piped = side.piped
+    assert piped is not None
+    timeline, device = piped.timeline, piped.last
+    sizes, played = timeline.pipeline.micro.sizes, timeline.played
+    spent: dict[tuple[int, int], float] = {}
+    order = timeline.timing.schedule.orders[device]
+    for action, start, end in zip(order, played.starts[device], played.ends[device], strict=True):
+        key = action.stage, sizes[action.microbatch]
+        spent[key] = spent.get(key, 0.0) + end - start
+    for (stage, size), seconds in spent.items():
+        alone = piped.inside(stage, size)
+        note_chain(alone, seconds / alone.seconds if alone.seconds else 0.0)
+    closing = played.closing[device].busy
+    _note_closing(piped, device, closing, note)
+    note(STAGES, "bubbles", timeline.seconds - sum(spent.values()) - closing)
     return found
+
+
+def _note_closing(piped: Piped, device: int, closing: float, note: Callable[[str, str, float], None]) -> None:
+    """What follows the last backward pass: its seconds, shared out by the events of it."""
+    found: list[tuple[str, str, float]] = []
+    for stage in piped.stages(device):
+        step, home = piped.steps[stage], piped.timeline.times[stage, piped.largest].events.home
+        events = (step.events[number] for number in sorted(home))
+        found += [(*_decision(event, step), event.seconds) for event in events if event.seconds]
+    total = sum(seconds for *_, seconds in found)
+    for what, part, seconds in found:
+        note(what, part, closing * seconds / total)
+    if not found:
+        note(HOST, "issuing", closing)
+
+
+def _wording(side: Side) -> Callable[[str], str]:
+    """Decision → this plan's, as a phrase."""
+    plan, graph = side.looked_at()
+    described = describe_graph(graph)
+
+    def words(what: str) -> str:
+        if what == STAGES:
+            return side.shape if side.plan.stages else "one mesh, the batch in one go"
+        if what == HOST:
+            return f"{side.plan.devices} devices"
+        return _words(what, plan, graph, described.rules, described.labels)
+
+    return words
 
 
 def _decision(event: Event, step: RankStep) -> tuple[str, str]:
@@ -158,11 +218,11 @@ def _decision(event: Event, step: RankStep) -> tuple[str, str]:
 def _words(what: str, plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> str:
     """A plan's decision as a phrase."""
     strategy = plan.strategy
-    if what == HOST:
-        return f"{plan.strategy.devices} devices"
     if what in (RESTING, UPDATE):
         return _resting_words(strategy, graph)
     ops = [op for op in graph.ops if family(op.module) == what]
+    if not ops:
+        return "on other ranks"
     heavy = [op for op in ops if rules[op.name].kind in HEAVY] or ops
     kinds = [
         Counter(cut_of(strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {})) for op in heavy)
@@ -192,7 +252,8 @@ def _resting_words(strategy: Strategy, graph: Graph) -> str:
 
 
 def _alone(decisions: list[Decision], first: Plan, second: Plan, graph: Graph) -> tuple[Decision, ...]:
-    if first.strategy.axes != second.strategy.axes or first.cluster != second.cluster:
+    staged = first.stages or second.stages
+    if staged or first.strategy.axes != second.strategy.axes or first.cluster != second.cluster:
         return tuple(decisions)
     tried, left = [], ALONE
     for decision in decisions:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from shardwright.reports.diff import Decision, Difference
 from shardwright.reports.html import asset, card, data, escape, table
 from shardwright.reports.packing import packed_step
 from shardwright.reports.page import document
+from shardwright.reports.pipelined import packed_pipeline
+from shardwright.reports.sides import Side
 from shardwright.units import bytes_text, seconds_text
 
 SECTIONS = {"glance": "At a glance", "decisions": "What differs", "timeline": "Both timelines"}
@@ -17,8 +20,8 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
     """The page of a comparison; ``names`` are what to call the two plans."""
     one, other = found.steps
     cards = [
-        card(name, data(f"step {place}", step.seconds, seconds_text(step.seconds)), _under(step, plan))
-        for place, (name, step, plan) in enumerate(zip(names, found.steps, (found.first, found.second), strict=True))
+        card(name, data(f"step {place}", step.seconds, seconds_text(step.seconds)), _under(step))
+        for place, (name, step) in enumerate(zip(names, found.steps, strict=True))
     ]
     ratio = other.seconds / one.seconds if one.seconds else 0.0
     cards.append(card("second against first", f"{ratio:.3g} ×", signed(found.seconds)))
@@ -39,7 +42,8 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
     content = {
         "glance": f'<div class="cards">{"".join(cards)}</div><p class="hint">{escape(headline(found))}</p>',
         "decisions": '<p class="hint">Every instant of a step belongs to one event of the chain that decides it, and every '
-        "event to a decision: the differences add up to that of the steps.</p>"
+        "event to a decision (of a pipeline: on the device that ends the step, and its bubbles are a decision too): the "
+        "differences add up to that of the steps.</p>"
         + table("Decisions, the largest difference first", columns, rows),
         "timeline": asset("timeline.html"),
     }
@@ -47,7 +51,7 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
         f'<section id="{name}" aria-labelledby="h-{name}"><h2 id="h-{name}">{title}</h2>{content[name]}</section>'
         for name, title in SECTIONS.items()
     )
-    carried = {"plans": [{"name": n, "step": packed_step(s)} for n, s in zip(names, found.steps, strict=True)]}
+    carried = {"plans": [{"name": n, **_packed(side)} for n, side in zip(names, found.steps, strict=True)]}
     title = f"{names[0]} and {names[1]}: {found.first.model or 'model'} on {found.first.cluster.name}"
     return document(title, "two plans side by side", SECTIONS, body, carried)
 
@@ -79,10 +83,13 @@ def headline(found: Difference) -> str:
     return f"The decisions that make the difference: {said}." if telling else "Both plans decide the same."
 
 
-def _under(step: object, plan: object) -> str:
-    from shardwright.plans import Plan
-    from shardwright.reports.steps import RankStep
+def _under(side: Side) -> str:
+    return f"{escape(side.shape)}, {bytes_text(side.peak_bytes)} a device"
 
-    assert isinstance(step, RankStep) and isinstance(plan, Plan)
-    axes = " × ".join(f"{name} {size}" for name, size in plan.strategy.axes)
-    return f"{escape(axes)}, {bytes_text(step.memory.peak)} a device"
+
+def _packed(side: Side) -> dict[str, Any]:
+    """What the page's timeline is drawn from."""
+    if side.step is not None:
+        return {"step": packed_step(side.step)}
+    assert side.piped is not None
+    return {"pipeline": packed_pipeline(side.piped)}

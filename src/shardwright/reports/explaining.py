@@ -16,6 +16,7 @@ from shardwright.operators.rules import OpRules, Window, input_layouts, output_l
 from shardwright.planner.restate import restate
 from shardwright.plans import Plan
 from shardwright.plans.serial import layout_text, placement_text
+from shardwright.reports.pipelined import stage_plans
 from shardwright.search.alternatives import alternatives
 from shardwright.search.limits import limit_of
 from shardwright.units import bytes_text
@@ -41,7 +42,16 @@ def explain(plan: Plan, operator: str | None = None, *, graph: Graph | None = No
 
 
 def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
-    """Every decision once: operators and parameters of repeated blocks stand for the first block."""
+    """Every decision once: operators and parameters of repeated blocks stand for the first block, stage by stage."""
+    if plan.stages:
+        parts = [explained_plan(*part) for part in stage_plans(plan, graph)]
+        return {
+            "operators": [{**row, "stage": n} for n, part in enumerate(parts) for row in part["operators"]],
+            "parameters": [{**row, "stage": n} for n, part in enumerate(parts) for row in part["parameters"]],
+            "replicated": plan.replicated,
+            "binding": binding(plan),
+            "asked": vars(plan.asked),
+        }
     standing = representatives(graph)
     alike = {op.name: plan.strategy.splits[op.name] == plan.strategy.splits[standing[op.name]] for op in graph.ops}
     times: dict[str, int] = {}
@@ -71,16 +81,25 @@ def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
     }
 
 
+def _matches(graph: Graph, pattern: str) -> list[Op]:
+    return [op for op in graph.ops if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern)]
+
+
 def matching(graph: Graph, pattern: str) -> list[Op]:
     """The operators that a name, a module path or a pattern means."""
-    found = [op for op in graph.ops if fnmatchcase(op.name, pattern) or fnmatchcase(op.module, pattern)]
+    found = _matches(graph, pattern)
     if not found:
         raise ShardwrightError(f"No operator or module matches {pattern!r}.", "`shardwright explain PLAN` lists them.")
     return found
 
 
 def explained_operators(plan: Plan, graph: Graph, pattern: str) -> list[dict[str, Any]]:
-    """Operators with their splits, their costs, the next-best options and their totals."""
+    """Operators with their splits, their costs, the next-best options and their totals; of a pipeline, in their stage."""
+    if plan.stages:
+        matching(graph, pattern)
+        parts = [(n, *part) for n, part in enumerate(stage_plans(plan, graph)) if _matches(part[1], pattern)]
+        rows = [{**row, "stage": n} for n, one, part in parts for row in explained_operators(one, part, pattern)]
+        return rows[:MOST]
     found = matching(graph, pattern)
     stated = restate(plan, graph)
     choice = stated.choice(plan.strategy)

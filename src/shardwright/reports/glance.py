@@ -67,31 +67,44 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
     ]
     if work is not None:
         per_second = work.count / p.step_seconds
-        below = f"{work.count:,} {work.unit} a step on {plan.strategy.devices} devices"
+        below = f"{work.count:,} {work.unit} a step on {plan.devices} devices"
         cards.append(card(f"{work.unit} a second", data("rate", per_second, rate_text(per_second)), below))
         if price is not None:
-            cost = price * plan.strategy.devices * p.step_seconds / 3600 / work.count * 1e6
+            cost = price * plan.devices * p.step_seconds / 3600 / work.count * 1e6
             below = f"at {price:g} for a device and hour"
             cards.append(card(f"cost of a million {work.unit}", data("cost", cost, f"{cost:.3g}"), below))
+    if plan.stages:
+        idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
+        below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
+        cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))
     cards.append(
         card("how good it provably is", _quality(plan), f"{escape(proof.scope)}; planned in {proof.seconds:.1f} s")
     )
     return f'<div class="cards">{"".join(cards)}</div>{race(plan)}'
 
 
+def _busy(plan: Plan) -> list[float]:
+    return [stage.prediction.busy_seconds for stage in plan.stages if stage.prediction is not None]
+
+
 def _quality(plan: Plan) -> str:
-    proof = plan.proof
+    """How far the step (where that is bounded) or else the sum of seconds can be from the best there is."""
+    proof, step = plan.proof, plan.prediction.step_seconds
+    if proof.step_bound:
+        return f"step within {100 * max(1.0 - proof.step_bound / step, 0.0):.2g} %" if step else "optimal"
+    if not proof.lower_bound:
+        return "nothing proved"
     return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g} %"
 
 
 def race(plan: Plan) -> str:
     """Bars of the step time of every candidate; the hatched end is exposed communication, the dashed line the bound."""
     told = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
-    longest = max([plan.prediction.step_seconds, plan.proof.lower_bound, *told])
+    longest = max([plan.prediction.step_seconds, plan.proof.lower_bound, plan.proof.step_bound, *told])
     rows = []
     for candidate in plan.candidates:
         name, p = candidate_name(plan, candidate), candidate.prediction
-        ours = candidate.name == plan.search
+        ours = is_ours(plan, candidate)
         who = f'<div class="who{" ours" if ours else ""}">{escape(name)}</div>'
         if p is None:
             rows.append(f'{who}<div class="lane"><span class="note">{escape(candidate.note)}</span></div>')
@@ -112,20 +125,47 @@ def race(plan: Plan) -> str:
     return f'<div class="race">{"".join(rows)}</div><p class="hint">{said} {_bound_said(plan)}</p>'
 
 
+def is_ours(plan: Plan, candidate: Candidate) -> bool:
+    """Whether a row of the comparison is the plan itself."""
+    rows = [c.name for c in plan.candidates]
+    if plan.search in rows:
+        return candidate.name == plan.search
+    return candidate.name == ("auto" if "auto" in rows else f"{_order(plan)}, {plan.microbatches} micro-batches")
+
+
+def _order(plan: Plan) -> str:
+    known = [c.name.split(",")[0] for c in plan.candidates if c.name.endswith(f", {plan.microbatches} micro-batches")]
+    return known[0] if known else ""
+
+
 def _bound(plan: Plan, longest: float) -> str:
-    """The proved bound as a line of the race; it is about what the search minimises, which the sentence below says."""
-    bound = plan.proof.lower_bound
-    note = data("lower_bound", bound, f"{seconds_text(bound)}, the smallest sum of seconds there can be")
-    return (
-        '<div class="who">proved bound</div><div class="lane">'
-        f'<span class="bound" style="width:{100 * bound / longest:.2f}%"></span><span class="note">{note}</span></div>'
+    """The proved bounds as lines of the race: on the step, and on the sum of seconds that the search minimises."""
+    proof = plan.proof
+    lines = [
+        ("proved: no step is shorter", "step_bound", proof.step_bound, seconds_text(proof.step_bound)),
+        (
+            "proved bound",
+            "lower_bound",
+            proof.lower_bound,
+            f"{seconds_text(proof.lower_bound)}, the smallest sum of seconds",
+        ),
+    ]
+    return "".join(
+        f'<div class="who">{who}</div><div class="lane">'
+        f'<span class="bound" style="width:{100 * bound / longest:.2f}%"></span>'
+        f'<span class="note">{data(name, bound, note)}</span></div>'
+        for who, name, bound, note in lines
+        if bound
     )
 
 
 def _bound_said(plan: Plan) -> str:
+    proof = plan.proof
+    if not proof.lower_bound:
+        return f"The bound holds over {escape(proof.scope)}."
     return (
-        f"The bound is on what the search minimises: {escape(plan.proof.scope)}. The best sum found is "
-        f"{seconds_text(plan.proof.cost)}; overlap makes a step shorter than its sum."
+        f"The bound on sums is on what the search minimises: {escape(proof.scope)}. The best sum found is "
+        f"{seconds_text(proof.cost)}; overlap makes a step shorter than its sum."
     )
 
 

@@ -46,14 +46,14 @@ def card(label: str, big: str, below: str = "") -> str:
     return f'<div class="card"><span class="label">{escape(label)}</span><span class="big">{big}</span>{under}</div>'
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column heads its rows; cells are HTML."""
+def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, tight: bool = False) -> str:
+    """A table whose first column heads its rows; cells are HTML. ``tight``: short cells, none of them is ever broken."""
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>' for first, *rest in rows
     )
-    label = escape(caption, quote=True)
+    label, look = escape(caption, quote=True), ' class="tight"' if tight else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table{look}>'
+        f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

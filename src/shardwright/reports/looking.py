@@ -8,19 +8,18 @@ from shardwright.errors import ShardwrightError
 from shardwright.files import check_writable, write
 from shardwright.graph import Graph
 from shardwright.plans import Plan
-from shardwright.simulator import Timeline
-from shardwright.simulator import simulate as simulate_graph
+from shardwright.simulator import PipelineTimeline, Timeline, simulate_plan, simulate_plan_pipeline
 
 KINDS = (".html", ".svg", ".pdf")
 
 
-def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline:
-    """One training step of a plan in simulation.
+def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline | PipelineTimeline:
+    """One training step of a plan in simulation: of one rank, or, where the plan has stages, of all devices.
 
     >>> shardwright.simulate(plan).seconds                                        # doctest: +SKIP
     """
     graph = plan.graph() if graph is None else graph
-    return simulate_graph(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer)
+    return simulate_plan_pipeline(plan, graph) if plan.stages else simulate_plan(plan, graph)
 
 
 def report(plan: Plan, path: str | Path, *, graph: Graph | None = None) -> None:

@@ -7,7 +7,7 @@ from shardwright.plans import Plan
 from shardwright.reports.glance import glance, work_of
 from shardwright.reports.html import asset, escape, table
 
-ROW, REST = 32, 480
+ROW, REST = 32, 560
 """Points a line of the race takes, and everything else."""
 
 
@@ -22,6 +22,8 @@ def notebook_html(plan: Plan) -> str:
     except ShardwrightError:
         work = None  # a plan that holds no graph knows no tokens
     axes = " × ".join(f"{name} {size}" for name, size in plan.strategy.axes)
+    if plan.stages:
+        axes = f"{len(plan.stages)} stages of {axes}, {plan.microbatches} micro-batches"
     notes = table("Notes", ["note"], [[escape(note)] for note in plan.notes]) if plan.notes else ""
     inside = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title><style>{asset("page.css")}'

@@ -12,7 +12,9 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
+from shardwright.operators.strategy import Strategy
 from shardwright.reports.steps import COMPUTE, RankStep
+from shardwright.simulator.engine import Processor
 
 
 class Words:
@@ -61,12 +63,7 @@ def packed_step(step: RankStep) -> dict[str, Any]:
         "title": step.title,
         "ranks": step.ranks,
         "streams": list(step.streams),
-        "processor": processor
-        and {
-            "stream": streams[str(processor.stream)],
-            "shares": {streams[str(k)]: v for k, v in processor.shares.items() if k in streams},
-            "seconds": {streams[str(k)]: v for k, v in processor.seconds.items() if k in streams},
-        },
+        "processor": processor and packed_processor(processor, step.streams),
         "stream": [streams[e.stream] for e in events],
         "kind": words.column(e.kind for e in events),
         "phase": words.column(e.phase for e in events),
@@ -96,6 +93,21 @@ def packed_step(step: RankStep) -> dict[str, Any]:
         "words": words.table,
         "numbers": numbers.table,
     }
+
+
+def packed_processor(processor: Processor, names: Sequence[str]) -> dict[str, Any]:
+    """A processor that communicates for itself; streams by their places."""
+    streams = {name: number for number, name in enumerate(names)}
+    return {
+        "stream": streams[str(processor.stream)],
+        "shares": {streams[str(k)]: v for k, v in processor.shares.items() if k in streams},
+        "seconds": {streams[str(k)]: v for k, v in processor.seconds.items() if k in streams},
+    }
+
+
+def axes_of(strategy: Strategy) -> list[dict[str, Any]]:
+    """The axes of a strategy's mesh, as the scripts read them."""
+    return [{"name": name, "size": size} for name, size in strategy.axes]
 
 
 def deflated(document: Any) -> str:

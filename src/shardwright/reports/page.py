@@ -11,31 +11,37 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.cluster import Mesh
+from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.planner import describe_graph
 from shardwright.plans import Plan
+from shardwright.reports import pipeline_page
 from shardwright.reports.cuts import MEANING
-from shardwright.reports.glance import glance, memory_gauge, work_of
+from shardwright.reports.glance import Work, glance, memory_gauge, work_of
 from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
 from shardwright.reports.measured import Measured, compare_with, measured_html, packed_measured
-from shardwright.reports.packing import deflated, packed_step
+from shardwright.reports.packing import axes_of, deflated, packed_step
+from shardwright.reports.pipelined import Piped, simulated_prediction
 from shardwright.reports.splitting import split_rows
 from shardwright.reports.steps import RankStep, rank_steps
-from shardwright.reports.traffic import Flow, flows
+from shardwright.reports.traffic import RECEIVERS, Flow, flows
 from shardwright.reports.trust import trust
 from shardwright.reports.why import why_rows
 from shardwright.search.limits import limit_of
+from shardwright.search.strategies import Described
 from shardwright.units import bytes_text, seconds_text
 
 SCRIPTS = (
     "common.js",
     "simulate.js",
+    "pipeline.js",
     "timeline.js",
     "memory.js",
     "split.js",
     "traffic.js",
     "why.js",
     "whatif.js",
+    "pipelined.js",
     "page.js",
 )
 SECTIONS = {
@@ -68,37 +74,21 @@ def plan_page(
 
     >>> page = plan_page(plan, graph)
     """
-    described = describe_graph(graph)
-    steps, work, mesh = rank_steps(plan, graph), work_of(graph), plan.mesh
-    sent = flows(steps[0], mesh)
-    measured = None if trace is None else compare_with(steps[0], graph, trace)
-    limit = limit_of(mesh.device, plan.asked.memory_limit)
-    carried = {
-        "file": file,
-        "axes": [{"name": axis.name, "size": axis.size} for axis in mesh.axes],
-        "devices": mesh.devices,
-        "limit": limit,
-        "work": work and asdict(work),
-        "price": price,
-        "meanings": MEANING,
-        "steps": [packed_step(step) for step in steps],
-        "split": split_rows(plan, graph, described.rules, described.labels),
-        "flows": [asdict(flow) for flow in sent],
-        "why": why_rows(plan, graph, described, why_seconds),
-        "measured": measured and packed_measured(measured),
-    }
-    content = {
-        "glance": glance(plan, work, price),
+    described, work = describe_graph(graph), work_of(graph)
+    limit = limit_of(plan.mesh.device, plan.asked.memory_limit)
+    piped = Piped.of(plan, graph) if plan.stages else None
+    shown = plan if piped is None else simulated_prediction(plan, piped.timeline, limit)
+    if piped is None:
+        carried, content, under = _one_mesh(plan, graph, described, why_seconds, limit, trace, work, price)
+    else:
+        carried, content, under = _stages(piped, why_seconds, limit, trace, work, price)
+    carried |= {"file": file, "limit": limit, "work": work and asdict(work), "price": price, "meanings": MEANING}
+    content |= {
+        "glance": glance(shown, work, price),
         "split": _split(),
-        "timeline": _timeline(steps, measured),
-        "memory": _memory(steps, limit),
-        "communication": _communication(steps[0], sent, mesh),
         "why": _WHY,
-        "what-if": _what_if(steps[0], work is not None, price is not None),
         "trust": trust(plan, graph, described.rules, verified),
     }
-    axes = " × ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
-    under = f"{plan.strategy.devices} devices as {axes} · {plan.search if plan.search != 'auto' else 'found by search'}"
     banner = (
         '<div class="banner" role="status" hidden><span>Timeline and memory show a what-if, not the plan.</span>'
         '<button type="button">Back to the plan</button></div>'
@@ -110,12 +100,88 @@ def plan_page(
     return document(f"{plan.model or 'model'} on {plan.cluster.name}", under, SECTIONS, body, carried)
 
 
+Parts = tuple[dict[str, Any], dict[str, str], str]
+"""What the scripts read, the sections' HTML by name, and the line below the title."""
+
+
+def _one_mesh(
+    plan: Plan,
+    graph: Graph,
+    described: Described,
+    why_seconds: float,
+    limit: float,
+    trace: Sequence[dict[str, Any]] | None,
+    work: Work | None,
+    price: float | None,
+) -> Parts:
+    """A plan whose ranks all do the same."""
+    steps, mesh = rank_steps(plan, graph), plan.mesh
+    sent = flows(steps[0].communication, mesh)
+    measured = None if trace is None else compare_with(steps[0], graph, trace)
+    axes = axes_of(plan.strategy)
+    block = {"ranks": list(range(mesh.devices)), "axes": axes, "flows": [asdict(flow) for flow in sent]}
+    carried = {
+        "axes": axes,
+        "devices": mesh.devices,
+        "steps": [packed_step(step) for step in steps],
+        "split": split_rows(plan, graph, described.rules, described.labels),
+        "traffic": {"ranks": mesh.devices, "names": [axis.name for axis in mesh.axes], "blocks": [block], "pairs": []},
+        "why": why_rows(plan, graph, described, why_seconds),
+        "measured": measured and packed_measured(measured),
+    }
+    numbers = [
+        ("exposed_seconds", "communication nothing hides"),
+        ("sum_seconds", "sum of all events"),
+        ("lower_bound_seconds", "no schedule of these events is shorter than"),
+        *((f"busy {stream}", f"{stream} busy") for stream in steps[0].streams),
+    ]
+    content = {
+        "timeline": _timeline(steps, measured),
+        "memory": _memory(steps, limit),
+        "communication": _communication(steps[0], sent, mesh),
+        "what-if": _what_if(numbers, work, price, "with every event's seconds stretched by what they depend on"),
+    }
+    names = " × ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
+    found = plan.search if plan.search != "auto" else "found by search"
+    return carried, content, f"{plan.strategy.devices} devices as {names} · {found}"
+
+
+def _stages(
+    piped: Piped,
+    why_seconds: float,
+    limit: float,
+    trace: Sequence[dict[str, Any]] | None,
+    work: Work | None,
+    price: float | None,
+) -> Parts:
+    """A pipeline."""
+    if trace is not None:
+        raise ShardwrightError(
+            "A recorded step is not laid over the timeline of a pipeline.",
+            "Leave --measured out; the trace itself can be looked at in ui.perfetto.dev.",
+        )
+    content = {
+        "timeline": pipeline_page.timeline_section(piped),
+        "memory": pipeline_page.memory_section(piped, limit),
+        "communication": pipeline_page.communication_section(piped),
+        "what-if": _what_if(
+            pipeline_page.what_if_numbers(piped),
+            work,
+            price,
+            "every stage's events and then all passes in their order; another number of micro-batches has the same recipe's "
+            "order, or the fastest of the known ones where the plan's was searched for",
+        ),
+    }
+    return pipeline_page.carried(piped, why_seconds), content, pipeline_page.under(piped)
+
+
 def document(title: str, under: str, sections: Mapping[str, str], body: str, carried: Mapping[str, Any]) -> str:
     """The frame all pages share: styles and scripts inline, nothing fetched from anywhere."""
     links = "".join(f'<a href="#{name}">{escape(text)}</a>' for name, text in sections.items())
     return filled(
         "frame.html",
         title=escape(title),
+        heading=escape(title).replace(",", ",<wbr>"),
         under=escape(under),
         links=links,
         body=body,
@@ -178,7 +244,6 @@ def _communication(step: RankStep, sent: Sequence[Flow], mesh: Mesh) -> str:
         if event.collective:
             key = (event.collective, event.stream)
             seconds[key] = seconds.get(key, 0.0) + event.seconds
-    to = {"next": "the next rank", "all": "each other rank", "sides": "both neighbours"}
     rows = []
     for flow in sent:
         times, size = step.communication[flow.collective, flow.axis]
@@ -188,7 +253,7 @@ def _communication(step: RankStep, sent: Sequence[Flow], mesh: Mesh) -> str:
                 str(times),
                 data(f"bytes {flow.collective} {flow.axis}", size, bytes_text(size)),
                 seconds_text(seconds.get((flow.collective, flow.axis), 0.0)),
-                f"{bytes_text(flow.bytes)} to {to[flow.to]}",
+                f"{bytes_text(flow.bytes)} to {RECEIVERS[flow.to]}",
                 f"{bytes_text(links[flow.axis].bandwidth)}/s",
             ]
         )
@@ -215,25 +280,19 @@ _WHY = """<p class="hint">An operator's other options, and what the whole model 
 <div class="tools"><label>Operator <select></select></label></div><div class="answer"></div>"""
 
 
-def _what_if(step: RankStep, work: bool, price: bool) -> str:
-    numbers = [
+def _what_if(numbers: Sequence[tuple[str, str]], work: Work | None, price: float | None, how: str) -> str:
+    told = [
         ("step_seconds", "one step"),
         ("ratio", "against the plan"),
-        *([("rate", "rate")] if work else []),
-        *([("cost", "cost")] if price else []),
-        ("exposed_seconds", "communication nothing hides"),
-        ("sum_seconds", "sum of all events"),
-        ("lower_bound_seconds", "no schedule of these events is shorter than"),
-        *((f"busy {stream}", f"{stream} busy") for stream in step.streams),
+        *([("rate", "rate")] if work is not None else []),
+        *([("cost", "cost")] if work is not None and price is not None else []),
+        *numbers,
     ]
-    rows = [[escape(label), f'<output data-number="{escape(name)}"></output>'] for name, label in numbers]
+    rows = [[escape(label), f'<output data-number="{escape(name)}"></output>'] for name, label in told]
     return (
-        '<p class="hint">The same plan on other hardware: the step is simulated again, here, with every event\'s seconds '
-        "stretched by what they depend on.</p>"
+        f'<p class="hint">The same plan on other hardware: the step is simulated again, here, {escape(how)}.</p>'
         '<div class="controls"></div><div class="tools"><button type="button" class="reset">Back to the plan</button></div>'
-        + table("The step at these speeds", ["what", "now"], rows)
+        + table("The step at these settings", ["what", "now"], rows)
         + '<p class="hint">The command that gives the same numbers:</p><code class="command" tabindex="0"></code>'
-        '<div class="sensitivity">'
-        + table("What one thing twice as fast would give", ["what", "step", "gain"], [])
-        + "</div>"
+        '<div class="sensitivity">' + table("What one change would give", ["what", "step", "change"], []) + "</div>"
     )

@@ -10,25 +10,39 @@ from collections.abc import Mapping
 
 from shardwright.graph import Graph, Op
 from shardwright.operators.rules import OpRules
+from shardwright.planner import describe_graph
 from shardwright.plans import Candidate, Plan
 from shardwright.reports.cuts import COLOURS, MEANING, cut_of
 from shardwright.reports.drawing import Box, Drawing, Words, text_width
-from shardwright.reports.glance import candidate_name
+from shardwright.reports.glance import candidate_name, is_ours
+from shardwright.reports.pipelined import Piped
 from shardwright.reports.splitting import standing
+from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+from shardwright.schedules.trace import NAMES
 from shardwright.search.labels import Labels
 from shardwright.units import bytes_text, seconds_text
 
 WIDTH, LEFT, RIGHT, ROW, BAR = 1120.0, 150.0, 24.0, 24.0, 18.0
 OURS, OPEN, THEIRS, THEIRS_OPEN, OVER = "#33415c", "#9aa8c4", "#8a97a8", "#cfd6df", "#f1f3f6"
 SOFT = "#4d5765"
+PASSES = {FORWARD: "#4477aa", BACKWARD: "#aa3377", INPUT: "#aa3377", WEIGHT: "#997700", "close": "#ccbb44"}
+PASS_WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "gradients of weights", "close": "sums and update"}
 LEAST = 13.0
 """Points between the names of neighbouring modules, so that none is written over another."""
 
 
 def picture(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> Drawing:
-    """The plan as a drawing: ``.svg()`` or ``.pdf()``."""
+    """The plan as a drawing: ``.svg()`` or ``.pdf()``; of a pipeline with its passes, and the first stage's splits."""
     items: list[Box | Words] = [Words(12, 24, f"{plan.model or 'model'} on {plan.cluster.name}", 16, bold=True)]
     bottom = _candidates(plan, items, 42)
+    if plan.stages:
+        piped = Piped.of(plan, graph)
+        bottom = _passes(piped, items, bottom + 30)
+        plan, graph = piped.stage(0)
+        described = describe_graph(graph)
+        rules, labels = described.rules, described.labels
+        items.append(Words(LEFT, bottom + 26, "How the first stage is split", 12, bold=True))
+        bottom += 10
     bottom = _strips(plan, graph, rules, labels, items, bottom + 40)
     bottom = _legend(items, bottom + 22)
     return Drawing(WIDTH, bottom, tuple(items))
@@ -46,8 +60,38 @@ def _candidates(plan: Plan, items: list[Box | Words], top: float) -> float:
     return top + 14
 
 
+def _passes(piped: Piped, items: list[Box | Words], top: float) -> float:
+    """A line per device: its passes in time, with the numbers of micro-batches where there is room."""
+    timeline = piped.timeline
+    timing, scale = timeline.timing, (WIDTH - LEFT - RIGHT) / timeline.seconds
+    items.append(
+        Words(LEFT, top, "Passes of every stage; the number is the micro-batch, gaps are bubbles", 12, bold=True)
+    )
+    top += 8
+    for device, order in enumerate(timing.schedule.orders):
+        items.append(Words(LEFT - 10, top + 15, _fitting(piped.title(device), 11, LEFT - 14), 11, anchor="end"))
+        items.append(Box(LEFT, top, WIDTH - LEFT - RIGHT, 20, OVER))
+        for action, start, end in zip(order, timing.starts[device], timing.ends[device], strict=True):
+            left, width = LEFT + scale * float(start), max(scale * float(end - start) - 0.5, 0.3)
+            hint = f"{NAMES[action.kind]} of micro-batch {action.microbatch}, stage {action.stage}"
+            items.append(Box(left, top, width, 20, PASSES[action.kind], hint))
+            if width > text_width(str(action.microbatch), 9) + 2:
+                items.append(
+                    Words(left + width / 2, top + 14, str(action.microbatch), 9, anchor="middle", colour="#ffffff")
+                )
+        closing = timeline.played.closing[device]
+        width = max(scale * (closing.end - closing.start), 0.5)
+        items.append(Box(LEFT + scale * closing.start, top, width, 20, PASSES["close"], "sums and update"))
+        top += ROW
+    x = LEFT
+    for kind, text in PASS_WORDS.items():
+        items += [Box(x, top + 4, 12, 12, PASSES[kind]), Words(x + 16, top + 14, text, 11)]
+        x += 40 + text_width(text, 11)
+    return top + 26
+
+
 def _candidate(plan: Plan, candidate: Candidate, items: list[Box | Words], top: float, scale: float) -> None:
-    ours, p = candidate.name == plan.search, candidate.prediction
+    ours, p = is_ours(plan, candidate), candidate.prediction
     items.append(
         Words(LEFT - 10, top + 13, _fitting(candidate_name(plan, candidate), 12, LEFT - 12), bold=ours, anchor="end")
     )

@@ -7,11 +7,10 @@ reduce-scatter send (p-1)/p of the larger side, all-reduce twice that: Thakur, R
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.cluster import Mesh
-from shardwright.reports.steps import RankStep
 
 RING = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
@@ -27,11 +26,14 @@ class Flow:
     times: int
 
 
-def flows(step: RankStep, mesh: Mesh) -> list[Flow]:
-    """Per collective and axis, what one rank sends to each of its peers in a step."""
+RECEIVERS = {"next": "the next rank", "all": "each other rank", "sides": "both neighbours"}
+
+
+def flows(communication: Mapping[tuple[str, str], tuple[int, int]], mesh: Mesh) -> list[Flow]:
+    """Per (collective, axis) with times and bytes of one step, what one rank sends to each of its peers."""
     sizes = {axis.name: axis.size for axis in mesh.axes}
     found = []
-    for (kind, axis), (times, size) in step.communication.items():
+    for (kind, axis), (times, size) in communication.items():
         p = sizes[axis]
         if kind in RING:
             found.append(Flow(axis, kind, "next", RING[kind] * (p - 1) / p * size, times))

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardwright._torch_compat import checkpoint_metadata_parts
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.files import read_bytes
+from shardwright.records import shown
 
 _StorageInfo, *_OTHERS = checkpoint_metadata_parts()
 _PUBLIC = (
@@ -59,7 +60,7 @@ class _Unpickler(pickle.Unpickler):
             found = getattr(torch, name)
         if found is None:
             raise RunError(
-                f"The checkpoint's metadata names {module}.{name}, which no checkpoint needs.",
+                f"The checkpoint's metadata names {shown(f'{module}.{name}')}, which no checkpoint needs.",
                 "Do not use this checkpoint unless you know who wrote it, and why.",
             )
         return found

@@ -142,6 +142,7 @@ def parallelize(
                 compute_dtype=compute_dtype,
                 reduce_dtype=reduce_dtype,
                 keep=keep,
+                compare_batches=compare_batches,
             )
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
 
 from shardwright._torch_compat import unflatten_tree
 from shardwright.errors import RunError
@@ -29,6 +30,7 @@ from shardwright.graph import Graph, Ref
 from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
 from shardwright.program.pipeline import Pipeline, Step
+from shardwright.program.steps import Line
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
@@ -38,6 +40,7 @@ from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
 from shardwright.runtime.passing import Passing
+from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stage_executor import KeptBack
 from shardwright.runtime.tail import Tail
@@ -62,6 +65,7 @@ class PipelineModule(Owning):
         home: dict[str, Any],
         calling: Calling | None = None,
         original: torch.nn.Module | None = None,
+        compare_batches: int = 1,
     ) -> None:
         """``tensors`` are this rank's parameters and buffers, ``aside`` the buffers that preparing a batch reads, ``home``
         where the parts look parameters up: filled here."""
@@ -88,6 +92,7 @@ class PipelineModule(Owning):
         self._waiting: dict[int, KeptBack] = {}
         self._hold = self._met = False
         self._telling = Telling()
+        self._same_rows = _same_rows(graph, self._device, compare_batches)
         ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
         self._ties = [tie for tie in ties if tie.group is not None]
         self._output_tree = restored_tree(graph.output_tree)
@@ -129,6 +134,7 @@ class PipelineModule(Owning):
             agree({"batch": digest(name.encode() + contents(x) for name, x in inputs.items())})
             self._met = True
         self._telling.finish()
+        self._same_rows(inputs)
         given = self._prepared(inputs)
         trained = any(parameter.trainable for parameter in self.graph.parameters)
         if torch.is_grad_enabled() and trained:
@@ -248,3 +254,12 @@ def _loss(graph: Graph) -> int | None:
         if isinstance(out, Ref) and graph.tensors[out.name].grad and not graph.tensors[out.name].shape:
             return place
     return None
+
+
+def _same_rows(graph: Graph, device: torch.device, every: int) -> SameRows:
+    """All ranks of a pipeline are given the whole batch, from which each takes its rows: it must be the same batch."""
+    world = dist.group.WORLD
+    assert world is not None
+    line = Line(world.group_name, dist.get_world_size(), dist.get_rank())
+    names = [entry.tensor for entry in graph.inputs if entry.tensor is not None]
+    return SameRows([line], dict.fromkeys(names, (Replicate(),)), torch.arange(line.size), device, every)

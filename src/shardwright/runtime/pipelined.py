@@ -43,6 +43,7 @@ def pipelined(
     compute_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype | None = None,
     keep: bool = False,
+    compare_batches: int = 1,
 ) -> PipelineModule:
     """This rank's stages of ``model``; called alike on every rank.
 
@@ -102,6 +103,7 @@ def pipelined(
         home=home,
         calling=Calling.of(model.forward, graph),
         original=model,
+        compare_batches=compare_batches,
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(module, weights, strict)

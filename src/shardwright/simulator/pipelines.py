@@ -18,18 +18,21 @@ from shardwright.cluster import Cluster, Mesh
 from shardwright.costs.deciding import ByPrice
 from shardwright.costs.host_runtime import RUNTIME, with_runtime
 from shardwright.costs.pricing import Event, price
+from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, StagePrediction
 from shardwright.program import Decisions, Kind
 from shardwright.program.passes import homeward
-from shardwright.program.pipeline import Pipeline, Stage, StageProgram
-from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Schedule, Timing, pipeline, run
+from shardwright.program.pipeline import Pipeline, StageProgram
+from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Timing, pipeline, run
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import run as run_events
 from shardwright.simulator.held import StageBytes, stage_bytes
 from shardwright.simulator.ranks import Played, StageEvents, play, way_of
 from shardwright.simulator.timeline import processor_of
+from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like
+from shardwright.simulator.what_if import WhatIf, scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,16 +163,24 @@ class PipelineTimeline:
         return float(max(sent))
 
 
-def pass_times(built: StageProgram, mesh: Mesh, microbatches: int, received: Sequence[str] = ()) -> PassTimes:
-    """What the passes of a stage take on one rank, and hold."""
+def pass_times(
+    built: StageProgram,
+    mesh: Mesh,
+    microbatches: int,
+    received: Sequence[str] = (),
+    what_if: WhatIf | None = None,
+) -> PassTimes:
+    """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds."""
     program, weights_from = built.program, built.weights
     assert weights_from is not None
     events = list(with_runtime(price(program, mesh).events, len(program.graph.parameters), mesh.device, RUNTIME))
+    if what_if is not None and what_if.changes:
+        events = list(scaled(events, mesh, what_if))
     updates = (n for n, i in enumerate(program.instructions) if i.kind is Kind.UPDATE)
     home = frozenset((*homeward(program), *updates))
     passes = [n for n in range(len(events)) if n not in home]
     place = {number: here for here, number in enumerate(passes)}
-    inside = [_moved(events[number], place) for number in passes]
+    inside = [moved(events[number], place) for number in passes]
     processor = processor_of(mesh)
     simulated, whole = run_events(inside, processor), run_events(events, processor)
 
@@ -187,7 +198,8 @@ def pass_times(built: StageProgram, mesh: Mesh, microbatches: int, received: Seq
     )
 
 
-def _moved(event: Event, place: Mapping[int, int]) -> Event:
+def moved(event: Event, place: Mapping[int, int]) -> Event:
+    """An event among others than before, at whose places those that it waits for now stand."""
     after = tuple(place[number] for number in event.after if number in place)
     return event._replace(instruction=event.instruction._replace(after=after))
 
@@ -222,7 +234,11 @@ def work_of(
 
 
 def stage_times(
-    pipe: Pipeline, meshes: Sequence[Mesh], decisions: Sequence[Decisions], optimizer: str
+    pipe: Pipeline,
+    meshes: Sequence[Mesh],
+    decisions: Sequence[Decisions],
+    optimizer: str,
+    what_if: WhatIf | None = None,
 ) -> dict[tuple[int, int], PassTimes]:
     """What the passes of all stages take, for every size of micro-batch."""
     found = {}
@@ -232,45 +248,63 @@ def stage_times(
             rank, kind = stage.ranks[0], mesh.device.kind
             built = pipe.program(number, size, rank, decisions[number], device=kind, split=True, optimizer=optimizer)
             received = tuple(pipe.parts[size][number].received)
-            found[number, size] = pass_times(built, mesh, len(pipe.micro.sizes), received)
+            asked = what_if and what_if.among({axis.name for axis in mesh.axes})
+            found[number, size] = pass_times(built, mesh, len(pipe.micro.sizes), received, asked)
     return found
 
 
 def simulated(
-    pipe: Pipeline, times: Mapping[tuple[int, int], PassTimes], cluster: Cluster, meshes: Sequence[Mesh]
+    pipe: Pipeline,
+    times: Mapping[tuple[int, int], PassTimes],
+    cluster: Cluster,
+    meshes: Sequence[Mesh],
+    rate: float = 1.0,
 ) -> PipelineTimeline:
-    """One step of a pipeline whose passes are priced."""
+    """One step of a pipeline whose passes are priced; ``rate``: with links between stages so many times as fast."""
     planned = run(pipe.schedule, work_of(pipe, times, cluster))
-    played = play(pipe, {key: one.events for key, one in times.items()}, meshes, cluster)
+    played = play(pipe, {key: one.events for key, one in times.items()}, meshes, cluster, rate)
     starts, ends = (tuple(np.array(row) for row in rows) for rows in (played.starts, played.ends))
     return PipelineTimeline(pipe, replace(planned, starts=starts, ends=ends), times, played)
 
 
-def simulate_pipeline(
-    graph: Graph,
-    stages: Sequence[Stage],
-    microbatches: int,
-    schedule: Schedule,
-    cluster: Cluster,
-    meshes: Sequence[Mesh],
-    decisions: Sequence[Decisions],
-    optimizer: str = "adamw",
-    batch_norm: str = "whole",
+def simulate_plan_pipeline(
+    plan: Plan, graph: Graph, *, what_if: WhatIf | None = None, microbatches: int | None = None
 ) -> PipelineTimeline:
-    """Simulate one step of a pipeline on all of its devices."""
-    pipe = Pipeline.of(graph, stages, microbatches, schedule, batch_norm)
-    return simulated(pipe, stage_times(pipe, meshes, decisions, optimizer), cluster, meshes)
+    """Simulate one step of a plan with stages on all kinds of its ranks.
 
+    ``what_if`` asks for other speeds; its link rates are those of the axes inside stages, and of ``stages``: the links
+    between them. ``microbatches`` asks for another number of them: the order of passes is then the same recipe's for so
+    many, or, where the plan's order was searched for, the fastest of the known ones at the plan's prices.
 
-def simulate_plan_pipeline(plan: Plan, graph: Graph) -> PipelineTimeline:
-    """Simulate one step of a plan with stages.
+    Raises
+    ------
+    ShardwrightError
+        When the batch, an operator or the schedule does not allow that many micro-batches.
 
     Example
     -------
     >>> simulate_plan_pipeline(plan, plan.graph()).bubble                                        # doctest: +SKIP
+    >>> simulate_plan_pipeline(plan, plan.graph(), microbatches=32).seconds                      # doctest: +SKIP
     """
     assert plan.schedule is not None  # a plan with stages has one
     meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
-    order, count, norm = plan.schedule, plan.microbatches, plan.batch_norm
-    return simulate_pipeline(graph, plan.stages, count, order, plan.cluster, meshes, decided, plan.optimizer, norm)
+    count = plan.microbatches if microbatches is None else microbatches
+    orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)
+    pipe = Pipeline.of(graph, plan.stages, count, orders[0], plan.batch_norm)
+    try:
+        times = stage_times(pipe, meshes, decided, plan.optimizer)
+    except LoweringError as error:
+        if count == plan.microbatches:
+            raise
+        raise not_so_many(count, pipe.micro.sizes, error.message) from None
+    if len(orders) > 1:
+        work = work_of(pipe, times, plan.cluster)
+        pipe = replace(pipe, schedule=min(orders, key=lambda order: run(order, work).makespan))
+    if count != plan.microbatches and pipe.micro.tail is not None:
+        pipe = replace(pipe, schedule=pipe.schedule.forwards_first())
+    if what_if is None or not what_if.changes:
+        return simulated(pipe, times, plan.cluster, meshes)
+    check_links(plan, what_if)
+    times = stage_times(pipe, meshes, decided, plan.optimizer, what_if)
+    return simulated(pipe, times, plan.cluster, meshes, what_if.link_rates.get(BETWEEN, 1.0))

@@ -53,11 +53,13 @@ class Closing(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """How a border is crossed: seconds on the link, bytes of the busiest rank, the link (``None``: it stays on its rank)."""
+    """How a border is crossed: seconds on the link (``latency`` of them whatever its rate), bytes of the busiest rank, the
+    link (``None``: it stays on its rank)."""
 
     seconds: float
     bytes: int
     link: Link | None
+    latency: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,20 +113,24 @@ class Played:
 
 
 def play(
-    pipe: Pipeline, stages: Mapping[tuple[int, int], StageEvents], meshes: Sequence[Mesh], cluster: Cluster
+    pipe: Pipeline,
+    stages: Mapping[tuple[int, int], StageEvents],
+    meshes: Sequence[Mesh],
+    cluster: Cluster,
+    rate: float = 1.0,
 ) -> Played:
-    """Run one step. ``stages``: by number and size of micro-batch.
+    """Run one step. ``stages``: by number and size of micro-batch; ``rate``: links between stages so many times as fast.
 
     Example
     -------
     >>> play(pipe, stages, meshes, cluster).seconds                                              # doctest: +SKIP
     """
-    return _Play(pipe, stages, meshes, cluster).run()
+    return _Play(pipe, stages, meshes, cluster, rate).run()
 
 
 def alone(pipe: Pipeline, stages: Mapping[tuple[int, int], StageEvents], mesh: Mesh, device: int) -> float:
     """Seconds of one device's passes and of the sums that follow, where nothing has to be waited for; no update."""
-    streams, end = Streams(_processor(mesh)), 0.0
+    streams, end = Streams(rank_processor(mesh)), 0.0
     sizes, done = pipe.micro.sizes, dict[tuple[int, int], list[float]]()
     for action in pipe.schedule.orders[device]:
         stage = stages[action.stage, sizes[action.microbatch]]
@@ -157,6 +163,7 @@ class _Play:
     stages: Mapping[tuple[int, int], StageEvents]
     meshes: Sequence[Mesh]
     cluster: Cluster
+    rate: float = 1.0
     arrived: dict[tuple[int, int, bool], tuple[float, float]] = field(default_factory=dict)
     """By border, micro-batch and direction, when it left and when it arrived."""
     done: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -166,7 +173,7 @@ class _Play:
         orders, device_of = self.pipe.schedule.orders, self.pipe.schedule.device_of
         count = len(orders)
         first = [device_of.index(device) for device in range(count)]
-        self.streams = [Streams(_processor(self.meshes[stage])) for stage in first]
+        self.streams = [Streams(rank_processor(self.meshes[stage])) for stage in first]
         self.played = Played([[] for _ in orders], [[] for _ in orders], [], [], [0.0] * count, [0.0] * len(device_of))
         self.now = [0.0] * count
         heads, blocked = [0] * count, set(range(count))
@@ -261,7 +268,7 @@ class _Play:
         if key not in self._ways:
             one = self.pipe.borders[size][number]
             ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
-            self._ways[key] = way_of(one, back, self.cluster, *ends)
+            self._ways[key] = way_of(one, back, self.cluster, *ends, rate=self.rate)
         return self._ways[key]
 
     @cached_property
@@ -287,7 +294,9 @@ class _Play:
             summed.append(end)
         busy = [end - start for start, end in zip(begins, summed, strict=True)]
         for name, owners in self.pipe.ties:
-            devices, seconds = sorted({device_of[owner] for owner in owners}), self._tied(name, owners)
+            devices = sorted({device_of[owner] for owner in owners})
+            latency, wire = tie_parts(self.pipe, self.stages, self.cluster, name, owners)
+            seconds = latency + wire / self.rate
             end = max(summed[device] for device in devices) + seconds
             for device in devices:
                 summed[device], busy[device] = end, busy[device] + seconds
@@ -299,16 +308,28 @@ class _Play:
                 end = max(end, _run(streams, events, events.closing[1], [0.0] * len(events.events))[1])
             self.played.closing.append(Closing(begins[device], end, busy[device] + end - summed[device]))
 
-    def _tied(self, name: str, owners: Sequence[int]) -> float:
-        """Seconds of the sum of a shared parameter's gradients between the stages that hold it."""
-        ranks = [rank for owner in owners for rank in self.pipe.stages[owner].ranks]
-        flow = self.stages[owners[0], max(self.pipe.micro.sizes)].program.flow
-        link = link_between(self.cluster, ranks, ranks)
-        axis = Axis("stages", len(owners), link.latency, link.bandwidth, link.fits, ratios=link.ratios)
-        return float(collectives.all_reduce(flow.values[flow.rest[name]].local.bytes, axis))
+
+def tie_parts(
+    pipe: Pipeline,
+    stages: Mapping[tuple[int, int], StageEvents],
+    cluster: Cluster,
+    name: str,
+    owners: Sequence[int],
+) -> tuple[float, float]:
+    """Seconds of the sum of a shared parameter's gradients between the stages that hold it: latency, and bytes on links."""
+    ranks = [rank for owner in owners for rank in pipe.stages[owner].ranks]
+    flow = stages[owners[0], max(pipe.micro.sizes)].program.flow
+    link = link_between(cluster, ranks, ranks)
+    axis = Axis("stages", len(owners), link.latency, link.bandwidth, link.fits, ratios=link.ratios)
+    size = flow.values[flow.rest[name]].local.bytes
+    whole = float(collectives.all_reduce(size, axis))
+    wire = min(float(collectives.all_reduce(size, axis.without_latency())), whole)
+    return whole - wire, wire
 
 
-def way_of(one: Border, back: bool, cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> _Way:
+def way_of(
+    one: Border, back: bool, cluster: Cluster, sources: Sequence[int], targets: Sequence[int], *, rate: float = 1.0
+) -> _Way:
     """How a border is crossed between the ranks of two stages: what the busiest of them sends or receives."""
     parcels = one.gradients if back else one.values
     given, taken = (targets, sources) if back else (sources, targets)
@@ -325,7 +346,7 @@ def way_of(one: Border, back: bool, cluster: Cluster, sources: Sequence[int], ta
     busiest = max(*out.values(), *into.values())
     link = link_between(cluster, sources, targets)
     latency, bandwidth = next(((a, b) for kind, a, b in link.fits if kind == "send"), (link.latency, link.bandwidth))
-    return _Way(latency + busiest / bandwidth, busiest, link)
+    return _Way(latency + busiest / bandwidth / rate, busiest, link, latency)
 
 
 def link_between(cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> Link:
@@ -339,7 +360,7 @@ def link_between(cluster: Cluster, sources: Sequence[int], targets: Sequence[int
     return alone.link if len(nodes) == 1 else cluster.network.per_device(min(len(sources), alone.devices))
 
 
-def _processor(mesh: Mesh) -> Processor | None:
+def rank_processor(mesh: Mesh) -> Processor | None:
     """A CPU sends and receives for itself, also where its stage has it alone."""
     if mesh.device.kind != "cpu":
         return None

@@ -8,8 +8,8 @@ plan's collectives, their order and their algorithms stay, which is the question
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from shardwright.cluster import Mesh
 from shardwright.costs import collectives
@@ -42,6 +42,10 @@ class WhatIf:
     @property
     def changes(self) -> bool:
         return any(factor != 1.0 for factor in (*self.link_rates.values(), self.device_speed, self.host_speed))
+
+    def among(self, names: Collection[str]) -> WhatIf:
+        """The same without rates of links that are none of these."""
+        return replace(self, link_rates={name: rate for name, rate in self.link_rates.items() if name in names})
 
     def check(self, mesh: Mesh) -> None:
         """Refuse a link rate for an axis that the mesh does not have."""

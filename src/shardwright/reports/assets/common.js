@@ -51,9 +51,9 @@ function themed(name) {
 }
 
 const ACTS = { // what a bar of the timeline is
-  forward: "forward", backward: "backward", recompute: "recomputed forward", update: "optimizer update",
+  forward: "forward", backward: "backward", weights: "gradients of weights", recompute: "recomputed forward", update: "optimizer update",
   parameters: "parameters on their way", activations: "activations on their way", gradients: "gradients on their way",
-  statistics: "statistics between pieces", host: "the host issuing",
+  statistics: "statistics between pieces", host: "the host issuing", bubble: "bubble: nothing to do",
 };
 
 // A canvas as wide as its parent, sharp on any screen.
@@ -69,6 +69,9 @@ function sized(canvas, height) {
   pen.clearRect(0, 0, width, height);
   return { pen, width, height };
 }
+
+// Text that is written only where all of it fits.
+function within(pen, text, x, y, width) { if (x + pen.measureText(text).width <= width) pen.fillText(text, x, y); }
 
 // The window of time that timeline and memory show together.
 class View {

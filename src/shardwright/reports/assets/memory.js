@@ -48,7 +48,7 @@ class MemoryChart {
       pen.fillStyle = themed("soft"); pen.fillText(bytesText(level), 2, y(level), left - 6);
     }
     for (const t of ticks(view.from, view.to, width / 110)) {
-      pen.fillStyle = themed("soft"); pen.fillText(secondsText(t), Math.round(x(t)) + 3, height - 8);
+      pen.fillStyle = themed("soft"); within(pen, secondsText(t), Math.round(x(t)) + 3, height - 8, width);
     }
     // Per pixel the moment with the most bytes, so that no peak is lost.
     const columns = Math.max(1, Math.round(width - left)), picked = new Int32Array(columns).fill(-1);

@@ -28,16 +28,17 @@ function actsOf(groups) {
   return Object.keys(ACTS).filter((act) => found.has(act));
 }
 
-function timelineSection(data, runs, view) {
-  const box = document.getElementById("timeline");
-  const groups = (given) => [...given.map((run) => runGroup(run, given.length > 1 || data.measured ? `predicted, ${run.step.title}` : "")), ...(data.measured ? [measuredGroup(data.measured)] : [])];
-  const timeline = new Timeline(box, view, groups(runs));
+// The section's buttons, its legend, and `again` for when another run is to be shown.
+function timelineOf(first, view, groups) {
+  const box = document.getElementById("timeline"), timeline = new Timeline(box, view, first);
   legend(box.querySelector(".legend"), actsOf(timeline.groups));
-  box.querySelector(".zoom-in").addEventListener("click", () => view.zoom(2));
-  box.querySelector(".zoom-out").addEventListener("click", () => view.zoom(0.5));
-  box.querySelector(".zoom-all").addEventListener("click", () => view.reset());
+  for (const [name, act] of [["zoom-in", () => view.zoom(2)], ["zoom-out", () => view.zoom(0.5)], ["zoom-all", () => view.reset()]]) box.querySelector(`.${name}`).addEventListener("click", act);
   box.querySelector(".chain").addEventListener("change", (event) => { timeline.chain = event.target.checked; timeline.ask(); });
-  timeline.again = (given) => { timeline.groups = groups(given); timeline.selected = null; view.reset(wholeOf(timeline.groups)); };
+  timeline.again = (given) => {
+    timeline.groups = groups(given); timeline.selected = null;
+    legend(box.querySelector(".legend"), actsOf(timeline.groups));
+    view.reset(wholeOf(timeline.groups));
+  };
   view.reset(wholeOf(timeline.groups));
   drawings.push(timeline);
   return timeline;
@@ -72,36 +73,37 @@ function planPage(data) {
     clearTimeout(waiting); // a slider that moves asks many times a second, and memory is the slower picture
     waiting = setTimeout(() => memory.show(runs[0]), 60);
   });
-  timeline = timelineSection(data, whatIf.plan, view);
+  const groups = (given) => [...given.map((run) => runGroup(run, given.length > 1 || data.measured ? `predicted, ${run.step.title}` : "")), ...(data.measured ? [measuredGroup(data.measured)] : [])];
+  timeline = timelineOf(groups(whatIf.plan), view, groups);
   memory.show(whatIf.plan[0]);
   drawings.push(memory);
   banner.querySelector("button").addEventListener("click", () => whatIf.reset());
-  const tree = new SplitTree(document.getElementById("split"), data.split, data.axes, data.meanings), why = new Why(document.getElementById("why"), data);
+  return { data, steps, view, timeline, memory, whatIf, ...otherSections(data) };
+}
+
+// What does not depend on when things run.
+function otherSections(data) {
+  const tree = new SplitTree(document.getElementById("split"), data), why = new Why(document.getElementById("why"), data), box = document.getElementById("communication");
   tree.onWhy = (name) => why.go(name);
-  const box = document.getElementById("communication");
   if (box.querySelector("canvas")) {
-    const traffic = new TrafficMatrix(box, data.flows, data.axes);
+    const traffic = new TrafficMatrix(box, data);
     traffic.draw();
     drawings.push(traffic);
   }
-  return { data, steps, view, timeline, memory, whatIf, tree, why };
+  return { tree, why };
 }
 
 function diffPage(data) {
-  const view = new View(1), runs = data.plans.map((plan) => simulateStep(decodeStep(plan.step))), box = document.getElementById("timeline");
-  const timeline = new Timeline(box, view, runs.map((run, i) => runGroup(run, data.plans[i].name)));
-  legend(box.querySelector(".legend"), actsOf(timeline.groups));
-  for (const [name, act] of [["zoom-in", () => view.zoom(2)], ["zoom-out", () => view.zoom(0.5)], ["zoom-all", () => view.reset()]]) box.querySelector(`.${name}`).addEventListener("click", act);
-  box.querySelector(".chain").addEventListener("change", (event) => { timeline.chain = event.target.checked; timeline.ask(); });
-  view.reset(wholeOf(timeline.groups));
-  drawings.push(timeline);
+  const view = new View(1);
+  const runs = data.plans.map((plan) => (plan.pipeline ? new PipelineModel(plan.pipeline).run() : simulateStep(decodeStep(plan.step))));
+  const timeline = timelineOf(runs.map((run, i) => (data.plans[i].pipeline ? passesGroup(run, data.plans[i].pipeline.stages, data.plans[i].name) : runGroup(run, data.plans[i].name))), view);
   return { data, runs, view, timeline };
 }
 
 async function start() {
   themeButton();
   const data = await unpacked("data");
-  window.shardwright = { ...(data.plans ? diffPage(data) : planPage(data)), simulateStep, memoryOverTime, decodeStep };
+  window.shardwright = { ...(data.plans ? diffPage(data) : data.pipeline ? pipelinePage(data) : planPage(data)), simulateStep, memoryOverTime, decodeStep };
   let width = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redraw(); } });
   document.documentElement.dataset.ready = "yes";

@@ -1,8 +1,9 @@
 // How the model is split: a module tree whose repeated blocks stand once, and a drawing of who holds which part of a tensor.
 
 class SplitTree {
-  constructor(box, rows, axes, meanings) {
-    this.box = box; this.rows = rows; this.axes = axes; this.meanings = meanings;
+  constructor(box, data) {
+    const rows = data.split;
+    this.box = box; this.rows = rows; this.data = data; this.meanings = data.meanings;
     this.list = box.querySelector(".tree"); this.count = box.querySelector(".count"); this.drawing = box.querySelector(".drawing");
     const search = box.querySelector("input[type=search]"), minor = box.querySelector("input[type=checkbox]");
     const refresh = () => this.show(search.value, minor.checked);
@@ -15,9 +16,11 @@ class SplitTree {
     if (first) this.pick(first);
   }
 
+  axes(row) { return axesOf(this.data, row); }
+
   words(row) {
     const cuts = row.row === "operator" ? row.cuts.map((cut) => this.meanings[cut]) : row.tensor.layout;
-    return [row.module, row.name, row.target ?? "", row.row, ...cuts].join(" ").toLowerCase();
+    return [row.stage === undefined ? "" : `stage ${row.stage}`, row.module, row.name, row.target ?? "", row.row, ...cuts].join(" ").toLowerCase();
   }
 
   show(text, withMinor) {
@@ -29,7 +32,7 @@ class SplitTree {
     const root = { name: "", children: new Map(), rows: [], times: 1 };
     for (const row of shown) {
       let node = root;
-      for (const part of row.module ? row.module.split(".") : []) {
+      for (const part of [...(row.stage === undefined ? [] : [stageWord(this.data, row.stage)]), ...(row.module ? row.module.split(".") : [])]) {
         if (!node.children.has(part)) node.children.set(part, { name: part, children: new Map(), rows: [], times: 1 });
         node = node.children.get(part);
       }
@@ -45,10 +48,11 @@ class SplitTree {
     const made = [];
     for (const child of node.children.values()) {
       let name = child.name, inner = child;
-      while (inner.children.size === 1 && !inner.rows.length) { inner = [...inner.children.values()][0]; name += `.${inner.name}`; }
-      const times = repeats(inner);
+      const stage = child.name.startsWith("stage ");
+      while (!stage && inner.children.size === 1 && !inner.rows.length) { inner = [...inner.children.values()][0]; name += `.${inner.name}`; }
+      const times = stage ? 1 : repeats(inner);
       const summary = element("summary", {}, element("span", { class: "module" }, name), times > 1 ? element("span", { class: "times" }, `× ${times}`) : null, this.strip(inner));
-      const details = element("details", all || depth < 2 ? { open: true } : {}, summary, element("div", { class: "inner" }, ...this.branch(inner, depth + 1, all)));
+      const details = element("details", all || depth < (this.data.pipeline ? 1 : 2) ? { open: true } : {}, summary, element("div", { class: "inner" }, ...this.branch(inner, depth + 1, all)));
       made.push(details);
     }
     for (const row of node.rows) made.push(this.line(row));
@@ -69,8 +73,8 @@ class SplitTree {
 
   line(row) {
     const chips = row.row === "operator"
-      ? row.cuts.map((cut, a) => this.chip(cut, `${this.axes[a].name}: ${cut}`, this.meanings[cut]))
-      : row.tensor.layout.map((placed, a) => element("span", { class: "chip plain" }, `${this.axes[a].name}: ${layoutWord(placed)}`));
+      ? row.cuts.map((cut, a) => this.chip(cut, `${this.axes(row)[a].name}: ${cut}`, this.meanings[cut]))
+      : row.tensor.layout.map((placed, a) => element("span", { class: "chip plain" }, `${this.axes(row)[a].name}: ${layoutWord(placed)}`));
     const what = row.row === "operator" ? (row.target === row.name ? "" : row.target) : `parameter ${row.tensor.shape.join(" × ")}`;
     return element("button", { type: "button", class: `row ${row.row}`, onclick: () => this.pick(row), "data-name": row.name },
       element("span", { class: "name" }, row.name), element("span", { class: "what" }, what),
@@ -80,26 +84,33 @@ class SplitTree {
   chip(cut, text, meaning) { return element("span", { class: "chip", title: meaning }, swatch(`var(--cut-${slug(cut)})`), text); }
 
   pick(row) {
-    const where = row.module ? `${row.module} · ` : "";
+    const axes = this.axes(row), where = `${row.stage === undefined ? "" : `${stageWord(this.data, row.stage)} · `}${row.module ? `${row.module} · ` : ""}`;
     const parts = [element("h3", {}, `${where}${row.name}`)];
     if (row.row === "operator") {
       parts.push(element("p", { class: "hint" }, `${row.target}, ${row.source || "no source line"}${row.times > 1 ? `, ${row.times} alike` : ""}. ` +
-        row.cuts.map((cut, a) => `${this.axes[a].name} (${this.axes[a].size}) ${this.meanings[cut]}${row.loops[a] ? `, loop ${row.loops[a]}` : ""}`).join("; ") + "."));
+        row.cuts.map((cut, a) => `${axes[a].name} (${axes[a].size}) ${this.meanings[cut]}${row.loops[a] ? `, loop ${row.loops[a]}` : ""}`).join("; ") + "."));
       const why = element("button", { type: "button", onclick: () => this.onWhy?.(row.name) }, "Why this split?");
       parts.push(why);
-      for (const [title, tensors] of [["makes", row.makes], ["reads", row.reads]]) for (const tensor of tensors) parts.push(this.tensor(title, tensor));
+      for (const [title, tensors] of [["makes", row.makes], ["reads", row.reads]]) for (const tensor of tensors) parts.push(this.tensor(title, tensor, row));
     } else {
-      const words = row.tensor.layout.map((placed, a) => `${this.axes[a].name} (${this.axes[a].size}): ${layoutWord(placed)}`).join("; ");
+      const words = row.tensor.layout.map((placed, a) => `${axes[a].name} (${axes[a].size}): ${layoutWord(placed)}`).join("; ");
       parts.push(element("p", { class: "hint" }, `At rest, ${bytesText(row.bytes)} on each rank${row.regathered ? "; gathered for use, freed, gathered again for backward" : ""}. ${words}.`));
-      parts.push(this.tensor("rests", row.tensor));
+      parts.push(this.tensor("rests", row.tensor, row));
     }
     this.drawing.replaceChildren(...parts);
   }
 
-  tensor(verb, tensor) {
-    return element("figure", {}, element("figcaption", {}, `${verb} ${tensor.name} · ${tensor.dtype} [${tensor.shape.join(", ")}] · ${tensor.layout.map(layoutWord).join(", ")}`), layoutDrawing(tensor, this.axes));
+  tensor(verb, tensor, row) {
+    return element("figure", {}, element("figcaption", {}, `${verb} ${tensor.name} · ${tensor.dtype} [${tensor.shape.join(", ")}] · ${tensor.layout.map(layoutWord).join(", ")}`), layoutDrawing(tensor, this.axes(row), ranksOf(this.data, row)));
   }
 }
+
+// The mesh that a row speaks of: that of its stage, or of the whole plan.
+function axesOf(data, row) { return row.stage === undefined ? data.axes : data.pipeline.stages[row.stage].axes; }
+
+function ranksOf(data, row) { return row.stage === undefined ? null : data.pipeline.stages[row.stage].ranks; }
+
+function stageWord(data, stage) { return `stage ${stage} · ${rankWord(data.pipeline.stages[stage].ranks)}`; }
 
 function repeats(node) {
   let most = 0;
@@ -117,7 +128,7 @@ function layoutWord(placed) {
 const MOST_CELLS = 16;
 
 // A tensor as a rectangle: cut dims divided, every cell with the ranks that hold it, hatched where the values are partial sums.
-function layoutDrawing(tensor, axes) {
+function layoutDrawing(tensor, axes, ranks) {
   const cuts = new Map(); // dim -> axes that cut it
   tensor.layout.forEach((placed, a) => {
     if (placed.startsWith("S")) { const dim = Number(placed.slice(1).replace("+halo", "")); cuts.set(dim, [...(cuts.get(dim) ?? []), a]); }
@@ -146,7 +157,7 @@ function layoutDrawing(tensor, axes) {
     const x = left + (j * width) / shownColumns.length, y = top + i * (height / shownRows.length);
     const w = width / shownColumns.length, h = height / shownRows.length;
     if (r === null || c === null) { svg.append(drawn("text", { x: x + w / 2, y: y + h / 2 + 4, "text-anchor": "middle", class: "dim" }, "…")); return; }
-    const holders = ranksHolding(tensor, axes, cuts, rowDim, r, columnDim, c);
+    const holders = ranksHolding(tensor, axes, cuts, rowDim, r, columnDim, c).map((place) => ranks?.[place] ?? place);
     svg.append(drawn("rect", { x: x + 0.5, y: y + 0.5, width: w - 1, height: h - 1, class: `cell tone${(r + c) % 2}${partial ? " partial" : ""}` },
       drawn("title", {}, `ranks ${rankText(holders, 1e9)}`)));
     const text = rankText(holders, Math.floor(w / 7));

@@ -1,5 +1,5 @@
 // Time from left to right, one row per stream: bars that can be zoomed, moved, pointed at and walked through with the keyboard.
-// A group is {title, rows: [{label, ids}], start(i), end(i), act(i), text(i), lines(i), onChain(i)}.
+// A group is {title, rows: [{label, ids}], start(i), end(i), act(i), text(i, room), lines(i), onChain(i)}; `room`: the least width of a bar with text.
 
 const ROW = 26, GROUP = 22, AXIS = 24;
 
@@ -53,13 +53,13 @@ class Timeline {
     pen.font = "12px system-ui, sans-serif"; pen.textBaseline = "middle";
     for (const t of ticks(view.from, view.to, width / 110)) {
       pen.fillStyle = faint; pen.fillRect(Math.round(x(t)), AXIS - 4, 1, this.height);
-      pen.fillStyle = themed("soft"); pen.fillText(secondsText(t), Math.round(x(t)) + 3, 10);
+      pen.fillStyle = themed("soft"); within(pen, secondsText(t), Math.round(x(t)) + 3, 10, width);
     }
     this.shown = 0;
     for (const { group, row, title, top } of rows) {
       pen.fillStyle = ink;
       if (title) { pen.font = "600 12px system-ui, sans-serif"; pen.fillText(title, 4, top + GROUP / 2); pen.font = "12px system-ui, sans-serif"; continue; }
-      pen.fillText(row.label, 4, top + ROW / 2, left - 8);
+      pen.fillText(window.innerWidth < 640 ? row.short ?? row.label : row.label, 4, top + ROW / 2, left - 8);
       pen.fillStyle = themed("lane"); pen.fillRect(left, top + 2, width - left, ROW - 4);
       pen.save(); pen.beginPath(); pen.rect(left, top, width - left, ROW); pen.clip();
       let drawnTo = -1, drawnAct = "";
@@ -76,10 +76,10 @@ class Timeline {
         if (to - from < 1) { // what else begins and ends within this pixel would be painted over it
           k = Math.max(k, firstAfter(row.ids, view.from + (drawnTo - left) / scale, group.end, k) - 1);
         }
-        if (to - from > 44) {
-          pen.save(); pen.beginPath(); pen.rect(from + 3, top, to - from - 6, ROW); pen.clip();
+        if (to - from > (group.room ?? 44)) {
+          pen.save(); pen.beginPath(); pen.rect(from + 1, top, to - from - 2, ROW); pen.clip();
           pen.fillStyle = themed(`on-${act}`) || "#fff";
-          pen.fillText(group.text(i), Math.max(from, left) + 5, top + ROW / 2);
+          pen.fillText(group.text(i, to - from), Math.max(from, left) + (to - from > 44 ? 5 : 3), top + ROW / 2);
           pen.restore();
         }
       }

@@ -1,11 +1,11 @@
-// Who sends how much to whom: rank against rank, coloured by the axis whose link carries it, darker where it is more.
+// Who sends how much to whom: rank against rank, coloured by what carries it (an axis' link, or those between stages), darker where it is more.
 
 const MOST_SHOWN = 64;
 
 class TrafficMatrix {
-  constructor(box, flows, axes) {
-    this.box = box; this.flows = flows; this.axes = axes; this.canvas = box.querySelector("canvas"); this.said = box.querySelector("[aria-live]");
-    this.ranks = axes.reduce((n, axis) => n * axis.size, 1);
+  constructor(box, data) {
+    this.box = box; this.data = data.traffic; this.names = data.traffic.names; this.canvas = box.querySelector("canvas"); this.said = box.querySelector("[aria-live]");
+    this.ranks = data.traffic.ranks;
     this.group = Math.ceil(this.ranks / MOST_SHOWN);
     this.cells = Math.ceil(this.ranks / this.group);
     this.collect();
@@ -15,20 +15,24 @@ class TrafficMatrix {
   }
 
   collect() {
-    const sent = new Map(); // cell -> [bytes per axis]
-    let stride = 1; const places = {};
-    for (let a = this.axes.length - 1; a >= 0; a -= 1) { places[this.axes[a].name] = { a, size: this.axes[a].size, stride }; stride *= this.axes[a].size; }
-    for (const flow of this.flows) {
-      const { a, size, stride: step } = places[flow.axis];
-      for (let rank = 0; rank < this.ranks; rank += 1) {
-        const at = Math.floor(rank / step) % size;
-        for (const other of peers(at, size, flow.to)) {
-          const key = Math.floor(rank / this.group) * this.cells + Math.floor((rank + (other - at) * step) / this.group);
-          if (!sent.has(key)) sent.set(key, new Float64Array(this.axes.length));
-          sent.get(key)[a] += flow.bytes;
-        }
+    const sent = new Map(); // cell -> [bytes per name]
+    const add = (from, to, name, bytes) => {
+      const key = Math.floor(from / this.group) * this.cells + Math.floor(to / this.group);
+      if (!sent.has(key)) sent.set(key, new Float64Array(this.names.length));
+      sent.get(key)[this.names.indexOf(name)] += bytes;
+    };
+    for (const { ranks, axes, flows } of this.data.blocks) {
+      let stride = 1; const places = {};
+      for (let a = axes.length - 1; a >= 0; a -= 1) { places[axes[a].name] = { size: axes[a].size, stride }; stride *= axes[a].size; }
+      for (const flow of flows) {
+        const { size, stride: step } = places[flow.axis];
+        ranks.forEach((rank, place) => {
+          const at = Math.floor(place / step) % size;
+          for (const other of peers(at, size, flow.to)) add(rank, ranks[place + (other - at) * step], flow.axis, flow.bytes);
+        });
       }
     }
+    for (const [from, to, bytes] of this.data.pairs) add(from, to, this.names[this.names.length - 1], bytes);
     this.sent = sent;
     this.most = 0;
     for (const bytes of sent.values()) this.most = Math.max(this.most, bytes.reduce((x, y) => x + y, 0));
@@ -43,7 +47,7 @@ class TrafficMatrix {
       const row = Math.floor(key / this.cells), column = key % this.cells, total = bytes.reduce((x, y) => x + y, 0);
       const axis = bytes.indexOf(Math.max(...bytes));
       pen.globalAlpha = 0.25 + 0.75 * (Math.log1p((total / this.most) * 63) / Math.log(64));
-      pen.fillStyle = themed(`axis-${axis % 4}`);
+      pen.fillStyle = themed(`axis-${axis % 5}`);
       pen.fillRect(left + column * size + 0.5, 26 + row * size + 0.5, Math.max(size - 1, 1), Math.max(size - 1, 1));
     }
     pen.globalAlpha = 1; pen.fillStyle = themed("soft");
@@ -59,7 +63,7 @@ class TrafficMatrix {
     const name = (cell) => (this.group === 1 ? `rank ${cell}` : `ranks ${cell * this.group}–${Math.min((cell + 1) * this.group, this.ranks) - 1}`);
     const bytes = this.sent.get(row * this.cells + column);
     if (!bytes) return [`${name(row)} sends nothing to ${name(column)}`];
-    return [`${name(row)} to ${name(column)}`, ...[...bytes].map((b, a) => (b ? `${bytesText(b)} a step over ${this.axes[a].name}` : null)).filter(Boolean)];
+    return [`${name(row)} to ${name(column)}`, ...[...bytes].map((b, a) => (b ? `${bytesText(b)} a step ${this.names[a].startsWith("between") ? this.names[a] : `over ${this.names[a]}`}` : null)).filter(Boolean)];
   }
 
   hover(event) {

@@ -3,23 +3,27 @@
 class WhatIf {
   constructor(box, data, steps, onRun) {
     this.box = box; this.data = data; this.steps = steps; this.onRun = onRun; this.factors = new Map();
-    const controls = box.querySelector(".controls");
-    for (const axis of data.axes) if (axis.size > 1) this.control(controls, `link:${axis.name}`, `rate of link ${axis.name}`);
-    this.control(controls, "device", "speed of the devices");
-    this.control(controls, "host", "speed of the host");
+    for (const name of this.links()) this.control(`link:${name}`, name === "stages" ? "rate of links between stages" : `rate of link ${name}`);
+    this.control("device", "speed of the devices");
+    this.control("host", "speed of the host");
+    this.more();
     box.querySelector(".reset").addEventListener("click", () => this.reset());
     this.plan = this.simulate();
     this.show(this.plan);
     setTimeout(() => this.sensitivity(), 200); // nobody has scrolled there yet
   }
 
-  control(controls, key, label) {
+  links() { return this.data.axes.filter((axis) => axis.size > 1).map((axis) => axis.name); }
+
+  more() {} // further controls
+
+  control(key, label) {
     const id = `factor-${key.replace(":", "-")}`;
     const slider = element("input", { type: "range", min: -3.5, max: 3.5, step: 0.01, value: 0, id: `${id}-slider`, "aria-label": `${label}, as a power of two` });
     const number = element("input", { type: "number", min: 0.01, max: 100, step: "any", value: 1, id });
     slider.addEventListener("input", () => { number.value = digits(2 ** Number(slider.value)); this.changed(); });
     number.addEventListener("input", () => { if (Number(number.value) > 0) { slider.value = Math.log2(Number(number.value)); this.changed(); } });
-    controls.append(element("div", { class: "control" }, element("label", { for: id }, label), slider, element("span", { class: "times" }, "×"), number));
+    this.box.querySelector(".controls").append(element("div", { class: "control" }, element("label", { for: id }, label), slider, element("span", { class: "times" }, "×"), number));
     this.factors.set(key, { slider, number });
   }
 
@@ -50,34 +54,57 @@ class WhatIf {
     this.changed();
   }
 
-  show(runs) {
-    const slowest = runs.reduce((a, b) => (b.total > a.total ? b : a)), before = this.plan.reduce((a, b) => (b.total > a.total ? b : a));
-    const put = (name, value, text) => { const at = this.box.querySelector(`[data-number="${name}"]`); if (at) { at.textContent = text; at.dataset.value = value; } };
-    put("step_seconds", slowest.total, secondsText(slowest.total));
-    put("sum_seconds", slowest.sum, secondsText(slowest.sum));
-    put("exposed_seconds", slowest.exposed, secondsText(slowest.exposed));
-    put("lower_bound_seconds", slowest.bound, secondsText(slowest.bound));
-    put("ratio", slowest.total / before.total, `${digits(slowest.total / before.total)} × the plan's`);
-    const { work, price, devices } = this.data;
-    if (work) put("rate", work.count / slowest.total, `${countText(work.count / slowest.total)} ${work.unit} a second`);
-    if (work && price) put("cost", (price * devices * slowest.total) / 3600 / work.count * 1e6, `${digits((price * devices * slowest.total) / 3600 / work.count * 1e6)} a million ${work.unit}`);
-    slowest.step.streams.forEach((stream, s) => put(`busy ${stream}`, slowest.busy[s], `${secondsText(slowest.busy[s])}, ${digits((100 * slowest.busy[s]) / slowest.total)} % of the step`));
+  put(name, value, text) {
+    const at = this.box.querySelector(`[data-number="${name}"]`);
+    if (at) { at.textContent = text; at.dataset.value = value; }
+  }
+
+  // What follows from the length of a step.
+  rates(total, before) {
+    const { work, price, devices } = this.data, cost = work && price ? ((price * devices * total) / 3600 / work.count) * 1e6 : 0;
+    this.put("step_seconds", total, secondsText(total));
+    this.put("ratio", total / before, `${digits(total / before)} × the plan's`);
+    if (work) this.put("rate", work.count / total, `${countText(work.count / total)} ${work.unit} a second`);
+    if (work && price) this.put("cost", cost, `${digits(cost)} a million ${work.unit}`);
+  }
+
+  command(more = []) {
     const { links, device, host } = this.settings(), words = ["shardwright simulate", this.data.file];
     for (const [axis, rate] of Object.entries(links)) if (rate !== 1) words.push(`--link-rate ${axis}=${rate}`);
     if (device !== 1) words.push(`--device-speed ${device}`);
     if (host !== 1) words.push(`--host-speed ${host}`);
-    this.box.querySelector(".command").textContent = words.join(" ");
+    this.box.querySelector(".command").textContent = [...words, ...more].join(" ");
+  }
+
+  show(runs) {
+    const slowest = slowestOf(runs);
+    this.rates(slowest.total, slowestOf(this.plan).total);
+    this.put("sum_seconds", slowest.sum, secondsText(slowest.sum));
+    this.put("exposed_seconds", slowest.exposed, secondsText(slowest.exposed));
+    this.put("lower_bound_seconds", slowest.bound, secondsText(slowest.bound));
+    slowest.step.streams.forEach((stream, s) => this.put(`busy ${stream}`, slowest.busy[s], `${secondsText(slowest.busy[s])}, ${digits((100 * slowest.busy[s]) / slowest.total)} % of the step`));
+    this.command();
   }
 
   // What doubling each speed would give: which of them is worth money.
   sensitivity() {
-    const body = this.box.querySelector(".sensitivity tbody"), plan = Math.max(...this.plan.map((run) => run.total)), found = [];
-    for (const key of this.factors.keys()) {
+    this.gains(this.doubled((settings) => slowestOf(this.simulate(settings)).total), slowestOf(this.plan).total);
+  }
+
+  doubled(total) {
+    return [...this.factors.keys()].map((key) => {
       const settings = { links: {}, device: 1, host: 1 };
       if (key.startsWith("link:")) settings.links[key.slice(5)] = 2; else settings[key] = 2;
-      found.push([key.startsWith("link:") ? `link ${key.slice(5)}` : key === "device" ? "devices" : "host", Math.max(...this.simulate(settings).map((run) => run.total))]);
-    }
+      const name = key === "link:stages" ? "links between stages" : key.startsWith("link:") ? `link ${key.slice(5)}` : key === "device" ? "devices" : "host";
+      return [`${name} twice as fast`, total(settings)];
+    });
+  }
+
+  gains(found, plan) {
     found.sort((a, b) => a[1] - b[1]);
-    body.replaceChildren(...found.map(([name, total]) => element("tr", {}, element("th", { scope: "row" }, `${name} twice as fast`), element("td", {}, secondsText(total)), element("td", {}, `${digits((100 * (plan - total)) / plan)} % less`))));
+    const change = (total) => { const share = digits(Math.abs((100 * (plan - total)) / plan)); return share === "0" ? "no change" : `${share} % ${total < plan ? "less" : "more"}`; };
+    this.box.querySelector(".sensitivity tbody").replaceChildren(...found.map(([name, total]) => element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, secondsText(total)), element("td", {}, change(total)))));
   }
 }
+
+function slowestOf(runs) { return runs.reduce((a, b) => (b.total > a.total ? b : a)); }

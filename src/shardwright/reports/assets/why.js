@@ -7,7 +7,7 @@ class Why {
     const rank = Object.keys(data.why);
     rows.sort((a, b) => rank.indexOf(a.name) - rank.indexOf(b.name));
     this.rows = new Map(rows.map((row) => [row.name, row]));
-    this.select.replaceChildren(...rows.map((row) => element("option", { value: row.name }, `${row.module ? `${row.module} · ` : ""}${row.name}${row.times > 1 ? ` (× ${row.times})` : ""}`)));
+    this.select.replaceChildren(...rows.map((row) => element("option", { value: row.name }, `${row.stage === undefined ? "" : `stage ${row.stage} · `}${row.module ? `${row.module} · ` : ""}${row.name}${row.times > 1 ? ` (× ${row.times})` : ""}`)));
     this.select.addEventListener("change", () => this.show(this.select.value));
     if (rows.length) this.show(rows[0].name);
     else this.answer.replaceChildren(element("p", {}, "No alternatives were asked for. "), element("code", {}, `shardwright explain ${data.file} OPERATOR`));
@@ -21,7 +21,7 @@ class Why {
   }
 
   show(name) {
-    const row = this.rows.get(name), options = this.data.why[name], axes = this.data.axes;
+    const row = this.rows.get(name), options = this.data.why[name], axes = axesOf(this.data, row);
     const chosen = options.find((o) => o.chosen), finite = options.map((o) => o.total).filter((t) => t !== null);
     const best = Math.min(...finite), most = Math.max(...finite);
     const lines = options.map((option) => {

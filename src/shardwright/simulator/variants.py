@@ -1,0 +1,67 @@
+"""What else may be asked of a pipeline: orders for another number of micro-batches, and the links that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.errors import ProblemError, ShardwrightError
+from shardwright.plans import Plan
+from shardwright.schedules import RECIPES, Schedule, known_schedule
+from shardwright.simulator.what_if import WhatIf
+
+BETWEEN = "stages"
+"""What a what-if calls the links between stages."""
+
+
+def link_names(plan: Plan) -> list[str]:
+    """What a what-if may say of a pipeline's links: the axes of its stages' meshes, and the links between stages."""
+    axes = dict.fromkeys(name for stage in plan.stages for name, size in stage.strategy.axes if size > 1)
+    return [*axes, *([BETWEEN] if len({stage.ranks for stage in plan.stages}) > 1 else [])]
+
+
+def check_links(plan: Plan, what_if: WhatIf) -> None:
+    """Refuse a link rate for a link that the pipeline does not have."""
+    names = link_names(plan)
+    for name in what_if.link_rates:
+        if name not in names:
+            raise ShardwrightError(f"The plan's stages have no link {name!r}.", f"They have: {', '.join(names)}.")
+
+
+def order_name(schedule: Schedule) -> str:
+    """The name of a schedule, empty where it is none of the known ones.
+
+    >>> order_name(known_schedule("zb-h1", 4, 8))
+    'zb-h1'
+    """
+    stages, count, devices = schedule.stages, schedule.microbatches, schedule.devices
+    made = ((name, _known(name, stages, count, devices)) for name in RECIPES)
+    return next((name for name, order in made if order is not None and schedule in (order, order.forwards_first())), "")
+
+
+def _known(name: str, stages: int, count: int, devices: int) -> Schedule | None:
+    try:
+        return known_schedule(name, stages, count, devices)
+    except ProblemError:
+        return None  # that one does not exist for so many
+
+
+def orders_like(schedule: Schedule, count: int) -> list[Schedule]:
+    """Orders for another number of micro-batches: the same recipe, or where it is none, every one on the same devices."""
+    name = order_name(schedule)
+    made = (_known(one, schedule.stages, count, schedule.devices) for one in ([name] if name else RECIPES))
+    found = [order for order in made if order is not None and order.device_of == schedule.device_of]
+    if not found:
+        raise ShardwrightError(
+            f"There is no {name or 'known order'} of {schedule.stages} stages for {count} micro-batches.",
+            f"Ask for a multiple of {schedule.devices}, or plan again with another --schedule.",
+        )
+    return found
+
+
+def not_so_many(count: int, sizes: Sequence[int], why: str) -> ShardwrightError:
+    """Why a pipeline cannot have so many micro-batches, in one sentence."""
+    rows = " or ".join(map(str, dict.fromkeys(sizes)))
+    return ShardwrightError(
+        f"Micro-batches of {rows} rows cannot be split as the plan's stages are: {why}",
+        f"Ask for fewer than {count}, or plan again with --microbatches {count}.",
+    )
