@@ -89,11 +89,10 @@ def test_a_tour_plans_shows_and_verifies_one_s_own_model(
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(answers) + "\n"))
     assert run(monkeypatch, "tour") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "yours.py" in said and "8xNothing" in said
+    assert said.count("Which model") == said.count("Which cluster") == 2
     folder = tmp_path / "shardwright-tour"
     assert "At a glance" in (folder / "plan.html").read_text()
     assert Plan.load(folder / "local.json").strategy.devices == 2  # also where one device would be faster
-    assert "All numbers agree" in said or "agree" in said
     assert "is a verified plan of mine.py:build" in said
 
 
