@@ -86,13 +86,13 @@ def train(rank: int, folder: Path, repeats: int) -> None:
     idle: list[float] = []
 
     def step(name: str) -> tuple[float, float]:
-        model, optimiser, args = engines[name]
-        optimiser.zero_grad(set_to_none=True)
+        model, optimizer, args = engines[name]
+        optimizer.zero_grad(set_to_none=True)
         dist.barrier()
         began, core = time.perf_counter(), time.process_time()
         waited[0] = 0.0
         model(*args).backward()
-        optimiser.step()
+        optimizer.step()
         mine, core = time.perf_counter() - began, time.process_time() - core
         dist.barrier()
         wall = time.perf_counter() - began
@@ -107,11 +107,11 @@ def train(rank: int, folder: Path, repeats: int) -> None:
                 taken[name].append(wall)
                 cores[name].append(core)
     idle = idle[-repeats:]
-    model, optimiser, _ = engines["pipeline"]
-    optimiser.zero_grad(set_to_none=True)
+    model, optimizer, _ = engines["pipeline"]
+    optimizer.zero_grad(set_to_none=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step("pipeline")
-    state = [local_of(v) for values in optimiser.state.values() for v in values.values() if v.dim()]
+    state = [local_of(v) for values in optimizer.state.values() for v in values.values() if v.dim()]
     held = sum(t.nbytes for t in [*(local_of(p) for p in model.parameters()), *model.buffers(), *state])
     found = {"taken": taken, "cores": cores, "idle": idle, "memory": held + peak_of(profiler)}
     (folder / f"measured-{rank}.json").write_text(json.dumps(found))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from shardwright.search.solution import Solution
 
 _ANNEALING_STEPS = (60_000, 600_000)  # per start: a quick round first, then a long one
 _ANNEALING_VISITS = 400_000_000
+QUICK_BLOCKS = 200  # up to which all orders are searched even if time is up
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +183,8 @@ def place_for_latency(
 def best_start(slots: Slots, *, seed: int, seconds: float) -> np.ndarray | None:
     """The best of the constructed placements, each improved by annealing while the time lasts."""
     begun = time.perf_counter()
-    starts = []
-    for start in _constructed(slots):
-        if slots.fits(start) and np.isfinite(slots.finish_times(start)[0]):
-            starts.append(start)
-        if starts and time.perf_counter() - begun > seconds:
-            break
+    made = _constructed(slots, lambda: time.perf_counter() - begun < seconds)
+    starts = [s for s in made if slots.fits(s) and np.isfinite(slots.finish_times(s)[0])]
     starts.sort(key=lambda s: slots.finish_times(s)[0])
     improved = list(starts[:1])
     for turn, (steps, start) in enumerate(itertools.product(_ANNEALING_STEPS, starts[:3])):
@@ -197,7 +194,7 @@ def best_start(slots: Slots, *, seed: int, seconds: float) -> np.ndarray | None:
     return min(valid, key=lambda s: slots.finish_times(s)[0], default=None)
 
 
-def _constructed(slots: Slots) -> Iterator[np.ndarray]:
+def _constructed(slots: Slots, in_time: Callable[[], bool]) -> Iterator[np.ndarray]:
     workload, blocks = slots.workload, slots.blocks
     if slots.host >= 0:
         yield np.full(workload.nodes, -1, dtype=np.int64)
@@ -205,7 +202,7 @@ def _constructed(slots: Slots) -> Iterator[np.ndarray]:
     few = tuple(replace(kind, count=min(kind.count, 2)) if kind.host else kind for kind in blocks.kinds)
     first_slot = {(stage.kind, stage.devices): s for s, stage in reversed([*enumerate(slots.stages)])}
     for order in (*(orders(blocks) if blocks.count <= 3_000 else ()), None):  # one order is quick, all of them is not
-        if order is None and blocks.count > 2_000:
+        if order is None and (blocks.count > 2_000 or (blocks.count > QUICK_BLOCKS and not in_time())):
             continue
         try:
             search = ChainSearch(replace(blocks, kinds=few), Rules(), order=order, summed=True, most_ideals=60_000)
