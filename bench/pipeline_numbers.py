@@ -37,7 +37,7 @@ from shardwright.schedules import RECIPES  # noqa: E402
 
 RESULTS = ROOT / "bench" / "measured" / "pipeline_numbers"
 OWN = "bench/pipeline_models.py"
-MODELS = ["gpt:small", "llama:small", "moe:small", f"{OWN}:unet", f"{OWN}:two_towers"]
+MODELS = ["gpt:small", "moe:small", f"{OWN}:unet", f"{OWN}:two_towers"]
 MODELS += [f"hf:{name}:small" for name in ("gpt2", "llama", "bert", "t5", "vit", "mixtral", "CLIPModel")]
 LIMIT = 1e-9
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from shardwright.cluster import parse_cluster
 from shardwright.errors import ShardwrightError
@@ -73,3 +74,36 @@ def test_what_does_not_fit_is_refused(graph: Graph) -> None:
         plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(3, 2, "gpipe"))
     with pytest.raises(ShardwrightError, match="batch of 8 cannot be cut into 16"):
         plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(2, 16, "gpipe"))
+
+
+class Contrasted(torch.nn.Module):
+    """Batch norms, if asked for, and a loss of all rows together."""
+
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        norm = torch.nn.BatchNorm1d(8) if normed else torch.nn.LayerNorm(8)
+        self.first, self.second = torch.nn.Sequential(torch.nn.Linear(8, 8), norm), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(self.first(x))
+        return (x @ x.t()).logsumexp(1).mean()
+
+
+def test_a_loss_of_all_rows_together_waits_for_all_forward_passes() -> None:
+    graph = capture(Contrasted(normed=False), (torch.randn(8, 8),))
+    plan = plan_pipeline(graph, parse_cluster("2xH100"), Pipelining(2, 4, "1f1b"))
+    assert plan.schedule is not None
+    assert plan.schedule == plan.schedule.forwards_first()
+    assert any("needs the whole batch" in note for note in plan.notes)
+
+
+def test_batch_norms_may_be_asked_for_per_piece() -> None:
+    graph = capture(Contrasted(normed=True), (torch.randn(8, 8),))
+    with pytest.raises(ShardwrightError, match=r"batch_norm.*changes the buffer") as refused:
+        plan_pipeline(graph, parse_cluster("2xH100"), Pipelining(2, 4, "1f1b"))
+    assert "--batch-norm per-piece" in refused.value.remedy
+    plan = plan_pipeline(graph, parse_cluster("2xH100"), Pipelining(2, 4, "1f1b", (), "per-piece"))
+    again = from_json(to_json(plan))
+    assert again == plan
+    assert again.batch_norm == "per-piece"
+    assert simulate_plan_pipeline(again, graph).seconds == pytest.approx(plan.prediction.step_seconds)
