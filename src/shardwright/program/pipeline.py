@@ -91,7 +91,10 @@ class Pipeline:
         LoweringError
             When an operator cannot be cut into micro-batches; the message names it.
         """
-        micro = microbatches(graph, count, batch_norm)
+        try:
+            micro = microbatches(graph, count, batch_norm)
+        except ValueError as error:  # an operator of a damaged graph with other inputs than its rule has
+            raise LoweringError(f"The graph is damaged: {error}.", "Plan again.") from None
         names = [stage.operators for stage in stages]
         parts = {size: stage_graphs(one, names) for size, one in micro.graphs.items()}
         return Pipeline(micro, tuple(stages), schedule, parts)

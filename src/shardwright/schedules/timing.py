@@ -135,7 +135,10 @@ def _stuck(schedule: Schedule, pipeline: Pipeline) -> str:
                 done.add(order[heads[device]])
                 heads[device] += 1
                 moved = True
-    device = next(d for d, order in enumerate(schedule.orders) if heads[d] < len(order))
+    waiting = [d for d, order in enumerate(schedule.orders) if heads[d] < len(order)]
+    if not waiting:
+        return "for seconds that are no numbers"
+    device = waiting[0]
     seen: list[int] = []
     while device not in seen:
         seen.append(device)
