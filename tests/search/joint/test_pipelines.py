@@ -55,16 +55,21 @@ def every_pipeline(space: _Space) -> list[JointPlan]:
     return plans
 
 
-@pytest.mark.parametrize("limit", [None, 40e6, 22e6])
-def test_the_bound_is_below_every_pipeline_and_the_answer_near_the_best(limit: float | None) -> None:
-    cluster = parse_cluster("4xH100")
-    space = _Space(Model(graph_at), cluster, 16, 4, limit, "adamw", 2, 64)
+@pytest.mark.parametrize(
+    ("where", "size", "limit"),
+    [("4xH100", 4, None), ("4xH100", 4, 40e6), ("4xH100", 4, 22e6), ("2x2xH100", 2, None), ("2x2xH100", 2, 22e6)],
+)
+def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
+    where: str, size: int, limit: float | None
+) -> None:
+    cluster = parse_cluster(where)
+    space = _Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
     plans = every_pipeline(space)
     fastest = min(plan.step_seconds for plan in plans)
     assert space.bound() <= fastest * (1 + 1e-9)
     found = space.best()
     assert found is not None
-    assert found.step_seconds <= fastest * 1.02  # the composition's formula and the simulation differ a little
+    assert found.step_seconds <= fastest * (1 + 1e-9)
     room = limit or cluster.device.usable_memory
     assert all(stage.memory_bytes <= room * (1 + 1e-9) for stage in found.stages)
     assert [s.first_block for s in found.stages[1:]] == [s.last_block for s in found.stages[:-1]]
