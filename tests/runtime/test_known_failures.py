@@ -18,8 +18,9 @@ from torch.nn import functional
 
 from runtime.pipelines import pipeline_plan, whole
 from runtime.pool import POOL
+from runtime.test_regions import uncompiled
 from shardwright.frontend import capture
-from shardwright.runtime import parallelize
+from shardwright.runtime import parallelize, regions
 from shardwright.schedules import Schedule
 
 WIDTH, WORDS = 6, 11
@@ -49,8 +50,10 @@ class Four(torch.nn.Module):
         return (loss, second) if self.odd == "an unused stage output" else loss
 
 
+COMPILED = "zero-bubble with compiled stages"
 COUNTS = {"fewer micro-batches than stages": 2, "unequal micro-batches": 3}
 ORDERS = {
+    COMPILED: "zb-h1",
     "last-stage forwards out of order": Schedule.parse(
         "0F0 0F1 0B0 0B1 | 1F0 1F1 1B0 1B1 | 2F0 2F1 2B0 2B1 | 3F1 3F0 3I0 3I1 3W1 3W0"
     ),
@@ -63,6 +66,7 @@ FAILURES = (
     "unequal micro-batches",
     "a stage with no trainable parameter",
     "last-stage forwards out of order",
+    COMPILED,
 )
 
 
@@ -85,6 +89,8 @@ def difference(odd: str) -> float:
     reference = copy.deepcopy(model)
     plan = pipeline_plan(graph, stages(graph), COUNTS.get(odd, 2), ORDERS.get(odd, "1f1b"))
     parallel = parallelize(model, plan, args, graph=graph)
+    if odd == COMPILED:
+        parallel.compile()
     worst = 0.0
     for _ in range(2):
         for module in (reference, parallel):
@@ -100,11 +106,12 @@ def difference(odd: str) -> float:
     return worst
 
 
-def differences(rank: int) -> dict[str, float | str]:
-    found: dict[str, float | str] = {}
-    for odd in FAILURES:
-        found[odd] = difference(odd)
-    return found
+def differences(rank: int) -> dict[str, float]:
+    before, regions.compiled_function = regions.compiled_function, uncompiled
+    try:
+        return {odd: difference(odd) for odd in FAILURES}
+    finally:
+        regions.compiled_function = before
 
 
 @functools.cache

@@ -109,10 +109,13 @@ def load_checkpoint(
     return extra
 
 
-def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) -> None:
+def load_weights(
+    model: torch.nn.Module, path: str | Path, strict: bool = True, elsewhere: frozenset[str] = frozenset()
+) -> None:
     """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict.
 
-    Names that are missing or unexpected are an error that names them, unless ``strict`` is false.
+    Names that are missing or unexpected are an error that names them, unless ``strict`` is false; those ``elsewhere`` may be
+    other ranks'.
     """
     stored = {
         name: tuple(entry.size)
@@ -123,6 +126,7 @@ def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) 
     nested = not set(own) <= set(stored) and any(name.startswith("model.") for name in stored)
     if nested:  # beside the model a checkpoint of ours holds what belongs to a training run
         stored = {name.removeprefix("model."): size for name, size in stored.items() if name.startswith("model.")}
+    stored = {name: size for name, size in stored.items() if name in own or name not in elsewhere}
     check_names(path, stored, {(name,): tuple(tensor.shape) for name, tensor in own.items()}, strict)
     known = {name: tensor for name, tensor in own.items() if name in stored}
     load({"model": known} if nested else known, path)

@@ -33,7 +33,7 @@ from shardwright.program.pipeline import Pipeline, Step
 from shardwright.program.steps import Line
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
-from shardwright.runtime.calling import Calling, refuse_autocast, refuse_other_mode
+from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options, refuse_other_mode
 from shardwright.runtime.fetched import Fetched, Telling
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
@@ -120,7 +120,13 @@ class PipelineModule(Owning):
     def _first_parts(self) -> Sequence[Any]:
         return next(iter(self.pipeline.parts.values()))
 
-    @torch.compiler.disable  # a schedule is no graph: under torch.compile it runs as it is
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile what this rank's stages compute, region by region, each half of a split backward pass by itself."""
+        refuse_compiler_options(args, kwargs)
+        for part in self._parts.values():
+            part.executor.gradients.compiled = True
+
+    @torch.compiler.disable  # a schedule is no graph: compile() takes what is between sends
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         refuse_autocast(self._device)
         if not self._mode_free:

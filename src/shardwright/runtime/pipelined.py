@@ -106,7 +106,8 @@ def pipelined(
         compare_batches=compare_batches,
     )
     if weights is not None and is_checkpoint(weights):
-        load_weights(module, weights, strict)
+        names = (*(path for p in graph.parameters for path in p.paths), *(b.path for b in graph.buffers))
+        load_weights(module, weights, strict, frozenset(names))
     return module
 
 
