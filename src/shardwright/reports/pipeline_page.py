@@ -138,7 +138,7 @@ def communication_section(piped: Piped) -> str:
         'aria-label="Matrix of who sends to whom. Arrow keys walk through it."></canvas></div>'
         '<p class="said" aria-live="polite"></p></div><div>'
         + (table("Collectives of one rank in one step", heads, inside) if inside else "")
-        + (table("What stages hand on in one step", pairs, between, tight=True) if between else "")
+        + (table("What stages hand on in one step", pairs, between) if between else "")
         + "</div></div>"
     )
 
