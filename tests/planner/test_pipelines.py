@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from shardwright.cluster import parse_cluster
+from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_pipeline
-from shardwright.planner.cutting import cut_at
+from shardwright.planner.cutting import balanced, cut_at
 from shardwright.plans import Plan, from_json, to_json
 from shardwright.simulator import simulate_plan, simulate_plan_pipeline
 from shardwright.zoo.reference import resolve
@@ -36,6 +38,16 @@ def test_a_plan_with_stages_survives_its_file_and_is_simulated_the_same(made: Pl
     assert [stage.prediction for stage in made.stages] == list(timeline.stages)
     with pytest.raises(ShardwrightError, match="4 stages"):
         simulate_plan(again, graph)
+
+
+def test_no_stage_is_empty_where_sending_is_dear(graph: Graph) -> None:
+    cluster = parse_cluster("2xH100")
+    node = cluster.nodes[0]
+    slow = replace(cluster, nodes=(replace(node, link=replace(node.link, bandwidth=1e3)),))
+    parameters = {p.tensor for p in graph.parameters}
+    reads = {op.name: set(op.inputs) for op in graph.ops}
+    for stage in balanced(graph, mesh_of(parse_cluster("1xH100")), slow, 2):
+        assert any(reads[name] & parameters for name in stage)
 
 
 def test_stages_are_balanced_and_their_bubble_is_that_of_the_schedule(made: Plan) -> None:

@@ -66,11 +66,14 @@ def balanced(graph: Graph, device: Mesh, cluster: Cluster, count: int) -> list[l
     if count > ends:
         raise ShardwrightError(f"{ends} operators cannot make {count} stages.", "Ask for fewer stages.")
     allowed = _borders(graph)
-    best = np.where(allowed, done + hop, np.inf)
+    # What needs no parameter is computed wherever it is read: a stage of nothing else would be empty, and wins where
+    # sending is dear.
+    heavy = np.cumsum([0, *(not light for light in _light(graph))])
+    best = np.where(allowed & (heavy > 0), done + hop, np.inf)
     choices = []
     for _ in range(1, count):
         stage = done[None, :] - done[:, None] + hop[:, None] + hop[None, :]
-        stage = np.where(np.tri(ends + 1, dtype=bool), np.inf, stage)
+        stage = np.where(heavy[None, :] > heavy[:, None], stage, np.inf)
         cost = np.maximum(np.where(allowed, best, np.inf)[:, None], stage)
         choices.append(cost.argmin(axis=0))
         best = np.where(allowed, cost.min(axis=0), np.inf)
@@ -90,21 +93,27 @@ def _borders(graph: Graph) -> np.ndarray:
     return np.array([True, *(a != b for a, b in itertools.pairwise(names)), True])
 
 
+def _light(graph: Graph) -> list[bool]:
+    """Of every operator, whether it depends on no parameter."""
+    known, found = set(graph.sources) - {p.tensor for p in graph.parameters}, []
+    for op in graph.ops:
+        found.append(all(name in known for name in op.inputs))
+        known.update(out for out in op.outputs if out is not None and found[-1])
+    return found
+
+
 def _crossing(graph: Graph) -> np.ndarray:
-    """Bytes of what is made before and read after every place between two operators."""
-    known = set(graph.sources) - {p.tensor for p in graph.parameters}
+    """Bytes of what is made before and read after every place between two operators, but for what depends on no
+    parameter."""
     made: dict[str, int] = {}
     change = np.zeros(len(graph.ops) + 2)
     last: dict[str, int] = {}
-    for i, op in enumerate(graph.ops):
-        for name in op.inputs:
-            last[name] = i
-        light = all(name in known for name in op.inputs)
-        fresh = [out for out in op.outputs if out is not None]
-        made |= dict.fromkeys(fresh, i)
-        known.update(fresh if light else ())
+    for i, (op, light) in enumerate(zip(graph.ops, _light(graph), strict=True)):
+        last |= dict.fromkeys(op.inputs, i)
+        if not light:
+            made |= {out: i for out in op.outputs if out is not None}
     for name, i in made.items():
-        if name in last and name not in known:
+        if name in last:
             change[i + 1] += graph.tensors[name].bytes
             change[last[name] + 1] -= graph.tensors[name].bytes
     return np.cumsum(change)[: len(graph.ops) + 1]
