@@ -1,7 +1,7 @@
 """Rows sorted over the whole batch and brought back: exact in every micro-batch, though a sort is not.
 
 Mixtures of experts sort the rows of a batch by expert, multiply each group of rows by its expert's weights, and bring the
-rows back into their order (``torch._grouped_mm``; Hugging Face's experts). Sorting mixes the rows of micro-batches. But what
+rows back into their order (grouped products; Hugging Face's experts). Sorting mixes the rows of micro-batches. But what
 happens to a sorted row depends on that row and on its key alone, so a micro-batch that sorts its own rows computes the same
 for each of them, and bringing them back undoes both sorts. This module follows what the tensors in between are: every state
 names the sort that they hang on, and only a state whose values are the same row by row becomes a part of the batch again.
