@@ -3,7 +3,7 @@
 ``python -m bench.soak [MINUTES] [MODEL]`` (60, gpt:small). One cycle: plan with another strategy, parallelize a fresh model,
 train, save a checkpoint, resume from it, evaluate. After every cycle each rank notes its resident memory, open files and
 sockets, threads and children. What a cycle adds is the slope of a line through the second half of the run; it must be below
-20 kB of memory, and nothing else may grow at all.
+20 kB of memory, and nothing else may grow at all. Every twentieth cycle rank 0 says on the standard error where it is.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ def cycles(minutes: float, folder: str, reference: str) -> list[dict[str, float]
         del model, optimizer, graph, built, chosen
         gc.collect()
         noted.append(_counts())
+        if dist.get_rank() == 0 and len(noted) % 20 == 0:
+            print(f"cycle {len(noted)}: {noted[-1]['memory (bytes)'] / 1e6:.1f} MB", file=sys.stderr, flush=True)
 
 
 def main() -> None:
