@@ -26,6 +26,11 @@ GROUPED_PRODUCT: Any = getattr(torch, "_grouped_mm", None)
 """The product of groups of rows with one matrix each, where PyTorch has it."""
 
 
+def profiler_runs() -> bool:
+    """Whether a profiler of torch's is recording in this process (``torch.autograd.profiler._is_profiler_enabled``)."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     """Leaves of a nested structure and the spec that restores it."""
     return pytree.tree_flatten(tree)

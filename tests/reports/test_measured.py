@@ -8,13 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.reports.conftest import Planned, planned
+from tests.reports.conftest import Planned, axe_violations, planned
 
+from shardwright.cluster import parse_cluster
 from shardwright.errors import ShardwrightError
-from shardwright.reports.measured import compare_with, measured_html, read_trace
+from shardwright.frontend import capture
+from shardwright.planner import Options, Pipelining, plan_graph, plan_pipeline
+from shardwright.plans import Plan
+from shardwright.reports.measured import compare_with, measured_html
+from shardwright.reports.measured_pipeline import compare_pipeline, pipeline_html
 from shardwright.reports.page import plan_page
+from shardwright.reports.pipelined import Piped
 from shardwright.reports.steps import rank_steps
-from shardwright.runtime.profiling import PROFILE_VARIABLE, WARM_STEPS, profile_if_asked
+from shardwright.reports.traces import read_trace, read_traces
+from shardwright.runtime import parallelize
+from shardwright.runtime.profiling import PROFILE_VARIABLE, WARM_STEPS, profile_if_asked, trace_path
 from shardwright.zoo.reference import resolve
 
 
@@ -52,8 +60,9 @@ def test_one_step_is_recorded_and_every_operator_finds_its_partner(alone: Planne
     assert found["forward", "linear"] == found["backward", "linear"] == linear
     assert found["forward", "scaled_dot_product_attention"] == found["backward", "scaled_dot_product_attention"]
     assert found["update", "adamw"] == 1
-    assert sum(1 for e in trace if e["name"] == "aten::linear") == linear  # of one step, not of several
-    took = sum(e["dur"] for e in trace if e["name"] == "aten::linear")
+    events = trace.events
+    assert sum(1 for e in events if e["name"] == "aten::linear") == linear  # of one step, not of several
+    took = sum(e["dur"] for e in events if e["name"] == "aten::linear")
     said = sum(row.measured for row in measured.rows if (row.phase, row.what) == ("forward", "linear"))
     assert said == pytest.approx(took)
     assert measured.matched > 0.9 * measured.events
@@ -62,7 +71,7 @@ def test_one_step_is_recorded_and_every_operator_finds_its_partner(alone: Planne
 
 
 def test_it_is_laid_over_the_timeline(alone: Planned, recorded: Path, opened: Any) -> None:
-    view = opened(plan_page(alone.plan, alone.graph, why_seconds=0, trace=read_trace(recorded)))
+    view = opened(plan_page(alone.plan, alone.graph, why_seconds=0, traces=read_traces(recorded)))
     groups = view.page.evaluate("shardwright.timeline.groups.map((g) => g.title)")
     assert len(groups) == 2 and groups[1].startswith("measured") and view.said == []
     assert "Predicted beside measured" in view.page.inner_text("#timeline")
@@ -93,7 +102,7 @@ def test_kernels_count_where_there_are_any_and_collectives_go_by_their_calls(gpt
     events = [
         event(f"aten::{target}", 0.0, 10.0),
         event(f"c10d::{words[call]}", 20.0, 1.0),
-        event("gloo:whatever_it_does", 21.0, 40.0, "user_annotation", tid=5),
+        event("gloo:all_reduce", 21.0, 40.0, "user_annotation", tid=5),
     ]
     path.write_text(json.dumps(events))
     measured = compare_with(step, gpt.graph, read_trace(path))
@@ -107,3 +116,97 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_text('{"traceEvents": []}')
     with pytest.raises(ShardwrightError, match="is not a trace"):
         read_trace(path)
+
+
+def train(rank: int, path: str, stages: int) -> None:
+    """Worker: steps of a parallelized model under ``--profile``; the plan lies beside the trace."""
+    built = resolve("gpt:small", batch=8, device="cpu")
+    graph = capture(built.model, built.args, built.kwargs)
+    cluster, options = parse_cluster("local:4"), Options(search="fsdp", fewer_devices=False, baselines=())
+    if stages:
+        asked = Pipelining(stages, 4, "1f1b", cuts=("blocks.1",))
+        plan = plan_pipeline(graph, cluster, asked, options)
+    else:
+        plan = plan_graph(graph, cluster, options)
+    if rank == 0:
+        plan.save(Path(path).with_name("plan.json"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PROFILE_VARIABLE, path)
+        model = parallelize(built.model, plan, graph=graph)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(WARM_STEPS + 2):
+        model(*built.args, **built.kwargs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def pipeline_recorded(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Piped, Path]:
+    """Two stages of two processes, every rank recorded."""
+    path = tmp_path_factory.mktemp("traces") / "trace.json"
+    pool.run(train, str(path), 2)
+    plan = Plan.load(path.with_name("plan.json"))
+    return Piped.of(plan, plan.graph()), path
+
+
+def test_every_rank_of_a_pipeline_is_laid_over_its_stage(pipeline_recorded: tuple[Piped, Path]) -> None:
+    piped, path = pipeline_recorded
+    traces = read_traces(path)
+    assert [trace.rank for trace in traces] == [0, 1, 2, 3]
+    measured = compare_pipeline(piped, traces)
+    orders = piped.timeline.timing.schedule.orders
+    for rank in measured.ranks:
+        assert rank.device == rank.rank // 2
+        assert [action for action, *_ in rank.passes] == list(orders[rank.device])
+        ends = [0.0, *(end for *_, end in rank.passes)]
+        assert all(before <= start < end for before, (_, start, end) in zip(ends, rank.passes, strict=False))
+        assert rank.matched > 0.95 * rank.events
+        assert 0.0 < rank.busy < measured.seconds and rank.end <= measured.seconds
+    # The first stage's first pass comes before the second stage's, and its last backward pass after: one clock for all.
+    first, last = measured.ranks[0].passes, measured.ranks[2].passes
+    assert first[0][1] < last[0][1] and last[-1][1] < first[-1][2]
+    linear = sum(op.target == "aten.linear.default" for op in piped.graph.ops)
+    rows = [row for row in measured.rows if row.where.startswith(("0 ", "2 ")) and row.what == "linear"]
+    assert sum(row.count for row in rows if row.phase == "forward") == 4 * linear  # of four micro-batches
+    assert sum(row.count for row in rows if row.phase == "backward") == 2 * 4 * linear  # of inputs and of weights
+    assert any(row.what == "all-gather" for row in measured.rows)
+    sizes = [abs(row.difference) for row in measured.rows]
+    assert sizes == sorted(sizes, reverse=True) and all(row.measured > 0 for row in measured.rows)
+    said = pipeline_html(piped, compare_pipeline(piped, traces[:3]))
+    assert "on 3 of 4 ranks" in said and "The traces of 1 ranks are not" in said
+
+
+def test_the_page_of_a_pipeline_shows_what_was_measured(pipeline_recorded: tuple[Piped, Path], opened: Any) -> None:
+    piped, path = pipeline_recorded
+    view = opened(plan_page(piped.plan, piped.graph, why_seconds=0, traces=read_traces(path)), 820, "dark")
+    titles = view.page.evaluate("shardwright.timeline.groups.map((g) => g.title)")
+    assert [title.split(",")[0].split(":")[0] for title in titles] == ["predicted", "measured", "predicted", "measured"]
+    bars = view.page.evaluate("shardwright.timeline.groups[1].rows.map((r) => r.ids.length)")
+    assert bars == [8 + 2] * 4  # every pass, the sums that follow, the update
+    view.page.select_option("#timeline select.device", "1")
+    assert "rank 2" in view.page.evaluate("shardwright.timeline.groups[3].title")
+    assert "Predicted beside measured" in view.page.inner_text("#timeline")
+    assert view.said == [] and axe_violations(view.page) == []
+
+
+def test_traces_of_something_else_are_refused(pipeline_recorded: tuple[Piped, Path], recorded: Path) -> None:
+    piped, path = pipeline_recorded
+    with pytest.raises(ShardwrightError, match="no passes of a pipeline"):
+        compare_pipeline(piped, read_traces(recorded))
+    with pytest.raises(ShardwrightError, match="not those of the plan"):
+        compare_pipeline(piped, [read_trace(trace_path(path, 2), rank=0)])
+
+
+def test_a_parallelized_module_is_matched_by_its_instructions(pool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    pool.run(train, str(path), 0)
+    plan = Plan.load(tmp_path / "plan.json")
+    (trace,) = read_traces(path)
+    step = rank_steps(plan, plan.graph())[0]
+    measured = compare_with(step, plan.graph(), trace)
+    assert measured.matched > 0.95 * measured.events
+    found = {(row.phase, row.what) for row in measured.rows}
+    assert {("forward", "linear"), ("backward", "linear"), ("parameters", "all-gather")} <= found
+    # Passes of the compiler's that trace backward functions are in none of the steps that are recorded.
+    assert not any("Fake" in e["name"] or "make_fx" in e["name"] for e in trace.events)
+    assert measured.seconds < 2.0

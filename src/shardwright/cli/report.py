@@ -39,7 +39,7 @@ def report(
     from shardwright.files import check_writable, write
     from shardwright.planner import describe_graph
     from shardwright.reports import picture, plan_page
-    from shardwright.reports.measured import read_trace
+    from shardwright.reports.traces import read_traces
     from shardwright.reports.trust import read_verification
 
     if output.suffix not in (".html", ".svg", ".pdf"):
@@ -48,7 +48,7 @@ def report(
         )
     check_writable(output)
     said = None if verified is None else read_verification(verified)
-    trace = None if measured is None else read_trace(measured)
+    traces = () if measured is None else read_traces(measured)
     with progress() as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
@@ -56,7 +56,7 @@ def report(
         content: str | bytes
         if output.suffix == ".html":
             content = plan_page(
-                loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said, trace=trace
+                loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said, traces=traces
             )
         else:
             described = describe_graph(graph)

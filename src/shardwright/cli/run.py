@@ -27,7 +27,10 @@ def run(
     rdzv_endpoint: Annotated[str | None, typer.Option(help="host:port of the first node, for several nodes")] = None,
     max_restarts: Annotated[int, typer.Option(help="Restarts after a failure; resume from a checkpoint")] = 0,
     profile: Annotated[
-        Path | None, typer.Option(help="Record the fourth step of rank 0 here, for `shardwright report --measured`")
+        Path | None,
+        typer.Option(
+            help="Record the fifth step here, for `shardwright report --measured`; of a pipeline every rank's, beside it"
+        ),
     ] = None,
     assist: Annotated[
         str | None,

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.cluster import Mesh
-from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.planner import describe_graph
 from shardwright.plans import Plan
@@ -20,10 +19,12 @@ from shardwright.reports.cuts import MEANING
 from shardwright.reports.glance import Work, glance, memory_gauge, work_of
 from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
 from shardwright.reports.measured import Measured, compare_with, measured_html, packed_measured
+from shardwright.reports.measured_pipeline import compare_pipeline, packed, pipeline_html
 from shardwright.reports.packing import axes_of, deflated, packed_step
 from shardwright.reports.pipelined import Piped, simulated_prediction
 from shardwright.reports.splitting import split_rows
 from shardwright.reports.steps import RankStep, rank_steps
+from shardwright.reports.traces import Trace
 from shardwright.reports.traffic import RECEIVERS, Flow, flows
 from shardwright.reports.trust import trust
 from shardwright.reports.why import why_rows
@@ -65,12 +66,12 @@ def plan_page(
     price: float | None = None,
     why_seconds: float = WHY_SECONDS,
     verified: Mapping[str, Any] | None = None,
-    trace: Sequence[dict[str, Any]] | None = None,
+    traces: Sequence[Trace] = (),
 ) -> str:
     """The page of a plan as one HTML document.
 
     ``price`` is that of one device for an hour; ``why_seconds`` bounds the searches for alternatives; ``verified`` is what
-    ``shardwright verify --json`` said, ``trace`` a recorded run (:func:`~shardwright.reports.measured.read_trace`).
+    ``shardwright verify --json`` said, ``traces`` a recorded step (:func:`~shardwright.reports.traces.read_traces`).
 
     >>> page = plan_page(plan, graph)
     """
@@ -79,9 +80,9 @@ def plan_page(
     piped = Piped.of(plan, graph) if plan.stages else None
     shown = plan if piped is None else simulated_prediction(plan, piped.timeline, limit)
     if piped is None:
-        carried, content, under = _one_mesh(plan, graph, described, why_seconds, limit, trace, work, price)
+        carried, content, under = _one_mesh(plan, graph, described, why_seconds, limit, traces, work, price)
     else:
-        carried, content, under = _stages(piped, why_seconds, limit, trace, work, price)
+        carried, content, under = _stages(piped, why_seconds, limit, traces, work, price)
     carried |= {"file": file, "limit": limit, "work": work and asdict(work), "price": price, "meanings": MEANING}
     content |= {
         "glance": glance(shown, work, price),
@@ -110,14 +111,14 @@ def _one_mesh(
     described: Described,
     why_seconds: float,
     limit: float,
-    trace: Sequence[dict[str, Any]] | None,
+    traces: Sequence[Trace],
     work: Work | None,
     price: float | None,
 ) -> Parts:
     """A plan whose ranks all do the same."""
     steps, mesh = rank_steps(plan, graph), plan.mesh
     sent = flows(steps[0].communication, mesh)
-    measured = None if trace is None else compare_with(steps[0], graph, trace)
+    measured = compare_with(steps[0], graph, traces[0]) if traces else None
     axes = axes_of(plan.strategy)
     block = {"ranks": list(range(mesh.devices)), "axes": axes, "flows": [asdict(flow) for flow in sent]}
     carried = {
@@ -150,18 +151,15 @@ def _stages(
     piped: Piped,
     why_seconds: float,
     limit: float,
-    trace: Sequence[dict[str, Any]] | None,
+    traces: Sequence[Trace],
     work: Work | None,
     price: float | None,
 ) -> Parts:
     """A pipeline."""
-    if trace is not None:
-        raise ShardwrightError(
-            "A recorded step is not laid over the timeline of a pipeline.",
-            "Leave --measured out; the trace itself can be looked at in ui.perfetto.dev.",
-        )
+    measured = compare_pipeline(piped, traces) if traces else None
     content = {
-        "timeline": pipeline_page.timeline_section(piped),
+        "timeline": pipeline_page.timeline_section(piped)
+        + ("" if measured is None else pipeline_html(piped, measured)),
         "memory": pipeline_page.memory_section(piped, limit),
         "communication": pipeline_page.communication_section(piped),
         "what-if": _what_if(
@@ -172,7 +170,9 @@ def _stages(
             "order, or the fastest of the known ones where the plan's was searched for",
         ),
     }
-    return pipeline_page.carried(piped, why_seconds), content, pipeline_page.under(piped)
+    carried = pipeline_page.carried(piped, why_seconds)
+    carried["measured"] = measured and packed(piped, measured)
+    return carried, content, pipeline_page.under(piped)
 
 
 def document(title: str, under: str, sections: Mapping[str, str], body: str, carried: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import owns_storage
+from shardwright._torch_compat import owns_storage, profiler_runs
 from shardwright.lowering.calls import local_call
 from shardwright.lowering.collectives import in_place, ledger, run_step
 from shardwright.lowering.derivatives import Lazy, derivative
@@ -22,11 +22,12 @@ from shardwright.lowering.randomness import draws, random_state, set_random_stat
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Change, Compute
+from shardwright.program.naming import instruction_name
 from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.actions import Accumulate, Action, Backward, Forward, Plain, Run
 from shardwright.runtime.buckets import Flat, deposit
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
-from shardwright.runtime.regions import Compiled, Row
+from shardwright.runtime.regions import Compiled, Row, numbers_of
 from shardwright.runtime.summing import Aside
 
 TRACED_AFTER = 3
@@ -142,6 +143,8 @@ class Executor:
         return self._tables[name]
 
     def _perform(self, table: list[Row], run: Run) -> None:
+        if profiler_runs():
+            table = [(number, self._named(number, act), last) for number, act, last in table]
         slots, log = run.slots, self.log
         for number, act, last in table:
             act(run)
@@ -149,6 +152,16 @@ class Executor:
                 log.append(number)
             for slot in last:
                 slots[slot] = None
+
+    def _named(self, number: int, act: Action) -> Action:
+        """The same under the name that profiles show."""
+        name = instruction_name(numbers_of(number, act), self.program.instructions)
+
+        def shown(run: Run) -> None:
+            with torch.profiler.record_function(name):
+                act(run)
+
+        return shown
 
     def _cast(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """Parameters in the dtype that is computed with."""

@@ -131,7 +131,7 @@ def parallelize(
         plan.check(graph)
         if plan.stages:
             _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
-            return pipelined(
+            staged = pipelined(
                 model,
                 plan,
                 graph,
@@ -144,6 +144,8 @@ def parallelize(
                 keep=keep,
                 compare_batches=compare_batches,
             )
+            profile_if_asked(staged, every_rank=True)
+            return staged
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))
     _refuse_uneven_rest(graph, strategy)

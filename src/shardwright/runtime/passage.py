@@ -19,12 +19,14 @@ from shardwright._torch_compat import local_of
 from shardwright.lowering.collectives import run_steps
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Result
+from shardwright.program.naming import pass_name
 from shardwright.program.pipeline import Message, Pipeline, Step
 from shardwright.program.stages import StageGraph
 from shardwright.runtime.border import Crossing, entrance
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import Run
 from shardwright.runtime.mail import Mail
+from shardwright.runtime.profiling import named
 from shardwright.runtime.stage_executor import KeptBack, StageExecutor
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
@@ -88,12 +90,13 @@ class Passage:
             mail.expect(step.receives)
             if number + 1 < len(steps):
                 mail.expect(steps[number + 1].receives)
-            if step.action.kind == FORWARD:
-                self._forward(step, mail)
-            elif step.action.kind == WEIGHT:
-                self._weights(step)
-            else:
-                self._backward(step, mail)
+            with named(pass_name(step.action)):
+                if step.action.kind == FORWARD:
+                    self._forward(step, mail)
+                elif step.action.kind == WEIGHT:
+                    self._weights(step)
+                else:
+                    self._backward(step, mail)
         mail.finish()
 
     def _part(self, step: Step) -> StagePart:

@@ -29,6 +29,7 @@ from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
 from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
+from shardwright.program.naming import closing_name
 from shardwright.program.pipeline import Pipeline, Step
 from shardwright.program.steps import Line
 from shardwright.runtime.agreement import agree, contents, digest
@@ -40,6 +41,7 @@ from shardwright.runtime.mail import Mail, channels
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
 from shardwright.runtime.passing import Passing
+from shardwright.runtime.profiling import named
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stage_executor import KeptBack
@@ -214,7 +216,8 @@ class PipelineModule(Owning):
         largest = max(self.pipeline.micro.sizes)
         for (stage, size), part in self._parts.items():
             if size == largest:
-                part.executor.bring_home(waiting.get(stage, {}))
+                with named(closing_name(stage)):
+                    part.executor.bring_home(waiting.get(stage, {}))
         for tie in self._ties:
             if tie.trained:
                 tie.add_up(self._held(tie.tensor), before[tie.tensor])

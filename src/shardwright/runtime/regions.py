@@ -183,6 +183,11 @@ class _Region:
             return None
 
 
+def numbers_of(number: int, act: Action) -> list[int]:
+    """The instructions that an action of a table stands for: its own, or those of a region."""
+    return [inside for inside, _, _ in act.rows] if isinstance(act, _Region) else [number]
+
+
 class _Function:
     def __init__(self, call: Callable[[list[Tensor]], Sequence[Tensor]], results: list[Any], lies: list[Any]) -> None:
         self.call, self.results, self.lies = call, results, lies

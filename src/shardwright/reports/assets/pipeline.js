@@ -35,6 +35,7 @@ class Streams {
   }
 }
 
+const PASS = /^(\d+)([FIWB])(\d+)$/; // stage, kind and micro-batch of a pass
 const COMPUTES = "compute", OUT = "to other stages";
 
 // Run some events of a program; when the first starts, the last ends, and the seconds of those that compute (ranks.py, _run).
@@ -75,7 +76,7 @@ class Play {
   constructor(stages, variant, programs, speeds) {
     Object.assign(this, { stages, variant, programs, speeds, rate: speeds.links.stages ?? 1, arrived: new Map(), times: new Map(), sent: [] });
     this.devices = variant.orders.map((text, device) => text.split(" ").map((word, place) => {
-      const [, stage, kind, mb] = word.match(/^(\d+)([FIWB])(\d+)$/);
+      const [, stage, kind, mb] = word.match(PASS);
       return { stage: Number(stage), kind, mb: Number(mb), device, place };
     }));
     this.stagesOf = this.devices.map((_, d) => stages.map((stage, s) => (stage.device === d ? s : -1)).filter((s) => s >= 0));

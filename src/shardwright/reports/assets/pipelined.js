@@ -1,6 +1,7 @@
 // How a simulated pipeline looks: all devices' passes and bubbles, the streams of one kind of rank, its memory, its what-ifs.
 
 const PASSES = { F: "forward", I: "gradient of inputs", W: "gradient of weights", B: "backward", close: "sums between replicas and optimizer update" };
+const PASS_ACTS = { F: "forward", I: "backward", B: "backward", W: "weights", close: "update", bubble: "bubble" };
 
 function passName({ stage, kind, mb }) { return `${PASSES[kind]} of ${kind === "close" ? "" : `micro-batch ${mb}, `}stage ${stage}`; }
 
@@ -18,7 +19,7 @@ function passesGroup(run, stages, title) {
     const { ranks } = stages[run.stagesOf[d][0]];
     return { label: `stage ${run.stagesOf[d].join(", ")} · ${rankWord(ranks)}`, short: `stage ${run.stagesOf[d].join(", ")}`, ids };
   });
-  const chain = new Set(decidingPasses(run)), acts = { F: "forward", I: "backward", B: "backward", W: "weights", close: "update", bubble: "bubble" };
+  const chain = new Set(decidingPasses(run));
   const waits = (action) => {
     if (action.kind === "close") return "begins when the loss is known";
     if (action.against === AGAINST.START) return "starts with the step";
@@ -27,8 +28,8 @@ function passesGroup(run, stages, title) {
   };
   return {
     title, rows, run, room: 13,
-    start: (i) => bars[i].start, end: (i) => bars[i].end, act: (i) => acts[bars[i].kind], onChain: (i) => chain.has(bars[i]),
-    text: (i, room) => (bars[i].kind === "bubble" ? (room > 60 ? "bubble" : "") : bars[i].kind === "close" ? (room > 44 ? "update" : "") : room > 90 ? `${bars[i].mb} · ${PASSES[bars[i].kind]}` : `${bars[i].mb}`),
+    start: (i) => bars[i].start, end: (i) => bars[i].end, act: (i) => PASS_ACTS[bars[i].kind], onChain: (i) => chain.has(bars[i]),
+    text: (i, room) => (bars[i].kind === "bubble" ? (room > 60 ? "bubble" : "") : passText(bars[i], room)),
     lines: (i) => {
       const bar = bars[i], long = `${secondsText(bar.end - bar.start)}, from ${secondsText(bar.start)} to ${secondsText(bar.end)}`;
       if (bar.kind === "bubble") return ["bubble: the device waits", long, bar.next ? `for ${passName(bar.next)}, which ${waits(bar.next)}` : "for the slowest device to end the step"];
@@ -36,6 +37,28 @@ function passesGroup(run, stages, title) {
       return [passName(bar), long, ...(program ? [`${run.variant.rows[run.variant.sizes[bar.mb]]} rows, ${bytesText(program.bytes.held)} held until its backward pass`, waits(bar)] : []), ...(chain.has(bar) ? ["on the chain that decides the step"] : [])];
     },
   };
+}
+
+// The recorded passes of every rank, as the predicted ones are shown.
+function measuredPasses(measured, stages) {
+  const bars = [], rows = measured.ranks.map(({ rank, passes, times, closing }) => {
+    const ids = [], put = (bar) => { ids.push(bars.length); bars.push(bar); };
+    passes.split(" ").forEach((word, k) => { const [, stage, kind, mb] = word.match(PASS); put({ stage, kind, mb, start: times[k][0], end: times[k][1] }); });
+    const mine = stages.map((stage, s) => (stage.ranks.includes(rank) ? s : -1)).filter((s) => s >= 0);
+    for (const [start, end] of closing) put({ stage: mine[0], kind: "close", mb: -1, start, end });
+    return { label: `rank ${rank} · stage ${mine.join(", ")}`, short: `rank ${rank}`, ids };
+  });
+  return {
+    title: measured.title, rows, room: 13,
+    start: (i) => bars[i].start, end: (i) => bars[i].end, act: (i) => PASS_ACTS[bars[i].kind], onChain: () => true,
+    text: (i, room) => passText(bars[i], room),
+    lines: (i) => [passName(bars[i]), `measured ${secondsText(bars[i].end - bars[i].start)}, from ${secondsText(bars[i].start)}`],
+  };
+}
+
+function passText({ kind, mb }, room) {
+  if (kind === "close") return room > 44 ? "update" : "";
+  return room > 90 ? `${mb} · ${PASSES[kind]}` : `${mb}`;
 }
 
 function rankWord(ranks) { return ranks.length > 1 ? `ranks ${ranks[0]}–${ranks[ranks.length - 1]}` : `rank ${ranks[0]}`; }
@@ -124,7 +147,11 @@ function pipelinePage(data) {
   const groups = (run) => {
     const events = deviceEvents(run, device), { ranks } = data.pipeline.stages[run.stagesOf[device][0]];
     shown = events;
-    return [passesGroup(run, data.pipeline.stages, "all stages"), streamsGroup(events, `streams of each of ${rankWord(ranks)}, stage ${run.stagesOf[device].join(", ")}`), ...(data.measured ? [measuredGroup(data.measured)] : [])];
+    const { measured } = data, spans = measured?.spans[device], said = measured ? "predicted, " : "";
+    return [
+      passesGroup(run, data.pipeline.stages, `${said}all stages`), ...(measured ? [measuredPasses(measured, data.pipeline.stages)] : []),
+      streamsGroup(events, `${said}streams of each of ${rankWord(ranks)}, stage ${run.stagesOf[device].join(", ")}`), ...(spans ? [measuredGroup(spans)] : []),
+    ];
   };
   const whatIf = new PipelineWhatIf(document.getElementById("what-if"), data, model, (run, changed) => {
     timeline.again(run);
