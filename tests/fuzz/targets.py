@@ -112,6 +112,36 @@ def _run_plan(folder: Path, drawn: Any) -> None:
 
 
 @cache
+def _trace(staged: bool) -> Any:
+    """A recorded step of rank 0 of the plan, as torch.profiler writes it."""
+    from shardwright.plans import from_json
+    from shardwright.program.naming import closing_name, pass_name
+
+    plan = from_json(json.dumps(_plan(staged)[0]))
+    names = ["instruction 0: forward operator linear", "instruction 9: backward weight linear", "Optimizer.step#AdamW"]
+    if plan.schedule is not None:
+        names = [pass_name(action) for action in plan.schedule.orders[0]] + [closing_name(0), names[-1]]
+    events = [
+        {"ph": "X", "cat": "user_annotation", "name": name, "tid": 1, "ts": 10.0 * n, "dur": 9.0, "args": {}}
+        for n, name in enumerate(names)
+    ]
+    inside = ["instruction 3: forward operator linear", "aten::linear", "c10d::allreduce_", "gloo:all_reduce"]
+    events += [
+        {"ph": "X", "cat": cat, "name": name, "tid": 1, "ts": 1.0 + n, "dur": 0.5, "args": {"Sequence number": n}}
+        for n, (name, cat) in enumerate(zip(inside, ["user_annotation", *["cpu_op"] * 3], strict=True))
+    ]
+    return {"baseTimeNanoseconds": 1_700_000_000, "traceEvents": events}
+
+
+def _run_trace(folder: Path, drawn: Any) -> None:
+    staged, changes, tear = drawn
+    (folder / "plan.json").write_text(json.dumps(_plan(staged)[0]))
+    (folder / "trace.json").write_bytes(torn(deepened(json.dumps(changed(_trace(staged), changes))), tear))
+    os.chdir(folder)
+    command("report", "plan.json", "--why-seconds", "0", "--measured", "trace.json")
+
+
+@cache
 def _cluster() -> Any:
     from shardwright.cluster import cluster_to_toml, parse_cluster, toml_text
 
@@ -322,7 +352,8 @@ VERBS = (
     *((*SMALL, option) for option in ("--memory", "--pin", "--search", "--time-limit", "--batch", "--forbid")),
     *(("place", "--time-limit"), ("choose", "x.json", "--method"), ("verify", "--steps")),
     ("calibrate", "nowhere", "--seconds"),  # so that a number that means something ends there
-    *((*SMALL, "--stages", "2", option) for option in ("--microbatches", "--schedule", "--cut", "--html")),
+    *((*SMALL, "--stages", "2", option) for option in ("--microbatches", "--schedule", "--cut")),
+    (*SMALL, "--stages", "2", "--html", "nowhere/plan.html"),  # where it could be written, there would be a search
     *((*SMALL, "--stages"), ("schedule", "--stages"), ("schedule", "--microbatches"), ("joint",), ("diff",)),
 )
 
@@ -338,10 +369,17 @@ def _run_words(folder: Path, drawn: Any) -> None:
 TARGETS = (
     Target(
         "plans",
-        0.3,
+        0.26,
         st.tuples(st.booleans(), st.booleans(), CHANGES, TORN, st.sampled_from(PLAN_COMMANDS)),
         _run_plan,
         lambda: [_plan(staged) for staged in (False, True)],
+    ),
+    Target(
+        "recorded steps",
+        0.04,
+        st.tuples(st.booleans(), CHANGES, TORN),
+        _run_trace,
+        lambda: [_trace(staged) for staged in (False, True)],
     ),
     Target(
         "clusters",
