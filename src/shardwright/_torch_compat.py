@@ -342,12 +342,22 @@ def has_data(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
-def like_dtensor(local: torch.Tensor, like: Any) -> torch.Tensor:
+def like_dtensor(local: torch.Tensor, like: Any) -> Any:
     """A local tensor as a DTensor laid out as another one, without the checks of the public constructor."""
     from torch.distributed.tensor import DTensor
 
     # The initialiser does nothing, at several times the price of the rest.
     return DTensor.__new__(DTensor, local, like._spec, requires_grad=False)
+
+
+def lie_as(tensor: Any, other: Any) -> None:
+    """Give a DTensor, which stays the object that it is, the part and the layout of another of the same shape."""
+    tensor._local_tensor, tensor._spec = other._local_tensor, other._spec
+
+
+def without_torch_function() -> Any:
+    """A context in which subclasses of tensors are treated by operators as the tensors that they are."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def dtensor_handlers() -> dict[Any, Any]:

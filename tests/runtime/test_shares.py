@@ -9,10 +9,9 @@ import pytest
 from lowering.strategies import mesh_with
 from runtime.workers import built
 from shardwright.costs.deciding import ByPrice
-from shardwright.errors import LoweringError, PlanError
+from shardwright.errors import PlanError
 from shardwright.operators.strategy import Strategy
 from shardwright.program.validate import validate
-from shardwright.runtime import parallelize
 from shardwright.runtime.launch import run_locally
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
@@ -47,15 +46,6 @@ def test_a_batch_in_shares_with_parameters_in_equal_parts() -> None:
     assert all(run_locally(agrees, 2, "gpt:small,batch=8", "fsdp", (0.75, 0.25), seconds=250))
 
 
-def refused(search: str) -> str:
-    model, args, kwargs, graph = built("gpt:small,batch=8")
-    stated = formulate(graph, mesh_with((2,)), within=restriction(search, 1))
-    strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": (0.75, 0.25)})
-    with pytest.raises(LoweringError) as caught:
-        parallelize(model, strategy, args, kwargs, graph=graph, keep=True)
-    return caught.value.message
-
-
-def test_parameters_that_are_used_in_shares_are_refused() -> None:
-    """They rest in equal parts, and nothing brings them into shares yet."""
-    assert all("rests in equal parts, and" in message for message in run_locally(refused, 2, "megatron"))
+def test_weights_in_shares() -> None:
+    """What is used cut along the axis rests in its shares: heads three to one, and everything else alike."""
+    assert all(run_locally(agrees, 2, "gpt:small,heads=4", "megatron", (0.75, 0.25), seconds=250))

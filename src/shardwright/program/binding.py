@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import LoweringError
-from shardwright.operators.rules import Cut, Need, Window, nested_chunk
+from shardwright.operators.rules import Cut, Layout, Need, Window, nested_chunk
 from shardwright.program.steps import BoundStep, Line, Region, Step
 
 
@@ -31,20 +31,23 @@ class Place:
         return tuple(size for _, size in self.axes)
 
     @property
-    def uneven(self) -> tuple[int, ...]:
-        """The axes that cut in shares."""
-        return tuple(axis for axis, cut in enumerate(self.cuts) if isinstance(cut, tuple))
-
-    def at_rest(self, layout: Sequence[Need]) -> Place:
-        """Where a parameter lies that rests so: cut along an axis with shares it rests in equal parts all the same, since
-        DTensors and their checkpoints know no others."""
-        equal = any(isinstance(layout[axis], Shard) for axis in self.uneven)
-        return replace(self, cuts=self.sizes) if equal else self
+    def even(self) -> Place:
+        """The same place where every axis cuts into equal parts."""
+        return replace(self, cuts=self.sizes)
 
     def line(self, axis: int) -> Line:
         """The ranks along an axis through this one; the axis' name stands for the process group until the program runs."""
         name, size = self.axes[axis]
         return Line(name, size, self.coordinate[axis], self.cuts[axis])
+
+
+def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
+    """``[start, stop)`` per dim of the part that one rank holds."""
+    cuts: dict[int, list[tuple[Cut, int]]] = {}
+    for placement, size, index in zip(layout, place.cuts, place.coordinate, strict=True):
+        if isinstance(placement, Shard):
+            cuts.setdefault(placement.dim, []).append((size, index))
+    return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
 
 
 def dual(needs: Iterable[Need]) -> tuple[Need, ...]:

@@ -23,7 +23,6 @@ from shardwright.operators.rules import (
     OpRules,
     Partial,
     Replicate,
-    Shard,
     Split,
     Window,
     local_shape,
@@ -34,6 +33,7 @@ from shardwright.program.binding import Place, bind, dual
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import Call, Forward, Strided
 from shardwright.program.pieces import Piece, Pieces, describe
+from shardwright.program.resting import in_equal_parts
 from shardwright.program.steps import BoundStep, Route, first_gather
 
 
@@ -124,6 +124,8 @@ class Dataflow:
     """The nodes of every recomputed block, in order."""
     every_result: bool = False
     """Whether gradients may come back from every result; otherwise from the loss alone, if there is one."""
+    equal: frozenset[str] = frozenset()
+    """Parameters that rest in equal parts although an axis cuts in shares (:mod:`~shardwright.program.resting`)."""
 
     @cached_property
     def results(self) -> tuple[int, ...]:
@@ -160,9 +162,8 @@ class Dataflow:
         return local_shape(self.graph.tensors[tensor].shape, layout, self.place_of(tensor).cuts, self.place.coordinate)
 
     def place_of(self, tensor: str) -> Place:
-        """How the axes cut a tensor: parameters that rest cut lie in equal parts."""
-        held = tensor in self.graph.parameter_of
-        return self.place.at_rest(self.strategy.resting[tensor]) if held else self.place
+        """How the axes cut a tensor, at rest: as they cut everything, or in equal parts."""
+        return self.place.even if tensor in self.equal else self.place
 
 
 def read(node: Node) -> tuple[int, ...]:
@@ -216,9 +217,9 @@ class _Builder:
         self.pieces = Pieces(graph, place, device)
         self.locals: dict[object, Strided] = {}
         self.bound: dict[object, tuple[Route, tuple[BoundStep, ...], tuple[BoundStep, ...]]] = {}
-        resting = strategy.resting
-        self.places = {t: place.at_rest(resting[t]) for t in graph.parameter_of if t in resting}
-        """Of parameters, which rest in equal parts where they are cut; everything else is cut as the axes cut."""
+        self.equal = in_equal_parts(graph, strategy)
+        self.places = dict.fromkeys(self.equal, place.even)
+        """Of parameters that rest in equal parts; everything else is cut as the axes cut."""
         self.begins: list[int] = []
         """Per operator, its first node; changes of layout belong to the operator that they serve."""
 
@@ -247,6 +248,7 @@ class _Builder:
             mutations,
             self.training,
             self._recomputed(),
+            equal=self.equal,
         )
 
     def _recomputed(self) -> tuple[range, ...]:
@@ -335,8 +337,6 @@ class _Builder:
 
     def _read(self, tensor: str, needs: tuple[Need, ...], module: str, extents: Sequence[int] = ()) -> int:
         """The value of a tensor in the layout a reader needs, changed on first use."""
-        if self.places.get(tensor, self.place) is not self.place:
-            self._refuse_shares(tensor, needs, module)
         home = self._at_home(tensor, module)
         if self.values[home].needs == needs:
             return home
@@ -345,17 +345,6 @@ class _Builder:
         if key not in self.changed:
             self.changed[key] = self._change(tensor, home, needs, windows, module)
         return self.changed[key]
-
-    def _refuse_shares(self, tensor: str, needs: tuple[Need, ...], module: str) -> None:
-        """A parameter that rests in equal parts is there in equal parts or whole, and not in the shares of an axis."""
-        for axis in self.place.uneven:
-            if isinstance(needs[axis], (Shard, Window)):
-                name, parameter = self.place.axes[axis][0], self.graph.parameter_of[tensor]
-                raise LoweringError(
-                    f"{parameter.paths[0]} rests in equal parts, and {module or 'the model'} needs it in the shares "
-                    f"{list(self.strategy.shares[name])} of mesh axis {name!r}.",
-                    "Give shares to axes that cut the batch (data-parallel, fsdp), and cut the others evenly.",
-                )
 
     def _at_home(self, tensor: str, module: str) -> int:
         """The value that every reader of a tensor starts from."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from torch import Tensor
 from torch.distributed.tensor import Partial, Replicate
 
 from shardwright.graph import Graph
@@ -80,11 +81,27 @@ def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel,
     if have == want:
         whole = [tuple((0, stop - start) for start, stop in region) for region in mine]
         return tuple(Parcel(rank, rank, local, local) for rank, local in enumerate(whole))
+    return _parcels(dict(enumerate(mine)), dict(enumerate(theirs)), lambda target, ranks: ranks[target % len(ranks)])
+
+
+def parcels_between(have: Mapping[int, Region], want: Mapping[int, Region]) -> tuple[Parcel, ...]:
+    """Who sends what to whom between two layouts on the same ranks; what a rank has, it has from itself.
+
+    >>> [(p.source, p.target, p.take) for p in parcels_between({0: ((0, 2),), 1: ((2, 4),)}, {0: ((0, 3),), 1: ((3, 4),)})]
+    [(0, 0, ((0, 2),)), (1, 0, ((0, 1),)), (1, 1, ((1, 2),))]
+    """
+    return _parcels(have, want, lambda target, ranks: target if target in ranks else ranks[target % len(ranks)])
+
+
+def _parcels(
+    have: Mapping[int, Region], want: Mapping[int, Region], chosen: Callable[[int, list[int]], int]
+) -> tuple[Parcel, ...]:
+    """``chosen`` says who of those that hold the same part sends it."""
     holders: dict[Region, list[int]] = {}
-    for rank, region in enumerate(mine):
+    for rank, region in have.items():
         holders.setdefault(region, []).append(rank)
     found = []
-    for target, wanted in enumerate(theirs):
+    for target, wanted in want.items():
         for held, ranks in holders.items():
             common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, wanted, strict=True))
             if any(start >= stop for start, stop in common):
@@ -93,8 +110,16 @@ def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel,
                 tuple((start - base, stop - base) for (start, stop), (base, _) in zip(common, region, strict=True))
                 for region in (held, wanted)
             )
-            found.append(Parcel(ranks[target % len(ranks)], target, take, put))
+            found.append(Parcel(chosen(target, ranks), target, take, put))
     return tuple(found)
+
+
+def region_of(tensor: Tensor, region: Region) -> Tensor:
+    """A view of a part of a tensor."""
+    for dim, (start, stop) in enumerate(region):
+        if stop - start != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, stop - start)
+    return tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,11 +157,20 @@ class Border:
         return parcels(self.shape, self.arrives, self.leaves)
 
 
+def unreduced_layout(tensor: str, graph: Graph, making: Strategy) -> Layout:
+    """How a tensor lies in the stage that makes it."""
+    op = graph.producer[tensor]
+    layouts = output_layouts(analyse(op, graph.tensors), making.splits[op.name], len(op.outputs))
+    return making.kept.get(tensor, layouts[op.outputs.index(tensor)])
+
+
+def completed(layout: Layout) -> Layout:
+    """The layout once sums are completed: how a tensor leaves its stage."""
+    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in layout)
+
+
 def border(tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy) -> Border:
     """The border that a tensor of ``graph`` (the stage that makes it) crosses."""
-    op, meta = graph.producer[tensor], graph.tensors[tensor]
-    layouts = output_layouts(analyse(op, graph.tensors), making.splits[op.name], len(op.outputs))
-    unreduced = making.kept.get(tensor, layouts[op.outputs.index(tensor)])
-    whole = tuple(Replicate() if isinstance(p, Partial) else p for p in unreduced)
-    leaves, arrives = Holding.of(making, whole), Holding.of(reading, reading.resting[tensor])
+    meta, unreduced = graph.tensors[tensor], unreduced_layout(tensor, graph, making)
+    leaves, arrives = Holding.of(making, completed(unreduced)), Holding.of(reading, reading.resting[tensor])
     return Border(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)

@@ -18,6 +18,7 @@ from shardwright.errors import RunError
 from shardwright.program import Bucket
 from shardwright.program.steps import Line
 from shardwright.runtime.summing import Aside, Summing
+from shardwright.runtime.uneven import Uneven, show_uneven
 
 
 def hooked(parameter: torch.nn.Parameter) -> bool:
@@ -54,7 +55,12 @@ def _returned(parameter: torch.nn.Parameter, answer: Tensor | None, gradient: Te
 
 def wrapped(parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor:
     """A local gradient laid out as the parameter is."""
-    return like_dtensor(gradient, parameter) if isinstance(parameter, DTensor) else gradient
+    if not isinstance(parameter, DTensor):
+        return gradient
+    made = like_dtensor(gradient, parameter)
+    if isinstance(parameter, Uneven):
+        show_uneven(made, parameter.place)
+    return made
 
 
 class Flat:

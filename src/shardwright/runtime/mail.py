@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.program.pipeline import Message, Step
-from shardwright.program.transfers import Region
+from shardwright.program.transfers import Region, region_of
 
 Pair = tuple[int, int]
 """The rank that sends and the rank that receives."""
@@ -57,7 +57,7 @@ class Mail:
 
     def send(self, message: Message, local: Tensor) -> None:
         """Send a part of this rank's local tensor; nothing is waited for."""
-        part = _region(local, message.parcel.take)
+        part = region_of(local, message.parcel.take)
         if message.target == self.rank:
             self._local[message] = part
             return
@@ -99,7 +99,7 @@ class Mail:
             return parts[0][1]
         whole = parts[0][1].new_empty(shape)
         for region, part in parts:
-            _region(whole, region).copy_(part)
+            region_of(whole, region).copy_(part)
         return whole
 
     def finish(self) -> None:
@@ -107,10 +107,3 @@ class Mail:
         while self._leaving:
             self._leaving.popleft()[0].wait()
         self._next.clear()
-
-
-def _region(tensor: Tensor, region: Region) -> Tensor:
-    for dim, (start, stop) in enumerate(region):
-        if stop - start != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, start, stop - start)
-    return tensor

@@ -24,8 +24,9 @@ from shardwright._torch_compat import share_hooks
 from shardwright.errors import RunError
 from shardwright.graph import Buffer, Parameter
 from shardwright.operators.rules import Layout
+from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
-from shardwright.runtime.shards import cut, device_of, distributed, regions
+from shardwright.runtime.shards import cut, device_of, distributed
 from shardwright.runtime.weights import Weights, check_names
 
 Initialise = Callable[[torch.nn.Module], Any]
@@ -90,7 +91,7 @@ def materialised(
             # Parameters keep the precision of the model, which may be wider than the plan's; buffers follow the plan.
             computed = getattr(torch, flow.graph.tensors[entry.tensor].dtype)
             dtype = held.dtype if isinstance(entry, Parameter) else computed
-            made[paths] = _wrapped(entry, _owned(local, device, dtype, keep), layout, mesh, shape)
+            made[paths] = _wrapped(entry, _owned(local, device, dtype, keep), layout, mesh, shape, place)
             if isinstance(entry, Parameter):
                 share_hooks(held, made[paths])
             if not keep and not held.is_meta:
@@ -139,10 +140,10 @@ def is_checkpoint(path: str | Path) -> bool:
 
 
 def _wrapped(
-    entry: Parameter | Buffer, local: Tensor, layout: Layout, mesh: DeviceMesh, shape: Sequence[int]
+    entry: Parameter | Buffer, local: Tensor, layout: Layout, mesh: DeviceMesh, shape: Sequence[int], place: Place
 ) -> Union[torch.nn.Parameter, Tensor]:
     if isinstance(entry, Parameter):
-        return torch.nn.Parameter(distributed(local, mesh, layout, shape), requires_grad=entry.trainable)
+        return torch.nn.Parameter(distributed(local, mesh, layout, shape, place), requires_grad=entry.trainable)
     return distributed(local, mesh, layout, shape) if any(p.is_shard() for p in layout) else local
 
 

@@ -37,6 +37,7 @@ from shardwright.runtime.generation import generate
 from shardwright.runtime.parts import Owning, original_of
 from shardwright.runtime.pretrained import save_pretrained
 from shardwright.runtime.programs import Prepared, Programs, Surroundings, built
+from shardwright.runtime.recut import Moving, resting
 from shardwright.runtime.rows import Rows
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import constant, device_of
@@ -190,15 +191,23 @@ class ParallelModule(Owning):
         constants = [constant(c, program.flow, self._device) for c in self._graph.constants]
         return Execution(program, self._decisions, replace(self._planned.rank, constants=constants))
 
-    def _adopt(self, execution: Execution) -> None:
-        """Run this from the next call on; passes under way end as they began."""
+    def _adopt(self, execution: Execution, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Run this from the next call on; passes under way end as they began. Parameters that rest otherwise there move,
+        with their state in the optimizer."""
         if self._gradients.holding:
             raise RunError(
                 "Gradients are held back by no_sync(), summed for the shares of the batch as they are now.",
                 "Change the shares after the pass that reduces them.",
             )
+        before, after = (
+            resting(p.graph, p.strategy, self._mesh.mesh.flatten().tolist(), self._mesh, p.flow.place.coordinate)
+            for p in (self._program, execution.program)
+        )
+        if moves := before != after:
+            held = {name: place[key] for name, (place, key) in self._home.items()}
+            Moving(self._graph, held, optimizer, before, after, self._device).perform()
         self._program, self._planned = execution.program, execution
-        self._programs.adopt(execution)
+        self._programs.adopt(execution, alone=moves)
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
         """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""

@@ -124,9 +124,12 @@ class Programs:
     def __len__(self) -> int:
         return len(self._recent)
 
-    def adopt(self, execution: Execution) -> None:
-        """Planned calls run this from now on (the same model in other shares)."""
+    def adopt(self, execution: Execution, alone: bool = False) -> None:
+        """Planned calls run this from now on (the same model in other shares); ``alone``: programs of other calls know
+        parameters as they lay before, and are forgotten."""
         self.planned.run_by(execution)
+        if alone:
+            self._recent, self._known = [self.planned], {}
         self._current = execution
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Prepared, dict[str, Tensor]]:
@@ -231,12 +234,25 @@ class Programs:
             _log.warning("%s That call is computed whole on every rank.", error.message)
             strategy = replicated(planned.graph, planned.strategy, graph)
             program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
+        self._refuse_other_rest(program)
         self._refuse_too_large(program)
         home = {p.tensor: self.around.homes[p.paths[0]] for p in graph.parameters}
         home |= {b.tensor: self.around.homes[b.path] for b in graph.buffers}
         parts = [constant(entry, program.flow, device) for entry in graph.constants]
         rank = replace(planned.rank, home=home, constants=parts)
         return Prepared(planned.decisions, self.around.watch, Execution(program, planned.decisions, rank))
+
+    def _refuse_other_rest(self, program: Program) -> None:
+        """Parameters lie as the planned call has them: in the shares of an axis, or in equal parts."""
+        flow, planned = program.flow, self.planned.first.flow
+        lies = {p.paths: planned.place_of(p.tensor) for p in planned.graph.parameters}
+        for entry in flow.graph.parameters if planned.strategy.shares else ():
+            if flow.place_of(entry.tensor) != lies[entry.paths]:
+                raise RunError(
+                    f"This call would have {entry.paths[0]} cut otherwise than it lies, in the shares "
+                    f"{dict(planned.strategy.shares)}.",
+                    "Give the model calls like the planned one, or plan for this call in equal shares.",
+                )
 
     def _refuse_too_large(self, program: Program) -> None:
         device = self.around.judged_on

@@ -12,18 +12,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardwright._torch_compat import map_tree
 from shardwright.graph import Constant
-from shardwright.operators.rules import Cut, Layout, nested_chunk
-from shardwright.program.binding import Place
+from shardwright.operators.rules import Layout
+from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
-
-
-def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[int, int]]:
-    """``[start, stop)`` per dim of the part that one rank holds."""
-    cuts: dict[int, list[tuple[Cut, int]]] = {}
-    for placement, size, index in zip(layout, place.cuts, place.coordinate, strict=True):
-        if isinstance(placement, Shard):
-            cuts.setdefault(placement.dim, []).append((size, index))
-    return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
+from shardwright.runtime.uneven import Uneven, show_uneven
 
 
 def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
@@ -41,19 +33,28 @@ def constant(entry: Constant, flow: Dataflow, device: torch.device) -> Tensor:
     return cut(whole, flow.strategy.resting[entry.tensor], flow.place).to(device)
 
 
-def distributed(local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int]) -> DTensor:
-    """A local shard as a DTensor of the whole shape (contiguous strides)."""
+def distributed(
+    local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int], place: Place | None = None
+) -> DTensor:
+    """A local shard as a DTensor of the whole shape (contiguous strides); ``place`` where an axis may cut in shares."""
     stride, step = [], 1
     for extent in reversed(shape):
         stride.append(step)
         step *= max(extent, 1)
     size = torch.Size(shape)
-    return DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+    made = DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+    cuts = () if place is None else zip(layout, place.cuts, strict=True)
+    if place is not None and any(isinstance(p, Shard) and isinstance(cut, tuple) for p, cut in cuts):
+        show_uneven(made, place)
+    return made
 
 
 def cut_like(whole: Tensor, like: DTensor) -> DTensor:
     """This rank's part of a tensor that every rank has whole, lying as another does; nothing is sent."""
     mesh = like.device_mesh
+    if isinstance(like, Uneven):
+        local = cut(whole.detach().to(like.device), tuple(like.placements), like.place)  # type: ignore[arg-type]
+        return distributed(local.clone(), mesh, like.placements, like.shape, like.place)
     everywhere = DTensor.from_local(whole.detach().to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=like.placements)
 

@@ -47,9 +47,8 @@ class Assistant:
         lines = [place.line(axis) for axis in range(len(place.axes))]
         self._lines = [line._replace(group=module.groups[line.group]) for line in lines]
         self._module, self._mode, self._sizes = module, mode, place.sizes
-        self._mover = Mover(module, self._lines)
-        batch = self._mover.batch
-        self.watch = Watch(self._units(batch.rows), rule)
+        self._mover = Mover(module, self._lines, optimizer)
+        self.watch = Watch(self._units(self._mover.shares.rows), rule)
         self.diary = Diary(path) if dist.get_rank() == 0 else None
         self.step = 0
         self._clock = clock_on(module.device)
@@ -65,8 +64,8 @@ class Assistant:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows of the batch that each rank of the axis has."""
-        return self._mover.batch.rows
+        """The rows of the batch, or the parts of cut loops, that each rank of the axis has."""
+        return self._mover.shares.rows
 
     @property
     def events(self) -> Sequence[Event]:
@@ -97,7 +96,7 @@ class Assistant:
         return done
 
     def _units(self, rows: Sequence[int]) -> tuple[int, ...]:
-        return tuple(count // self._mover.batch.unit for count in rows)
+        return tuple(count // self._mover.shares.unit for count in rows)
 
     def _before_update(self, *_: Any) -> None:
         self._clock.update_begins()
@@ -138,13 +137,15 @@ class Assistant:
         if self._waiting is None:
             return
         (gathered, last), self._waiting = self._waiting, None
-        axes, axis = len(self._sizes), self._mover.batch.axis
+        axes, axis = len(self._sizes), self._mover.shares.axis
         table = gathered.cpu().view(*reversed(self._sizes), EVERY, 3).numpy()
         others = tuple(axes - 1 - other for other in range(axes) if other != axis)
         # Ranks that share one part of the batch wait for each other: the part is as slow as the slowest of them.
         work, waited, update = table[..., 0].max(others), table[..., 1].min(others), table[..., 2].max(others)
+        moves_too = self._mover.shares.weights  # the update of a parameter goes with it
         for place in range(EVERY):
-            self.watch.add(last - EVERY + place, work[:, place], waited[:, place], update[:, place])
+            apart = () if moves_too else update[:, place]
+            self.watch.add(last - EVERY + place, work[:, place], waited[:, place], apart)
         self.watch.learn()
         self._reached()
         self._observed()
@@ -154,7 +155,7 @@ class Assistant:
             self._decide(found)
 
     def _decide(self, found: Verdict) -> None:
-        before, unit = self.rows, self._mover.batch.unit
+        before, unit = self.rows, self._mover.shares.unit
         rows = tuple(count * unit for count in found.rows)
         what, self._told = "could move", found
         seconds = 0.0

@@ -1,10 +1,11 @@
-"""Shares of the batch moved between ranks, between two steps, without a restart.
+"""Shares of a mesh axis moved between ranks, between two steps, without a restart.
 
-Where parameters are used whole along a mesh axis that cuts the batch (resting whole, or gathered from equal parts), nothing
-but the rows of the next batch has to move: every rank is given the whole batch and takes another part of it. Losses and
-gradients stay exact because every program sums over rows and divides by counts, whatever its own part. A program for the new
-shares is built beside the one that runs, all ranks tell each other that theirs is ready, and only then do all of them change
-over: there is never a mixture of two.
+Where parameters are used whole along an axis that cuts the batch (resting whole, or gathered from equal parts), nothing but
+the rows of the next batch has to move: every rank is given the whole batch and takes another part of it. Where an axis cuts
+parameters (tensor parallelism), they and their optimizer state move to the new cut (:mod:`~shardwright.runtime.recut`).
+Losses and gradients stay exact because every program sums over what it has and divides by counts of the whole. A program
+for the new shares is built beside the one that runs, all ranks tell each other that theirs is ready, and only then do all of
+them change over: there is never a mixture of two.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard
 from shardwright._torch_compat import start_gathering
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.lowering.randomness import random_state, set_random_state
-from shardwright.operators.rules import chunk
+from shardwright.operators.rules import chunk, divides_exactly
 from shardwright.program import Program
 from shardwright.program.dataflow import Compute
 from shardwright.program.steps import Line
@@ -31,53 +32,92 @@ KEPT = 3
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The mesh axis whose shares of the batch can move, and what they are now. ``unit`` rows move together, because further
-    axes cut what each rank of this one has."""
+class Shares:
+    """The mesh axis whose shares can move, and what they are now: rows of the batch, or (``weights``) as many parts as the
+    loops that cut parameters have in common (heads, say). ``unit`` rows move together, because further axes cut what each
+    rank of this one has."""
 
     axis: int
     name: str
     rows: tuple[int, ...]
-    unit: int
+    unit: int = 1
+    weights: bool = False
 
-    def shares(self, rows: Sequence[int]) -> tuple[float, ...]:
+    def of(self, rows: Sequence[int]) -> tuple[float, ...]:
         return tuple(count / sum(rows) for count in rows)
 
 
-def batch_of(program: Program) -> Batch:
-    """What can be moved in a program.
+def movable(program: Program) -> Shares:
+    """What can be moved in a program: rows of the batch if any can, otherwise cut loops with their parameters.
 
     Raises
     ------
     RunError
         When nothing can, with the reason.
     """
-    strategy, graph = program.strategy, program.graph
-    buffers = [buffer.tensor for buffer in graph.buffers]
-    reasons = []
-    for axis, (name, size) in enumerate(strategy.axes):
-        cuts = _cuts(program, axis)
-        extents, unit = {extent for extent, _ in cuts}, max((inner for _, inner in cuts), default=1)
-        rests = next((t for t in buffers if isinstance(strategy.resting[t][axis], Shard)), None)
-        used = next((p.paths[0] for p in graph.parameters if _used_cut(program, p.tensor, axis)), None)
-        if size == 1:
-            reasons.append(f"axis {name!r} has one rank")
-        elif rests is not None:
-            reasons.append(f"{rests} rests cut along axis {name!r}")
-        elif used is not None:
-            reasons.append(f"{used} is used cut along axis {name!r}")
-        elif len(extents) != 1:
-            reasons.append(f"axis {name!r} cuts no rows of the inputs")
-        else:
-            parts = [chunk(min(extents), strategy.cuts[axis], index) for index in range(size)]
-            rows = tuple(stop - start for start, stop in parts)
-            if all(count and count % unit == 0 for count in rows):
-                return Batch(axis, name, rows, unit)
-            reasons.append(f"axis {name!r} cuts {min(extents)} rows into {rows}, and each needs {unit} or a multiple")
+    axes, reasons = range(len(program.strategy.axes)), list[str]()
+    for found in (_rows, _parts):
+        for axis in axes:
+            answer = found(program, axis)
+            if isinstance(answer, Shares):
+                return answer
+            reasons.append(answer)
     raise RunError(
-        f"No shares of this plan can be moved while it runs: {'; '.join(reasons)}.",
-        "Assist a plan that cuts the batch along an axis on which parameters are used whole (data-parallel, fsdp).",
+        f"No shares of this plan can be moved while it runs: {'; '.join(dict.fromkeys(reasons))}.",
+        "Assist a plan that cuts the batch, or loops of parameters into parts that divide (heads, say), along an axis.",
     )
+
+
+def _rows(program: Program, axis: int) -> Shares | str:
+    """Rows of the batch, where parameters are used whole along the axis; or why not."""
+    name, _ = program.strategy.axes[axis]
+    cuts = _cuts(program, axis)
+    extents, unit = {extent for extent, _ in cuts}, max((inner for _, inner in cuts), default=1)
+    used = next((p.paths[0] for p in program.graph.parameters if _used_cut(program, p.tensor, axis)), None)
+    if (reason := _fixed(program, axis)) is not None:
+        return reason
+    if used is not None:
+        return f"{used} is used cut along axis {name!r}"
+    if len(extents) != 1:
+        return f"axis {name!r} cuts no rows of the inputs"
+    rows = _dealt(program, axis, min(extents))
+    if any(count % unit for count in rows) or not all(rows):
+        return f"axis {name!r} cuts {min(extents)} rows into {rows}, and each needs {unit} or a multiple"
+    return Shares(axis, name, rows, unit)
+
+
+def _parts(program: Program, axis: int) -> Shares | str:
+    """Parts of every loop that an axis cuts: as many as those have in common that must be cut between whole units."""
+    name, size = program.strategy.axes[axis]
+    if (reason := _fixed(program, axis)) is not None:
+        return reason
+    loops = [
+        node.rules.by_name[loop]
+        for node in program.flow.nodes
+        if isinstance(node, Compute) and (loop := node.split[axis]) is not None and node.rules.by_name[loop].divides
+    ]
+    whole = [rule.extent for rule in loops if rule.even]
+    count = math.gcd(*whole) if whole else min((rule.extent for rule in loops), default=0)
+    if count <= size or not divides_exactly(count, program.strategy.cuts[axis]):
+        return f"the loops that axis {name!r} cuts have {count} parts in common, for {size} ranks"
+    return Shares(axis, name, _dealt(program, axis, count), weights=True)
+
+
+def _dealt(program: Program, axis: int, count: int) -> tuple[int, ...]:
+    """So many points as the axis cuts them now."""
+    size = program.strategy.sizes[axis]
+    parts = (chunk(count, program.strategy.cuts[axis], index) for index in range(size))
+    return tuple(stop - start for start, stop in parts)
+
+
+def _fixed(program: Program, axis: int) -> str | None:
+    """Why nothing along an axis can move, if so."""
+    (name, size), resting = program.strategy.axes[axis], program.strategy.resting
+    if size == 1:
+        return f"axis {name!r} has one rank"
+    buffers = (buffer.tensor for buffer in program.graph.buffers)
+    rests = next((t for t in buffers if isinstance(resting[t][axis], Shard)), None)
+    return None if rests is None else f"{rests} rests cut along axis {name!r}"
 
 
 def _used_cut(program: Program, tensor: str, axis: int) -> bool:
@@ -101,40 +141,47 @@ def _cuts(program: Program, axis: int) -> set[tuple[int, int]]:
 
 
 class Mover:
-    """Moves rows of the batch of one module; ``lines`` are the ranks along every mesh axis through this one."""
+    """Moves shares of one module; ``lines`` are the ranks along every mesh axis through this one."""
 
-    def __init__(self, module: ParallelModule, lines: Sequence[Line]) -> None:
+    def __init__(
+        self, module: ParallelModule, lines: Sequence[Line], optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         if module._planned.rank.inputs != "whole":
             raise RunError(
                 "Every rank is given its own part of the batch (inputs='local'), so no rows can be moved between ranks.",
                 "Give every rank the whole batch (parallelize(..., inputs='whole')).",
             )
-        self._module, self._lines = module, lines
+        self._module, self._lines, self._optimizer = module, lines, optimizer
         module._planned.replay = None  # waits inside of a replayed CUDA graph are not seen by any clock
-        self.batch = batch_of(module.program)
+        self.shares = movable(module.program)
+        if self.shares.weights and optimizer is None:
+            raise RunError(
+                f"Along axis {self.shares.name!r} parameters move, and nobody said which optimizer has state of them.",
+                "Call shardwright.assist(model, optimizer).",
+            )
         self.traces = True
         """Whether operators are traced at once for the new rows, and not only after some passes."""
-        self._known: dict[tuple[int, ...], Execution] = {self.batch.rows: module._planned}
+        self._known: dict[tuple[int, ...], Execution] = {self.shares.rows: module._planned}
 
     def move(self, rows: tuple[int, ...]) -> bool:
-        """Deal the batch out in these rows from the next call on; false where some rank cannot, and nothing has changed."""
+        """Deal the work out in these rows from the next call on; false where some rank cannot, and nothing has changed."""
         module, before = self._module, self._module._planned
         execution = self._known.get(rows) or self._built(rows)
         if not _all(execution is not None, self._lines, module.device):
             return False
         assert execution is not None
-        module._adopt(execution)
+        module._adopt(execution, self._optimizer)
         for flat in before.executor.flats:
             flat.release()
         self._known[rows] = execution
         if len(self._known) > KEPT:
             del self._known[list(self._known)[1]]  # the first is the plan's own, to which the rows return
-        self.batch = replace(self.batch, rows=rows)
+        self.shares = replace(self.shares, rows=rows)
         return True
 
     def _built(self, rows: tuple[int, ...]) -> Execution | None:
         module, strategy = self._module, self._module.program.strategy
-        shares = {**strategy.shares, self.batch.name: self.batch.shares(rows)}
+        shares = {**strategy.shares, self.shares.name: self.shares.of(rows)}
         state = random_state(module.device)
         try:
             execution = module._under(replace(strategy, shares=shares))
