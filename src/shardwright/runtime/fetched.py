@@ -20,6 +20,7 @@ from torch.distributed.tensor import Partial, Shard
 from shardwright._torch_compat import wrapper_tensor
 from shardwright.lowering.collectives import run_steps
 from shardwright.runtime.border import Whole
+from shardwright.waiting import wait_for
 
 
 class Fetched(Whole):
@@ -92,18 +93,18 @@ class Telling:
             if here == source:
                 self._leaving.append((work, copy))
             else:
-                work.wait()
+                wait_for(work)
         elif here == source:
             copy = value.clone()
             others = (rank for rank in range(dist.get_world_size()) if rank not in ranks)
             self._leaving += [(dist.isend(copy, rank, tag=TAG), copy) for rank in others]
         elif here not in ranks:
-            dist.recv(value, source, tag=TAG)
+            wait_for(dist.irecv(value, source, tag=TAG))
 
     def finish(self) -> None:
         """Wait until all that was told has left."""
         while self._leaving:
-            self._leaving.pop()[0].wait()
+            wait_for(self._leaving.pop()[0])
 
     def _leave(self) -> None:
         """A process that ends must not take along what others wait for."""

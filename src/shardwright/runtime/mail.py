@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shardwright.program.pipeline import Message, Step
 from shardwright.program.transfers import Region, region_of
+from shardwright.waiting import wait_for
 
 Pair = tuple[int, int]
 """The rank that sends and the rank that receives."""
@@ -93,7 +94,7 @@ class Mail:
                 parts.append((message.parcel.put, self._local.pop(message)))
                 continue
             work, buffer = self._posted.pop(message)
-            work.wait()
+            wait_for(work)
             parts.append((message.parcel.put, buffer))
         if len(parts) == 1 and tuple(parts[0][1].shape) == shape:
             return parts[0][1]
@@ -105,5 +106,5 @@ class Mail:
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next step starts to count anew."""
         while self._leaving:
-            self._leaving.popleft()[0].wait()
+            wait_for(self._leaving.popleft()[0])
         self._next.clear()

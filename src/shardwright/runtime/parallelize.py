@@ -148,7 +148,7 @@ def parallelize(
             return staged
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))
-    _refuse_uneven_rest(graph, strategy)
+    refuse_uneven_rest(graph, strategy)
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
     decisions = decisions_of(plan) if decisions is None else decisions
@@ -196,7 +196,7 @@ def _refuse_options(**given: Any) -> None:
             raise RunError(f"{name}={value!r} means nothing for a plan with stages.", f"Leave {name} out.")
 
 
-def _refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
+def refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
     """Buffers are replaced by what a step computes in shares, and DTensors know equal shards only."""
     uneven = [axis for axis, (name, _) in enumerate(strategy.axes) if name in strategy.shares]
     for name in (buffer.tensor for buffer in graph.buffers):

@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -108,6 +108,9 @@ class Part(Standing):
 class Owning(Standing):
     """A whole model: holds parameters and buffers under the paths they have in the original."""
 
+    own_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes of this kind of module that are no model's."""
+
     def _resemble(self, original: torch.nn.Module | None) -> None:
         """The tree of modules, attributes and methods of the original."""
         if isinstance(original, Owning):
@@ -117,6 +120,18 @@ class Owning(Standing):
         for path, module in () if original is None else original.named_modules(remove_duplicate=False):
             if path:
                 self._part(path, module)
+
+    def _become(self, twin: Owning) -> None:
+        """Be what another module is: its tensors and programs, with one's own hooks, mode and whatever hangs on it."""
+        if type(self) is not type(twin):  # what the other kind of module kept for itself
+            for name in [name for name in vars(self) if name.startswith("_") or name in self.own_names]:
+                if name not in vars(twin):
+                    del self.__dict__[name]
+        for name, value in vars(twin).items():
+            if "hook" not in name and name != "training":
+                self.__dict__[name] = value
+        self.__class__ = type(twin)
+        self.train(self.training)
 
     def _part(self, path: str, original: torch.nn.Module | None = None) -> torch.nn.Module:
         owner: torch.nn.Module = self

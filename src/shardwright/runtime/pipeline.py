@@ -55,6 +55,8 @@ class PipelineModule(Owning):
     It holds the parameters of its own stages under their original names.
     """
 
+    own_names = ("pipeline", "mesh")
+
     def __init__(
         self,
         pipeline: Pipeline,

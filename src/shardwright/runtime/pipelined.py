@@ -10,25 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
 from shardwright.graph import Graph, fingerprint
 from shardwright.plans import Plan
 from shardwright.plans.stages import stage_text
 from shardwright.program.dataflow import Dataflow
-from shardwright.program.pipeline import Pipeline, StageProgram, check
-from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, digest, sample
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.checkpoint import load_weights
-from shardwright.runtime.execution import Gradients, Rank
 from shardwright.runtime.materialise import Initialise, Shards, is_checkpoint, materialised
-from shardwright.runtime.passage import StagePart
 from shardwright.runtime.pipeline import PipelineModule
-from shardwright.runtime.shards import constant, device_of
-from shardwright.runtime.stage_executor import StageExecutor
+from shardwright.runtime.stages import Stages
 
 
 def pipelined(
@@ -51,7 +45,6 @@ def pipelined(
     ------
     RunError, PlanError, LoweringError
     """
-    assert plan.schedule is not None  # a plan with stages has one
     if not dist.is_initialized() or dist.get_world_size() != plan.devices:
         running = dist.get_world_size() if dist.is_initialized() else 0
         raise PlanError(
@@ -62,45 +55,19 @@ def pipelined(
     held = (f"{name}{tuple(p.shape)}".encode() + sample(p) for name, p in model.named_parameters())
     decided = digest([*chosen, str(plan.schedule), str(plan.microbatches)])
     agree({"model": fingerprint(graph), "plan": decided, "weights": digest(held)})
-    pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
-    check(pipeline)
     kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
-    meshes = _meshes(plan, kind)
-    rank = dist.get_rank()
-    decisions = [replace(stage.decisions, otherwise=ByPrice(plan.stage_mesh(n))) for n, stage in enumerate(plan.stages)]
-    own = [number for number, stage in enumerate(plan.stages) if rank in stage.ranks]
-    home: dict[str, Any] = {}
+    stages = Stages.of(plan, graph, kind, {})
     shards: Shards = {}
-    parts: dict[tuple[int, int], StagePart] = {}
-    aside = _aside(model, pipeline, device_of(meshes[own[0]]))
-    for number in own:
-        mesh = meshes[number]
-        built = {
-            size: pipeline.program(number, size, rank, decisions[number], device=kind, split=pipeline.splits(number))
-            for size in pipeline.parts
-        }
-        first = built[max(built)]
-        shards |= _materialised(model, first.program.flow, shards, mesh, weights, initialise, keep, strict)
-        groups = {name: mesh.get_group(name).group_name for name, _ in plan.stages[number].strategy.axes}
-        gradients = Gradients(hold=True)
-        for size, one in built.items():
-            _validated(one)
-            part = pipeline.parts[size][number]
-            constants = [constant(c, one.program.flow, device_of(mesh)) for c in part.graph.constants]
-            place = Rank(
-                mesh, device_of(mesh), groups, gradients, home, constants, compute_dtype, reduce_dtype, "whole", "whole"
-            )
-            parts[number, size] = StagePart.of(StageExecutor(one, place), part, place, decisions[number])
+    for number in stages.own:
+        flow = stages.largest(number).program.flow
+        shards |= _materialised(model, flow, shards, stages.meshes[number], weights, initialise, keep, strict)
+    aside = aside_of(model, stages.pipeline, stages.device)
     if not keep:
         _let_go(model, graph, shards)
-    module = PipelineModule(
-        pipeline,
-        parts,
-        meshes[own[0]],
+    module = stages.module(
         shards,
-        decisions,
         aside,
-        home=home,
+        (compute_dtype, reduce_dtype),
         calling=Calling.of(model.forward, graph),
         original=model,
         compare_batches=compare_batches,
@@ -109,25 +76,6 @@ def pipelined(
         names = (*(path for p in graph.parameters for path in p.paths), *(b.path for b in graph.buffers))
         load_weights(module, weights, strict, frozenset(names))
     return module
-
-
-def _meshes(plan: Plan, kind: str) -> list[DeviceMesh]:
-    """The mesh of every stage; every rank takes part in making each of them."""
-    found: dict[tuple[Any, ...], DeviceMesh] = {}
-    meshes = []
-    for stage in plan.stages:
-        key = (stage.ranks, stage.strategy.axes)
-        if key not in found:
-            grid = torch.tensor(stage.ranks).reshape(stage.strategy.sizes)
-            names = tuple(name for name, _ in stage.strategy.axes)
-            found[key] = DeviceMesh(kind, grid, mesh_dim_names=names)
-        meshes.append(found[key])
-    return meshes
-
-
-def _validated(one: StageProgram) -> None:
-    validate_dataflow(one.program.flow)
-    validate_program(one.program)
 
 
 def _materialised(model: torch.nn.Module, flow: Dataflow, known: Shards, *options: Any) -> Shards:
@@ -139,7 +87,7 @@ def _materialised(model: torch.nn.Module, flow: Dataflow, known: Shards, *option
     return materialised(model, replace(flow, graph=bare), *options)
 
 
-def _aside(model: torch.nn.Module, pipeline: Pipeline, device: torch.device) -> dict[str, Tensor]:
+def aside_of(model: torch.nn.Module, pipeline: Pipeline, device: torch.device) -> dict[str, Tensor]:
     """The buffers that preparing a batch and its tail read, whole: every rank computes these for itself."""
     graphs = [graph for graph in (pipeline.micro.prepared, pipeline.micro.tail) if graph is not None]
     read = {name for graph in graphs for op in graph.ops for name in op.inputs}

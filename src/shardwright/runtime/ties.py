@@ -12,6 +12,7 @@ import torch.distributed as dist
 from shardwright._torch_compat import local_of
 from shardwright.errors import RunError
 from shardwright.program.pipeline import Pipeline
+from shardwright.waiting import wait_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,6 @@ class Tie:
         """Sum this step's gradients between the owners; ``before``: what the parameter had already."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        dist.all_reduce(local_of(parameter.grad), group=self.group)
+        wait_for(dist.all_reduce(local_of(parameter.grad), group=self.group, async_op=True))
         if before is not None:
             parameter.grad = before.add_(parameter.grad)

@@ -1,0 +1,129 @@
+"""A model that trains goes over to other plans: losses, parameters and optimizer state stay those of one process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from lowering.strategies import mesh_with
+from runtime.pipelines import pipeline_plan, whole
+from runtime.pool import POOL
+from runtime.workers import built
+from shardwright.graph import Graph
+from shardwright.graph.repeats import block_paths, span_of
+from shardwright.plans import Plan
+from shardwright.plans.blocks import with_blocks
+from shardwright.runtime import parallelize
+from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
+from shardwright.runtime.moving import move
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
+from shardwright.verification.precision import all_double
+
+Subject = tuple[Any, tuple[Any, ...], dict[str, Any], Graph]
+
+
+@functools.cache
+def gpt() -> Subject:
+    return built("gpt:small,layers=6,batch=8,heads=4")
+
+
+def pipeline(graph: Graph, stages: int, each: int, inside: str = "alone") -> Plan:
+    """Stages with as many blocks each."""
+    starts = [span_of(graph, path).start for path in block_paths(graph)]
+    first = [starts[number * len(starts) // stages] for number in range(1, stages)]
+    borders = [0, *first, len(graph.ops)]
+    cuts = [[op.name for op in graph.ops[a:b]] for a, b in pairwise(borders)]
+    return pipeline_plan(graph, cuts, 4, "1f1b", each, inside=inside)
+
+
+def one_mesh(
+    graph: Graph, search: str, sizes: tuple[int, ...], shares: dict[str, tuple[float, ...]] | None = None
+) -> Plan:
+    stated = formulate(graph, mesh_with(sizes), within=restriction(search, len(sizes)))
+    strategy = replace(stated.strategy(solve(stated.problem).answer), shares=shares or {})
+    return replace(pipeline(graph, 4, 1), stages=(), microbatches=1, schedule=None, strategy=strategy)
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer, subject: Subject, number: int) -> float:
+    """Another batch in every step."""
+    args = [torch.roll(x, number, 0) for x in subject[1]]
+    args[0] = (args[0] + number) % 50
+    with all_double():
+        loss = model(*args, **subject[2])
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def farthest(parallel: Any, model: torch.nn.Module) -> float:
+    """Of this rank's parameters, relative to the largest element of each."""
+    every = dict(model.named_parameters())
+    apart = [
+        (whole(p.detach()) - every[name]).abs().max() / every[name].abs().max()
+        for name, p in parallel.named_parameters()
+    ]
+    return float(max(apart))
+
+
+def random_blocks(random: Random, count: int, stages: int) -> tuple[int, ...]:
+    borders = [0, *sorted(random.sample(range(1, count), stages - 1)), count]
+    return tuple(b - a for a, b in pairwise(borders))
+
+
+def plans(kind: str, graph: Graph) -> list[Plan]:
+    random = Random(3)
+    if kind == "blocks":
+        first = pipeline(graph, 4, 1)
+        return [first, *(with_blocks(first, graph, random_blocks(random, 6, 4)) for _ in range(9)), first]
+    if kind == "blocks of stages that are split":
+        first = pipeline(graph, 2, 2, "tensor")
+        return [first, *(with_blocks(first, graph, counts) for counts in ((5, 1), (2, 4), (1, 5)))]
+    return [
+        pipeline(graph, 2, 2, "data"),
+        one_mesh(graph, "megatron", (4,)),
+        one_mesh(graph, "fsdp", (4,)),
+        one_mesh(graph, "megatron", (2, 2), {"b": (0.75, 0.25)}),
+        pipeline(graph, 4, 1),
+        one_mesh(graph, "data-parallel", (2, 2), {"a": (0.25, 0.75)}),
+    ]
+
+
+def trained(rank: int, kind: str, folder: str) -> tuple[float, float, float]:
+    subject = gpt()
+    model, args, kwargs, graph = subject
+    every = plans(kind, graph)
+    with all_double():
+        parallel = parallelize(copy.deepcopy(model), every[0], args, kwargs, graph=graph)
+    alone = copy.deepcopy(model)
+    optimizer, single = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (parallel, alone))
+    far = 0.0
+    for number, plan in enumerate([*every, every[0]]):
+        if number:
+            move(parallel, optimizer, plan)
+        far = max(far, abs(step(parallel, optimizer, subject, number) - step(alone, single, subject, number)))
+    kept = farthest(parallel, alone)
+    save_checkpoint(folder, 1, parallel, optimizer)
+    with all_double():
+        other = parallelize(copy.deepcopy(model), every[-1], args, kwargs, graph=graph)
+    resumed = torch.optim.AdamW(other.parameters(), lr=0.01)
+    load_checkpoint(folder, other, resumed)
+    after = abs(step(other, resumed, subject, 90) - step(parallel, optimizer, subject, 90))
+    return far, kept, max(after, abs(step(other, resumed, subject, 91) - step(parallel, optimizer, subject, 91)))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "blocks of stages that are split", "other plans altogether"])
+def test_moves_keep_the_numbers(kind: str, tmp_path: Path) -> None:
+    """Ten moves of blocks, and a checkpoint after the last one that another plan resumes."""
+    for losses, parameters, resumed in POOL.run(trained, kind, str(tmp_path), seconds=240):
+        assert losses < 1e-9 and parameters < 1e-9 and resumed < 1e-9
