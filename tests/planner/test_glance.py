@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from shardwright import zoo
-from shardwright.cluster import mesh_of, meshes, parse_cluster
+from shardwright.cluster import Mesh, mesh_of, meshes, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.planner import Options, plan_graph, predict
+from shardwright.planner import Options, plan_graph, planning, predict
 from shardwright.planner.glance import SLACK, glance
+from shardwright.planner.outcomes import Outcome, search_by_name
 from shardwright.planner.planning import describe_graph
+from shardwright.planner.trials import Trials
+from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.strategies import find_strategy
 
 
@@ -50,3 +57,19 @@ def test_what_a_plan_predicts_is_never_a_glance(deep: Graph) -> None:
     mesh = next(mesh for mesh in meshes(cluster, 2) if mesh.names == made.strategy.axes)
     assert predict(deep, made.strategy, mesh, "adamw") == made.prediction
     assert made.candidates[0].prediction == made.prediction
+
+
+def test_every_recipe_competes_in_a_deep_model_too(deep: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = []
+
+    def noting(trials: Trials, shapes: Sequence[Mesh], name: str, *rest: Any) -> Outcome:
+        searched.append(name)
+        return search_by_name(trials, shapes, name, *rest)
+
+    monkeypatch.setattr(planning, "search_by_name", noting)
+    options = Options(baselines=(), max_axes=1, fewer_devices=False)
+    found = plan_graph(deep, parse_cluster("8xH100"), options).prediction.step_seconds
+    assert set(BASELINES) - set(TWINS) <= set(searched)
+    for name in ("all-row-greedy", "equal-chop", "no-reductions"):
+        alone = plan_graph(deep, parse_cluster("8xH100"), replace(options, search=name))
+        assert found <= alone.prediction.step_seconds * (1 + 1e-9), name

@@ -11,13 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 Placement = Union[Shard, Replicate, Partial]
 Layout = tuple[Placement, ...]
 """One placement per mesh axis, axes ordered from the slowest link to the fastest."""
+
+_WHOLE = Replicate()
+_SAME: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+"""Equal layouts are one object: they are looked up by the hundred thousand, and placements are slow to compare."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,10 @@ class LoopRule:
         return self.extent % pieces == 0 if self.even else chunk(self.extent, pieces, pieces - 1)[0] < self.extent
 
 
+Split = tuple[Union[str, None], ...]
+"""For one operator: per mesh axis the name of the loop it cuts, or ``None`` (every rank along that axis does it all)."""
+
+
 @dataclass(frozen=True)
 class OpRules:
     """All loops of one operator. ``origin``: ``described``, ``elementwise``, ``probed`` or ``replicated``.
@@ -107,13 +115,20 @@ class OpRules:
     flops: float = 0.0
     reason: str = ""
     by_name: Mapping[str, LoopRule] = field(init=False, repr=False, compare=False)
+    _layouts: dict[object, list[tuple[Any, ...]]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {loop.name: loop for loop in self.loops})
+        object.__setattr__(self, "_layouts", {})
 
-
-Split = tuple[Union[str, None], ...]
-"""For one operator: per mesh axis the name of the loop it cuts, or ``None`` (every rank along that axis does it all)."""
+    def layouts(self, split: Split, side: str, count: int) -> list[tuple[Any, ...]]:
+        """Per tensor of a side (``inputs`` or ``outputs``), one entry per mesh axis; made once for a split."""
+        key = (split, side, count)
+        if key not in self._layouts:
+            sides = [None if loop is None else getattr(self.by_name[loop], side) for loop in split]
+            made = [tuple(_WHOLE if s is None else s[i] for s in sides) for i in range(count)]
+            self._layouts[key] = [_SAME.setdefault(layout, layout) for layout in made]
+        return self._layouts[key]
 
 
 Cut = Union[int, tuple[float, ...]]
@@ -161,16 +176,12 @@ def nested_chunk(extent: int, cuts: Sequence[tuple[Cut, int]]) -> tuple[int, int
 
 def input_layouts(rules: OpRules, split: Split, count: int) -> list[tuple[Need, ...]]:
     """What every tensor input must look like for this split: per input, one need per mesh axis."""
-    return [
-        tuple(Replicate() if loop is None else rules.by_name[loop].inputs[i] for loop in split) for i in range(count)
-    ]
+    return rules.layouts(split, "inputs", count)
 
 
 def output_layouts(rules: OpRules, split: Split, count: int) -> list[Layout]:
     """What every output looks like after this split."""
-    return [
-        tuple(Replicate() if loop is None else rules.by_name[loop].outputs[i] for loop in split) for i in range(count)
-    ]
+    return rules.layouts(split, "outputs", count)
 
 
 def doubly_windowed(rules: OpRules, split: Split) -> str | None:

@@ -8,21 +8,18 @@ has one answer under the limit, and further ones where that does not fit after a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, TooLarge
-from shardwright.planner.trials import ENOUGH, UNHIDDEN, Found, Trials
+from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
 from shardwright.search.baselines import ALIASES, BASELINES
 from shardwright.search.bills import EXPECTED, Pricing
 from shardwright.search.strategies import LEAST_MEMORY
 
 HIDDEN = Pricing(traffic=0.2)
 """Parameters' traffic mostly hidden under computation; the simulator picks among the answers."""
-
-LEAST_UNHIDDEN = replace(UNHIDDEN, least=True)
-"""What cannot overlap, at prices that no execution undercuts: it bounds the step itself."""
 
 ANOTHER = "recursive"
 """A search that is nearly free and whose answer, hardly ever better by the sum, now and then overlaps better."""
@@ -76,19 +73,22 @@ class Outcome:
 def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress, beat: float = inf) -> Outcome:
     """Search under one name on every promising mesh and try all answers that may take less than ``beat`` seconds a step.
 
+    A mesh on which no step can be shorter than one that is known is not searched; a recipe is not even stated there.
+
     >>> search_by_name(trials, meshes, "fsdp", print).fitting  # doctest: +SKIP
     """
     tried: list[Found] = []
     refusal: Infeasible | None = None
     held_back = False
-    for mesh, floor in _promising(trials, meshes, name, say):
-        sums = [found.prediction.sum_seconds for found in tried if found.prediction.fits]
-        if sums and floor > WORTHWHILE * min(sums):
+    for mesh, floor in _promising(trials, meshes, name, say, beat):
+        fitting = [found.prediction for found in tried if found.prediction.fits]
+        if fitting and floor > WORTHWHILE * min(p.sum_seconds for p in fitting):
             continue
-        say(f"searching {name} on {mesh_text(mesh)}")
         try:
-            if beat < inf and trials.computing(mesh, name) > beat:
+            best = min([beat, *(p.step_seconds for p in fitting)])
+            if trials.fastest and best < inf and not trials.may_beat(mesh, name, best):
                 continue
+            say(f"searching {name} on {mesh_text(mesh)}")
             for found in _answers(trials, mesh, name, tried, beat):
                 held_back |= found is None or not found.prediction.fits
                 if found is not None:
@@ -112,9 +112,11 @@ def mesh_text(mesh: Mesh) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in mesh.names)
 
 
-def _promising(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress) -> list[tuple[Mesh, float]]:
+def _promising(
+    trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress, beat: float
+) -> list[tuple[Mesh, float]]:
     """Meshes by what they could at best give: the optimum without a memory limit, which bounds the one with it."""
-    if len(meshes) <= FEW_MESHES:
+    if len(meshes) <= FEW_MESHES or beat < inf:  # where a step is known already, most meshes of a recipe drop out by it
         return [(mesh, 0.0) for mesh in meshes]
     floors = []
     for mesh in meshes:

@@ -22,14 +22,13 @@ from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.planner.also import captured_calls, with_calls
 from shardwright.planner.decided import decided
-from shardwright.planner.glance import deep
-from shardwright.planner.outcomes import ANOTHER, LEAST_UNHIDDEN, Outcome, bounds, search_by_name
+from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, proof, scope
-from shardwright.planner.trials import KEPT, Found, Trials, collection_paused
+from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials, collection_paused
 from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
-from shardwright.search.baselines import ABLATIONS, BASELINES, TWINS
+from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.constraints import meant_meshes
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
@@ -160,7 +159,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
     shown = tuple(dict.fromkeys([options.search, *options.baselines]))
     open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
-    names = tuple(dict.fromkeys([*shown, *_unasked(graph, options.search)])) if several and open_search else shown
+    names = tuple(dict.fromkeys([*shown, *_unasked(options.search)])) if several and open_search else shown
     rounds = [_round(described, shapes, options, names, options.recompute == "blocks", inf, say)]
     eligible = _eligible(rounds, options.search, open_search)
     again = _worth_recomputing(rounds[0], eligible, shapes, options, open_search)
@@ -210,15 +209,9 @@ def describe_graph(graph: Graph) -> Described:
     return Described(graph, rules, label_loops(graph, rules))
 
 
-def _unasked(graph: Graph, search: str) -> Sequence[str]:
-    """The recipes that take part whether anybody asks to see them or not.
-
-    Of deep models the ablations of the space do not: each takes as long as the search itself, and contains nothing else.
-    """
-    if search != "auto":
-        return DEFAULT_BASELINES
-    left_out = (*TWINS, *ABLATIONS) if deep(graph) else TWINS
-    return [name for name in BASELINES if name not in left_out]
+def _unasked(search: str) -> Sequence[str]:
+    """The recipes that take part whether anybody asks to see them or not."""
+    return [name for name in BASELINES if name not in TWINS] if search == "auto" else DEFAULT_BASELINES
 
 
 def _round(
@@ -242,6 +235,7 @@ def _round(
         forbidden=options.forbidden,
         time_limit=options.time_limit,
         gap=options.gap,
+        fastest=options.search != LEAST_MEMORY,
     )
     shown, outcomes = (options.search, *options.baselines), {}
     for name in names:

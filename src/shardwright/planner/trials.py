@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 
 import numpy as np
 
@@ -29,12 +29,16 @@ from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import gathered_copies, keep_gathered
 from shardwright.search.limits import limit_of
 from shardwright.search.options import Restriction
+from shardwright.search.solution import Solution
 from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, state
 from shardwright.simulator import simulate
 
 UNHIDDEN = Pricing(traffic=0.0)
 """What cannot overlap: operators run one after the other, and whatever changes a tensor between two of them does so between
 them; only parameters travel beside."""
+
+LEAST_UNHIDDEN = replace(UNHIDDEN, least=True)
+"""What cannot overlap, at prices that no execution undercuts: it bounds the step itself."""
 
 RUNG, DEEP_RUNG = 0.85, 0.75
 """How much less memory than an answer uses the next one is allowed; deep models' trials take longest, so fewer are made."""
@@ -47,6 +51,9 @@ ENOUGH = 0.03
 
 RUNG_SECONDS = 1.0
 """How long such an answer may be searched for."""
+
+LARGE = 3000
+"""A recipe with more options than this is bounded as slowly as it is searched."""
 
 NEARLY = 0.98
 """A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
@@ -109,7 +116,8 @@ def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit:
 class Trials:
     """Searches on one graph under the same conditions; problems stated for one are kept for the next.
 
-    ``pins`` and ``forbidden`` bind the searches in ``constrained`` only (a baseline is what it is).
+    ``pins`` and ``forbidden`` bind the searches in ``constrained`` only (a baseline is what it is). ``fastest``: what is
+    wanted is the fastest strategy that fits, not the smallest.
     """
 
     def __init__(
@@ -125,13 +133,16 @@ class Trials:
         forbidden: Sequence[str] = (),
         time_limit: float = 10.0,
         gap: float = 0.0,
+        fastest: bool = True,
     ) -> None:
         self.described, self.optimizer, self.recompute = described, optimizer, tuple(recompute)
         self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
         self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
-        self.time_limit, self.gap = time_limit, gap
+        self.time_limit, self.gap, self.fastest = time_limit, gap, fastest
         self._stated: dict[tuple[Mesh, str, Pricing], Formulation] = {}
         self._tried: dict[tuple[Mesh, str, bytes], Found] = {}
+        self._glances: dict[tuple[object, ...], Prediction | None] = {}
+        self._floors: dict[tuple[Mesh, str, Pricing], Solution[np.ndarray]] = {}
 
     @cached_property
     def deep(self) -> bool:
@@ -188,10 +199,13 @@ class Trials:
 
     def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
         """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
-        stated, limit = self.stated(mesh, name, pricing), self.limit(mesh)
-        free = solve(replace(stated.problem, usages=(), usage_limit=None), time_limit=self.time_limit, gap=self.gap)
+        stated, limit, key = self.stated(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
+        if key not in self._floors:
+            unlimited = replace(stated.problem, usages=(), usage_limit=None)
+            self._floors[key] = solve(unlimited, time_limit=self.time_limit, gap=self.gap)
+        free = self._floors[key]
         used = evaluate(stated.problem, free.answer).peak
-        if not limited or not isfinite(limit) or (used <= limit and free.optimal):
+        if not limited or used <= limit:
             return free.lower_bound
         core, _ = stated.reduced
         try:
@@ -204,9 +218,20 @@ class Trials:
             return free.lower_bound
         return max(free.lower_bound, bounded.lower_bound)
 
-    def computing(self, mesh: Mesh, name: str) -> float:
-        """Seconds that the operators of any strategy of a search take at least, told without stating its problem."""
-        return least_compute(self.described, mesh, name, self._within(mesh, name), self.recompute)
+    def may_beat(self, mesh: Mesh, name: str, seconds: float) -> bool:
+        """Whether a step of a search on a mesh may be shorter than one that is known (which may have been a glance).
+
+        Raises
+        ------
+        Infeasible
+            When there is no such strategy.
+        """
+        known = seconds * (1 + SLACK * self.deep)
+        if least_compute(self.described, mesh, name, self._within(mesh, name), self.recompute) >= known:
+            return False  # told without stating the problem
+        if name != "auto" and self.stated(mesh, name).problem.sizes.sum() > LARGE:
+            return True
+        return self.floor(mesh, name, LEAST_UNHIDDEN, limited=False) < known
 
     def unhidden(self, mesh: Mesh, name: str, searched: Searched) -> float:
         """About what a step of an answer takes at least: its operators and what happens between them, one by one."""
@@ -235,13 +260,23 @@ class Trials:
         if key not in self._tried:
             graph, limit, prediction = self.described.graph, self.limit(mesh), None
             if name != LEAST_MEMORY and searched.formulation.within.fold:
-                prediction = glance(graph, searched.strategy, mesh, self.optimizer, limit)
+                prediction = self._glanced(mesh, searched)
             exact = prediction is None
             prediction = prediction or predict(graph, searched.strategy, mesh, self.optimizer, limit)
             found = Found(name, mesh, searched, prediction, exact)
             near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
             self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
         return self._tried[key]
+
+    def _glanced(self, mesh: Mesh, searched: Searched) -> Prediction | None:
+        """At a glance, once for all searches that come to the same strategy."""
+        stated, answer = searched.formulation, searched.solution.answer
+        options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
+        key = (mesh, stated.within.regather, stated.within.whole_gradients, tuple(options))
+        if key not in self._glances:
+            graph, limit = self.described.graph, self.limit(mesh)
+            self._glances[key] = glance(graph, searched.strategy, mesh, self.optimizer, limit)
+        return self._glances[key]
 
     def exactly(self, found: Found) -> Found:
         """The same, every event simulated."""

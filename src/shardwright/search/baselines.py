@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Op, Tensor
-from shardwright.operators.rules import Layout, LoopRule, OpRules, Split
+from shardwright.operators.rules import Layout, LoopRule
 from shardwright.search.options import Restriction
 
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
@@ -107,10 +107,12 @@ def mesh_tensorflow(axes: int) -> Restriction:
 def all_row(axes: int) -> Restriction:
     """Every operator cuts the first dim of its result, every parameter its own first dim (Tofu's all-row-greedy)."""
 
-    def split(op: Op, rules: OpRules, chosen: Split) -> bool:
-        return all(n is None or rules.by_name[n].outputs[0] in (Shard(0), Partial("sum")) for n in chosen)
+    first, summed = Shard(0), Partial("sum")
 
-    return Restriction("all-row-greedy", rest=lambda t, layout: set(layout) <= {Shard(0)}, split=split)
+    def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
+        return rule.outputs[0] == first or rule.outputs[0] == summed
+
+    return Restriction("all-row-greedy", loop, rest=lambda t, layout: all(p == first for p in layout))
 
 
 def equal_chop(axes: int) -> Restriction:
@@ -143,9 +145,6 @@ BASELINES: dict[str, Callable[[int], Restriction]] = {
     "no-reductions": no_reductions,
 }
 
-
-ABLATIONS = ("all-row-greedy", "equal-chop", "no-reductions")
-"""Those that papers compare themselves with and nobody trains by: less freedom, and nearly as long to search."""
 
 TWINS = ("mesh-tensorflow",)
 """Those whose strategies are all another's: with nothing at rest to gather, Mesh-TensorFlow's are Megatron's."""

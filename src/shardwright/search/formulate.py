@@ -48,7 +48,7 @@ from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
 from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
-from shardwright.search.options import EVERYTHING, Restriction, layouts_of, settled, splits_of, splits_within
+from shardwright.search.options import EVERYTHING, Restriction, SplitTable, layouts_of, rows_within, settled, splits_of
 from shardwright.search.prices import EdgePrices, places
 from shardwright.search.recomputing import recomputation
 from shardwright.search.saving import needed_in_backward, saved_bytes, saving
@@ -84,9 +84,9 @@ def formulate(
 
 
 class Timed(NamedTuple):
-    """Every split of an operator on a mesh and its seconds, one row each; ``row`` says where a split stands."""
+    """Every split of an operator on a mesh and its seconds, one row each."""
 
-    row: Mapping[Split, int]
+    every: SplitTable
     seconds: np.ndarray
 
 
@@ -220,12 +220,12 @@ class _Builder:
         """The splits that are allowed and their seconds, looked up where a wider statement has timed them."""
         labels, known = dict(self.labels[op.name]), self.known.get(op.name)
         if known is not None:
-            splits = splits_within(op, rules, self.mesh.sizes, labels, self.within, known.row)
-            return splits, known.seconds[[known.row[split] for split in splits]]
+            rows = rows_within(op, rules, self.mesh.sizes, labels, self.within, known.every)
+            return [known.every.splits[row] for row in rows], known.seconds[rows]
         splits = splits_of(op, rules, self.mesh.sizes, labels, self.within)
         times = op_times(op, rules, self.graph.tensors, splits, self.mesh, training=self.graph.training)
         if self.within.any_split:
-            self.known[op.name] = Timed({split: row for row, split in enumerate(splits)}, times)
+            self.known[op.name] = Timed(SplitTable.of(splits), times)
         return splits, times
 
     def _parameter(self, tensor: str) -> None:
@@ -284,7 +284,8 @@ class _Builder:
         else:
             offered = list(self._made(op, made_at.position))
             for reader in self.graph.consumers[tensor]:
-                offered += [tuple(_resting(p) for p in need) for need in self._needs(reader, tensor)]
+                needs = {id(need): need for need in self._needs(reader, tensor)}.values()
+                offered += [tuple(_resting(p) for p in need) for need in needs]
             options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
             node = self._add("kept", tensor, options, Seconds.none(len(options)))
         self.homes[tensor] = Home(node)

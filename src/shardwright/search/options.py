@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import Infeasible
@@ -33,6 +34,14 @@ def _any(*_: object) -> bool:
 
 def _none(*_: object) -> bool:
     return False
+
+
+def _both(one: Callable[..., bool], other: Callable[..., bool]) -> Callable[..., bool]:
+    return one if other is _any else other if one is _any else lambda *a: one(*a) and other(*a)
+
+
+def _either(one: Callable[..., bool], other: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *a: one(*a) or other(*a)
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,15 @@ class Restriction:
         """What both allow, under the first one's name."""
         return Restriction(
             self.name,
-            lambda *a: self.loop(*a) and other.loop(*a),
-            lambda *a: self.rest(*a) and other.rest(*a),
-            lambda *a: self.split(*a) and other.split(*a),
-            lambda axis: self.gather(axis) and other.gather(axis),
+            _both(self.loop, other.loop),
+            _both(self.rest, other.rest),
+            _both(self.split, other.split),
+            _both(self.gather, other.gather),
             self.regather and other.regather,
             self.fold and other.fold,
             {**self.arrives, **other.arrives},
             self.whole_gradients or other.whole_gradients,
-            lambda *a: self.cut(*a) or other.cut(*a),
+            self.cut if other.cut is _none else other.cut if self.cut is _none else _either(self.cut, other.cut),
             self.together or other.together,
         )
 
@@ -93,17 +102,43 @@ def splits_of(op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, st
     return _allowed(op, rules, sizes, splits, within)
 
 
-def splits_within(
-    op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction, every: Iterable[Split]
-) -> list[Split]:
-    """The same where ``every`` admissible split of the operator is known: those that a restriction allows.
+@dataclass(frozen=True, eq=False)
+class SplitTable:
+    """Every admissible split of an operator; ``loops[row, axis]`` says which of ``names`` a mesh axis cuts."""
 
-    >>> splits_within(op, rules, (8,), {}, fsdp(1), splits_of(op, rules, (8,), {}, EVERYTHING))  # doctest: +SKIP
+    splits: tuple[Split, ...]
+    names: tuple[str | None, ...]
+    loops: np.ndarray
+
+    @staticmethod
+    def of(splits: Iterable[Split]) -> SplitTable:
+        splits = tuple(splits)
+        names = tuple(dict.fromkeys(name for split in splits for name in split))
+        return SplitTable(splits, names, np.array([[names.index(name) for name in split] for split in splits]))
+
+
+def rows_within(
+    op: Op, rules: OpRules, sizes: Sequence[int], labels: dict[str, str], within: Restriction, every: SplitTable
+) -> np.ndarray:
+    """The rows of those splits that a restriction allows: the same as :func:`splits_of`, told from all of them.
+
+    >>> rows_within(op, rules, (8,), {}, fsdp(1), SplitTable.of(every))  # doctest: +SKIP
     """
-    names = [set(_names(op, rules, size, axis, labels, within)) for axis, size in enumerate(sizes)]
-    rows = range(len(sizes))
-    splits = [split for split in every if all(split[axis] in names[axis] for axis in rows)]
-    return _allowed(op, rules, sizes, splits, within)
+    allowed = np.ones(len(every.splits), dtype=bool)
+    for axis, size in enumerate(sizes):
+        names = set(_names(op, rules, size, axis, labels, within))
+        allowed &= np.array([name in names for name in every.names])[every.loops[:, axis]]
+    rows = np.flatnonzero(allowed)
+    if within.split is not _any:
+        rows = np.array([row for row in rows if within.split(op, rules, every.splits[row])], dtype=np.int64)
+    if not len(rows):
+        _allowed(op, rules, sizes, (), within)  # says why
+    must = [axis for axis in range(len(sizes)) if within.cut(op, axis)]
+    if must:
+        divides = np.array([name is not None and rules.by_name[name].divides for name in every.names])
+        cut = divides[every.loops[rows][:, must]].sum(axis=1)
+        rows = rows[cut == cut.max()]
+    return rows
 
 
 def _names(
@@ -166,4 +201,5 @@ def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:
 
 def settled(layouts: Iterable[Layout]) -> list[Layout]:
     """The distinct layouts without unreduced sums, in order of appearance."""
-    return [layout for layout in dict.fromkeys(layouts) if not any(type(p) is Partial for p in layout)]
+    once = {id(layout): layout for layout in layouts}.values()  # placements are slow to compare
+    return [layout for layout in dict.fromkeys(once) if not any(type(p) is Partial for p in layout)]

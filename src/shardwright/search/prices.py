@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.distributed.tensor import Shard
@@ -40,6 +40,8 @@ class EdgePrices:
         self.mesh, self.within, self.training = mesh, within, training
         self._matrices: dict[object, Ways] = {}
         self._alive: list[object] = []
+        self._numbers: dict[object, int] = {}  # of layouts, and of their identities: placements are slow to compare
+        self._layouts: list[Any] = []
 
     def price(self, tensor: Tensor, sources: Sequence, needs: Sequence, share: float | None = None) -> Ways:
         """Seconds of every change from a source to a need, and of its backward dual.
@@ -51,15 +53,29 @@ class EdgePrices:
         quick = (tensor.shape, tensor.dtype, grad, share, id(sources), id(needs))
         if quick in self._matrices:
             return self._matrices[quick]
-        key = (tensor.shape, tensor.dtype, grad, share, tuple(sources), tuple(needs))
+        given, asked = self._numbered(sources), self._numbered(needs)
+        key = (tensor.shape, tensor.dtype, grad, share, tuple(given), tuple(asked))
         if key not in self._matrices:
-            distinct, wanted = list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
-            spread = np.ix_(places(sources, distinct), places(needs, wanted))
-            there, back = self._distinct(tensor, grad, distinct, wanted, share)
+            distinct, wanted = list(dict.fromkeys(given)), list(dict.fromkeys(asked))
+            spread = np.ix_(places(given, distinct), places(asked, wanted))
+            there, back = self._distinct(
+                tensor, grad, [self._layouts[n] for n in distinct], [self._layouts[n] for n in wanted], share
+            )
             self._matrices[key] = Ways(there[spread], back[spread])
         self._alive += [sources, needs]  # an identity is only unique while its object lives
         self._matrices[quick] = self._matrices[key]
         return self._matrices[key]
+
+    def _numbered(self, layouts: Sequence) -> list[int]:
+        """A number for each layout, the same for equal ones."""
+        known = self._numbers
+        for layout in {id(one): one for one in layouts if id(one) not in known}.values():
+            if layout not in known:
+                known[layout] = len(self._layouts)
+                self._layouts.append(layout)
+            known[id(layout)] = known[layout]
+            self._alive.append(layout)
+        return [known[id(layout)] for layout in layouts]
 
     def _distinct(self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, share: float | None) -> Ways:
         shape, dtype = tensor.shape, tensor.dtype

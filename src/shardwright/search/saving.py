@@ -159,7 +159,7 @@ def saved_bytes(
     What it keeps of its own is taken to be cut as the work is; not surely so where a kernel of ours takes its place.
     """
     total, unsure = np.zeros(len(splits)), np.zeros(len(splits))
-    for row, split in enumerate(splits):
+    for row, split in enumerate(splits if kept else ()):
         needs = input_layouts(rules, split, len(op.inputs))
         made = output_layouts(rules, split, len(op.outputs))
         for entry in kept:

@@ -28,7 +28,7 @@ from shardwright.search.formulate import Formulation, Known, formulate
 from shardwright.search.greedy import greedy
 from shardwright.search.labels import Labels
 from shardwright.search.limits import by_memory, too_much
-from shardwright.search.options import EVERYTHING, Restriction, splits_within
+from shardwright.search.options import EVERYTHING, Restriction, rows_within
 from shardwright.search.recomputing import recomputation
 from shardwright.search.recursive import recursive
 from shardwright.search.solution import Solution
@@ -119,9 +119,8 @@ def least_compute(
         timed = known.get(op.name)
         if standing[op.name] == op.name and timed is not None:
             labels = dict(described.labels[op.name])
-            splits = splits_within(op, described.rules[op.name], mesh.sizes, labels, space, timed.row)
-            seconds = timed.seconds[[timed.row[split] for split in splits]]
-            total += float((seconds @ [runs[op.name], backs[op.name]]).min())
+            rows = rows_within(op, described.rules[op.name], mesh.sizes, labels, space, timed.every)
+            total += float((timed.seconds[rows] @ [runs[op.name], backs[op.name]]).min())
     return total
 
 

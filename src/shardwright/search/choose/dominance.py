@@ -1,4 +1,4 @@
-"""Compiled comparison of options: how much dearer, at worst, one option of a node can be than another."""
+"""Compiled comparison of options: how much dearer, at worst, one can be than another, and the best between neighbours."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ def add_worst_difference(matrix, excess):
                             if worst == np.inf:
                                 break
                 excess[i, j] += worst
+
+
+@kernel(nogil=True)
+def least_between(own, one, other):
+    """The least ``own[k] + one[k, i] + other[k, j]`` for all ``i`` and ``j``, and the first ``k`` that has it."""
+    value = np.full((one.shape[1], other.shape[1]), np.inf)
+    best = np.zeros(value.shape, dtype=np.int64)
+    for k in range(len(own)):
+        for i in range(one.shape[1]):
+            first = own[k] + one[k, i]
+            if first < np.inf:
+                for j in range(other.shape[1]):
+                    total = first + other[k, j]
+                    if total < value[i, j]:
+                        value[i, j] = total
+                        best[i, j] = k
+    return value, best
 
 
 @kernel(nogil=True)

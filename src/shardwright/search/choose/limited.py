@@ -25,7 +25,7 @@ from shardwright.search.choose.flat import Flat, flatten
 from shardwright.search.choose.integer import solve_by_integer_program
 from shardwright.search.choose.neighbourhoods import Neighbourhoods
 from shardwright.search.choose.passes import round_messages
-from shardwright.search.choose.problem import Edge, Problem, Usage
+from shardwright.search.choose.problem import Problem, with_options
 from shardwright.search.choose.progress import Progress
 from shardwright.search.choose.reductions import check_peak, reduce_problem
 from shardwright.search.choose.walker import Walker, with_penalties
@@ -228,11 +228,7 @@ def _restrict(problem: Problem, keep: np.ndarray) -> tuple[Problem, Back]:
     if not all(mask.any() for mask in masks):
         raise Infeasible("No option of some node is left.")
     picks = [np.flatnonzero(mask) for mask in masks]
-    costs = [cost[pick] for cost, pick in zip(problem.costs, picks, strict=True)]
-    edges = [Edge(e.first, e.second, e.costs[np.ix_(picks[e.first], picks[e.second])]) for e in problem.edges]
-    usages = [Usage(u.node, u.start, u.stop, u.amounts[picks[u.node]]) for u in problem.usages]
-    restricted = Problem(costs, edges, usages, problem.usage_limit, problem.name)
-    smaller, back = reduce_problem(restricted)
+    smaller, back = reduce_problem(with_options(problem, picks))
 
     def whole(choice: np.ndarray) -> np.ndarray:
         return np.array([pick[option] for pick, option in zip(picks, back(choice), strict=True)], dtype=np.int64)

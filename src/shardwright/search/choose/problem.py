@@ -139,6 +139,18 @@ def evaluate(problem: Problem, choice: np.ndarray) -> Evaluation:
     return Evaluation(total, peak, bool(np.isfinite(total) and within))
 
 
+def with_options(problem: Problem, picks: Sequence[np.ndarray]) -> Problem:
+    """The problem with only the options ``picks`` of every node, in that order.
+
+    >>> with_options(Problem([np.array([4.0, 2.0])]), [np.array([1])]).costs[0].tolist()
+    [2.0]
+    """
+    costs = [cost[pick] for cost, pick in zip(problem.costs, picks, strict=True)]
+    edges = [Edge(e.first, e.second, e.costs[np.ix_(picks[e.first], picks[e.second])]) for e in problem.edges]
+    usages = [Usage(u.node, u.start, u.stop, u.amounts[picks[u.node]]) for u in problem.usages]
+    return Problem(costs, edges, usages, problem.usage_limit, problem.name)
+
+
 def without_oversized(problem: Problem) -> Problem:
     """The problem with every option forbidden that alone exceeds the limit, and its amounts gone from all sums.
 

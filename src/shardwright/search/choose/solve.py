@@ -21,6 +21,7 @@ Solver = Callable[..., Solution[np.ndarray]]
 
 EASY_WORK = 2_000_000_000  # additions of an elimination that is tried before anything else
 EASY_WORK_PER_SECOND = 400_000_000  # of the time limit, so that a short one is kept
+QUICK_WORK = 60_000_000  # where a gap is enough, which the bounded search reaches in the time of about so many
 OVERTIME = 30.0
 """Seconds beyond the time limit for as long as no choice at all is known (a planner would rather wait)."""
 
@@ -31,6 +32,7 @@ def _automatic(
     """Elimination where it is easy and memory does not bind, else the bounded search."""
     started = time.perf_counter()
     work = EASY_WORK if time_limit is None else int(min(EASY_WORK, EASY_WORK_PER_SECOND * time_limit))
+    work = min(work, QUICK_WORK) if gap else work
     try:
         choice, bound = eliminate(problem, max_work=work)
         cost, _, feasible = evaluate(problem, choice)

@@ -129,15 +129,14 @@ class Workspace:
 
     def eliminate(self, node: int) -> None:
         """Remove a node without usage and at most two neighbours by minimising over it."""
+        from shardwright.search.choose.dominance import least_between
+
         around = list(self.adjacent[node].items())
-        shape = tuple(len(self.costs[other]) for other, _ in around)
-        total = self.costs[node].reshape((-1,) + (1,) * len(around))
-        for axis, (_, matrix) in enumerate(around):
-            widths = [len(self.costs[node])] + [1] * len(around)
-            widths[axis + 1] = shape[axis]
-            total = total + matrix.reshape(widths)
-        best = total.argmin(axis=0)
-        value = np.take_along_axis(total, best[None], axis=0)[0]
+        (_, one), own = around[0], self.costs[node]
+        second = around[1][1] if len(around) > 1 else np.zeros((len(own), 1))
+        value, best = least_between(own, one, second)
+        if len(around) == 1:
+            value, best = value[:, 0], best[:, 0]
         self.changed.update(self.adjacent[node])
         for other, _ in around:
             del self.adjacent[other][node]
