@@ -14,8 +14,8 @@ from tests.reports.conftest import Planned, planned
 from shardwright.cli import main
 from shardwright.errors import PlanError
 from shardwright.reports.chain import deciding_chain
-from shardwright.reports.diff import RESTING, UPDATE, compare, family
-from shardwright.reports.diff_page import diff_page, headline
+from shardwright.reports.diff import HOST, ISSUING, RESTING, UPDATE, compare, family
+from shardwright.reports.diff_page import diff_page, headline, signed
 from shardwright.reports.steps import rank_steps
 
 MODEL, CLUSTER = "gpt:layers=3,width=512,heads=8,vocab=1000", "4xH200"
@@ -54,6 +54,22 @@ def test_differences_add_up_and_name_what_makes_them(found: Planned, megatron: P
     telling = [d.what for d in compared.decisions if d.differs][:3]
     said = headline(compared)
     assert len(telling) == 3 and all(what in said for what in telling)
+    rest = compared.seconds - sum(d.difference for d in compared.decisions if d.what in telling)
+    assert f"everything else {signed(rest)}; together {signed(compared.seconds)}." in said
+
+
+def test_where_the_host_decides_its_seconds_belong_to_what_it_issues(gpt: Planned) -> None:
+    """So small a model waits for the host alone; Megatron's further collectives have to be issued too."""
+    other = planned("gpt:small", "2x2xH100", search="megatron", baselines=(), fewer_devices=False)
+    compared = compare(gpt.plan, other.plan, gpt.graph)
+    assert sum(d.difference for d in compared.decisions) == pytest.approx(compared.seconds, rel=1e-9, abs=1e-12)
+    by_name = {d.what: d for d in compared.decisions}
+    assert HOST not in by_name
+    assert by_name["blocks.*.attention"].parts[ISSUING] != 0
+    said = headline(compared)
+    telling = [d.difference for d in compared.decisions if d.differs][:3]
+    assert len(telling) == 3 and "everything else" in said
+    assert abs(compared.seconds - sum(telling)) < max(map(abs, telling))  # what is named is most of it
 
 
 def test_a_decision_taken_over_alone_is_simulated(found: Planned) -> None:

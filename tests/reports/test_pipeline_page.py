@@ -17,7 +17,7 @@ from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.reports.diff import STAGES, compare
+from shardwright.reports.diff import ISSUING, STAGES, compare
 from shardwright.reports.diff_page import diff_page
 from shardwright.reports.page import SECTIONS, plan_page
 from shardwright.reports.pipelined import Piped, packed_traffic
@@ -222,6 +222,7 @@ def test_two_plans_of_which_one_has_stages(piped: Planned, gpt: Planned, opened:
     assert sum(d.difference for d in found.decisions) == pytest.approx(found.seconds, rel=1e-6)
     bubbles = next(d for d in found.decisions if d.what == STAGES)
     assert bubbles.differs and bubbles.second_seconds > 0 and "2 stages" in bubbles.second
+    assert bubbles.parts[f"{ISSUING} again"] > 0  # three of four micro-batches
     view = opened(diff_page(found, ("flat", "piped")))
     assert view.said == []
     assert view.page.evaluate("shardwright.timeline.groups[1].rows.length") == 2

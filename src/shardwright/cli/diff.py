@@ -63,7 +63,7 @@ def diff(
         for d in found.decisions
         if d.differs or abs(d.difference) > 0.001 * abs(found.seconds)
     ][:SHOWN]
-    caption = f"{headline(found)} All differences add up to {signed(found.seconds)}. Prices: {one.calibration}."
+    caption = f"{headline(found)} Prices: {one.calibration}."
     columns = ["decision", names[0], names[1], "seconds", "seconds", "difference", "made of"]
     table(f"{names[1]} against {names[0]}", columns, rows, caption)
     if html is not None:

@@ -2,9 +2,9 @@
 
 Every instant of a simulated step belongs to one event of the chain that decides it (:mod:`~shardwright.reports.chain`), and
 every event belongs to a decision: how a module is split, where parameters rest and how gradients get there, how much of the
-update each rank does. So the seconds of all decisions add up to the step, and their differences to the difference of two
-plans, also where their meshes differ. Where the meshes agree, the second plan is simulated once more with each decision
-taken over from the first alone.
+update each rank does. Where it is the host's issuing that a step waits for, those seconds belong to what is issued. So the
+seconds of all decisions add up to the step, and their differences to the difference of two plans, also where their meshes
+differ. Where the meshes agree, the second plan is simulated once more with each decision taken over from the first alone.
 
 Of a pipeline it is the device that ends the step whose seconds are told apart: its passes by the events that decide each of
 them, what follows the last one, and its bubbles.
@@ -34,7 +34,7 @@ from shardwright.search.labels import Labels
 from shardwright.simulator import simulate
 
 RESTING, UPDATE, HOST = "parameters and gradients", "optimizer update", "issuing by the host"
-STAGES = "stages and micro-batches"
+STAGES, ISSUING = "stages and micro-batches", "issuing"
 HEAVY = ("matmul", "convolution", "attention", "recurrent", "gather")
 """Kinds of operators whose cuts stand for those of their module."""
 
@@ -142,10 +142,16 @@ def _by_decision(side: Side) -> dict[str, dict[str, float]]:
         parts = found.setdefault(what, {})
         parts[part] = parts.get(part, 0.0) + seconds
 
-    def note_chain(step: RankStep, times: float = 1.0) -> None:
+    def note_chain(step: RankStep, times: float = 1.0, microbatches: int = 1) -> None:
         for link in deciding_chain(step):
-            what, part = (HOST, "issuing") if link.issuing else _decision(link.event, step)
-            note(what, part, times * link.seconds)
+            what, part = _decision(link.event, step)
+            if not link.issuing:
+                note(what, part, times * link.seconds)
+                continue
+            # What the host issues for every micro-batch again, it issues because there are several.
+            note(what, ISSUING, times * link.seconds / microbatches)
+            if microbatches > 1:
+                note(STAGES, f"{ISSUING} again", times * link.seconds * (1 - 1 / microbatches))
 
     if side.step is not None:
         note_chain(side.step)
@@ -161,7 +167,7 @@ def _by_decision(side: Side) -> dict[str, dict[str, float]]:
         spent[key] = spent.get(key, 0.0) + end - start
     for (stage, size), seconds in spent.items():
         alone = piped.inside(stage, size)
-        note_chain(alone, seconds / alone.seconds if alone.seconds else 0.0)
+        note_chain(alone, seconds / alone.seconds if alone.seconds else 0.0, sizes.count(size))
     closing = played.closing[device].busy
     _note_closing(piped, device, closing, note)
     note(STAGES, "bubbles", timeline.seconds - sum(spent.values()) - closing)
@@ -179,7 +185,7 @@ def _note_closing(piped: Piped, device: int, closing: float, note: Callable[[str
     for what, part, seconds in found:
         note(what, part, closing * seconds / total)
     if not found:
-        note(HOST, "issuing", closing)
+        note(HOST, ISSUING, closing)
 
 
 def _wording(side: Side) -> Callable[[str], str]:

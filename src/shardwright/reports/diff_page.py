@@ -77,10 +77,13 @@ def parts_text(decision: Decision) -> str:
 
 
 def headline(found: Difference) -> str:
-    """The three decisions that make the difference, in one sentence."""
+    """The three decisions that make the difference and what is left of it, in one sentence."""
     telling = [d for d in found.decisions if d.differs][:3]
+    if not telling:
+        return "Both plans decide the same."
     said = "; ".join(f"{d.what} {signed(d.difference)}" for d in telling)
-    return f"The decisions that make the difference: {said}." if telling else "Both plans decide the same."
+    rest = signed(found.seconds - sum(d.difference for d in telling))
+    return f"The decisions that make the difference: {said}; everything else {rest}; together {signed(found.seconds)}."
 
 
 def _under(side: Side) -> str:

@@ -77,9 +77,9 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
         idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
         below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
         cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))
-    cards.append(
-        card("how good it provably is", _quality(plan), f"{escape(proof.scope)}; planned in {proof.seconds:.1f} s")
-    )
+    what = "the step" if proof.step_bound else "the sum of seconds" if proof.lower_bound else ""
+    below = f"{what}, against the plans named below; " if what else ""
+    cards.append(card("how good it provably is", _quality(plan), f"{below}planned in {proof.seconds:.1f} s"))
     return f'<div class="cards">{"".join(cards)}</div>{race(plan)}'
 
 
@@ -91,10 +91,10 @@ def _quality(plan: Plan) -> str:
     """How far the step (where that is bounded) or else the sum of seconds can be from the best there is."""
     proof, step = plan.proof, plan.prediction.step_seconds
     if proof.step_bound:
-        return f"step within {100 * max(1.0 - proof.step_bound / step, 0.0):.2g} %" if step else "optimal"
+        return f"within {100 * max(1.0 - proof.step_bound / step, 0.0):.2g}&nbsp;%" if step else "optimal"
     if not proof.lower_bound:
         return "nothing proved"
-    return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g} %"
+    return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g}&nbsp;%"
 
 
 def race(plan: Plan) -> str:
@@ -107,7 +107,7 @@ def race(plan: Plan) -> str:
         ours = is_ours(plan, candidate)
         who = f'<div class="who{" ours" if ours else ""}">{escape(name)}</div>'
         if p is None:
-            rows.append(f'{who}<div class="lane"><span class="note">{escape(candidate.note)}</span></div>')
+            rows.append(f'<div class="line">{who}<div class="note alone">{escape(candidate.note)}</div></div>')
             continue
         width = 100 * p.step_seconds / longest
         exposed = 100 * min(1.0, p.exposed_seconds / p.step_seconds) if p.step_seconds else 0.0
@@ -116,13 +116,15 @@ def race(plan: Plan) -> str:
         said = f"{seconds_text(p.step_seconds)}, {ratio:.2f} ×, {bytes_text(p.memory_bytes)}"
         said += "" if p.fits else ", does not fit"
         inside = f'<span class="open" style="left:{100 - exposed:.2f}%;width:{exposed:.2f}%"></span>'
-        rows.append(
-            f'{who}<div class="lane"><span class="filled{look}" style="width:{width:.2f}%">{inside}</span>'
-            f'<span class="note">{data("candidate " + name, p.step_seconds, said)}</span></div>'
-        )
+        bar = f'<span class="filled{look}" style="width:{width:.2f}%">{inside}</span>'
+        rows.append(_line(who, bar, data("candidate " + name, p.step_seconds, said)))
     rows.append(_bound(plan, longest))
     said = "Length is the simulated step; its hatched end is communication that nothing hides."
     return f'<div class="race">{"".join(rows)}</div><p class="hint">{said} {_bound_said(plan)}</p>'
+
+
+def _line(who: str, bar: str, note: str) -> str:
+    return f'<div class="line">{who}<div class="lane">{bar}</div><div class="note">{note}</div></div>'
 
 
 def is_ours(plan: Plan, candidate: Candidate) -> bool:
@@ -142,19 +144,16 @@ def _bound(plan: Plan, longest: float) -> str:
     """The proved bounds as lines of the race: on the step, and on the sum of seconds that the search minimises."""
     proof = plan.proof
     lines = [
-        ("proved: no step is shorter", "step_bound", proof.step_bound, seconds_text(proof.step_bound)),
-        (
-            "proved bound",
-            "lower_bound",
-            proof.lower_bound,
-            f"{seconds_text(proof.lower_bound)}, the smallest sum of seconds",
-        ),
+        ("proved: no step is shorter", "step_bound", proof.step_bound),
+        ("proved: no sum is smaller", "lower_bound", proof.lower_bound),
     ]
     return "".join(
-        f'<div class="who">{who}</div><div class="lane">'
-        f'<span class="bound" style="width:{100 * bound / longest:.2f}%"></span>'
-        f'<span class="note">{data(name, bound, note)}</span></div>'
-        for who, name, bound, note in lines
+        _line(
+            f'<div class="who">{who}</div>',
+            f'<span class="bound" style="width:{100 * bound / longest:.2f}%"></span>',
+            data(name, bound, seconds_text(bound)),
+        )
+        for who, name, bound in lines
         if bound
     )
 

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-__all__ = ["asset", "card", "data", "escape", "filled", "legend_item", "script", "table"]
+__all__ = ["asset", "breakable", "card", "data", "escape", "filled", "legend_item", "script", "table"]
 
 
 def asset(name: str) -> str:
@@ -18,6 +18,15 @@ def asset(name: str) -> str:
 def filled(name: str, **parts: str) -> str:
     """A file under ``reports/assets`` with its ``$names`` replaced by HTML."""
     return Template(asset(name)).substitute(parts)
+
+
+def breakable(path: str) -> str:
+    """A module's path that may go on in the next line after any of its dots.
+
+    >>> breakable("blocks.0")
+    'blocks.<wbr>0'
+    """
+    return escape(path).replace(".", ".<wbr>")
 
 
 def legend_item(colour: str, text: str) -> str:

@@ -18,7 +18,7 @@ from shardwright.costs.pricing import FREE
 from shardwright.graph import Graph
 from shardwright.program.naming import meaning
 from shardwright.reports.cuts import short_target
-from shardwright.reports.html import escape, table
+from shardwright.reports.html import breakable, escape, table
 from shardwright.reports.splitting import NUMBERED
 from shardwright.reports.steps import Event, RankStep
 from shardwright.reports.traces import Raw, Span, Trace
@@ -208,7 +208,7 @@ def rows_html(rows: Sequence[Row], most: int = 20) -> str:
     columns = ["operator", *(["rank"] if placed else []), "phase", "events", "predicted", "measured", "difference"]
     cells = [
         [
-            escape(f"{row.what} {row.module}".strip()),
+            breakable(f"{row.what} {row.module}".strip()),
             *([escape(row.where)] if placed else []),
             escape(row.phase),
             str(row.count),

@@ -17,7 +17,7 @@ from shardwright.plans import Plan
 from shardwright.reports import pipeline_page
 from shardwright.reports.cuts import MEANING
 from shardwright.reports.glance import Work, glance, memory_gauge, work_of
-from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
+from shardwright.reports.html import asset, breakable, data, escape, filled, legend_item, script, table
 from shardwright.reports.measured import Measured, compare_with, measured_html, packed_measured
 from shardwright.reports.measured_pipeline import compare_pipeline, packed, pipeline_html
 from shardwright.reports.packing import axes_of, deflated, packed_step
@@ -223,7 +223,7 @@ def _memory(steps: Sequence[RankStep], limit: float) -> str:
         if moment is None
         else f", during {moment.phase} of {moment.name}" + (f" ({moment.module})" if moment.module else "")
     )
-    largest = [[escape(what), escape(module), bytes_text(size)] for size, what, module in use.largest]
+    largest = [[escape(what), breakable(module), bytes_text(size)] for size, what, module in use.largest]
     return (
         f'<p class="hint">Peak {data("peak_bytes", use.peak, bytes_text(use.peak))} of {bytes_text(limit)}'
         f"{escape(during)}; the allocator reserves {bytes_text(use.reserved)}. The curve shows the bytes alive, without the "

@@ -187,13 +187,17 @@ def _parcels(piped: Piped) -> list[list[str]]:
         each = onwards / len(piped.ranks(first)) + back / len(piped.ranks(second))
         rows.append(
             [
-                f"{escape(piped.title(first))} and {escape(piped.title(second))}",
+                f"stages {_numbers(piped, first)} and {_numbers(piped, second)}",
                 data(f"sent {first} {second}", onwards, bytes_text(onwards)),
                 data(f"sent {second} {first}", back, bytes_text(back)),
                 bytes_text(each),
             ]
         )
     return rows
+
+
+def _numbers(piped: Piped, device: int) -> str:
+    return ", ".join(map(str, piped.stages(device)))
 
 
 def what_if_numbers(piped: Piped) -> Sequence[tuple[str, str]]:

@@ -124,7 +124,7 @@ class PipelineWhatIf extends WhatIf {
     this.put("peak_bytes", Math.max(...run.memory), `${bytesText(Math.max(...run.memory))}${Math.max(...run.memory) > this.data.limit ? `, more than the ${bytesText(this.data.limit)} there are` : ""}`);
     this.put("sent_bytes", run.sentBytes, bytesText(run.sentBytes));
     this.put("order", run.variant.microbatches, `${run.variant.order}, ${run.variant.microbatches} micro-batches of ${run.variant.rows.join(" or ")} rows`);
-    run.told.forEach((stage, s) => this.put(`busy stage ${s}`, stage.busy, `${secondsText(stage.busy)}, bubble ${digits(100 * stage.bubble)} %`));
+    run.told.forEach((stage, s) => this.put(`busy stage ${s}`, stage.busy, `${secondsText(stage.busy)}, bubble ${digits(100 * stage.bubble)}\u00a0%`));
     this.command(microbatches === this.data.pipeline.microbatches ? [] : [`--microbatches ${microbatches}`]);
   }
 

@@ -102,7 +102,7 @@ class WhatIf {
 
   gains(found, plan) {
     found.sort((a, b) => a[1] - b[1]);
-    const change = (total) => { const share = digits(Math.abs((100 * (plan - total)) / plan)); return share === "0" ? "no change" : `${share} % ${total < plan ? "less" : "more"}`; };
+    const change = (total) => { const share = Math.abs((100 * (plan - total)) / plan); return share < 0.005 ? "no change" : `${digits(share)}\u00a0% ${total < plan ? "less" : "more"}`; };
     this.box.querySelector(".sensitivity tbody").replaceChildren(...found.map(([name, total]) => element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, secondsText(total)), element("td", {}, change(total)))));
   }
 }

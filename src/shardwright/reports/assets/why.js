@@ -27,7 +27,7 @@ class Why {
     const lines = options.map((option) => {
       const loops = option.loops.map((loop, a) => `${axes[a].name}: ${loop ?? "whole"}`).join(", ");
       const bar = element("span", { class: "bar" });
-      bar.style.width = option.total === null ? "0" : `${8 + 92 * (most > best ? (option.total - best) / (most - best) : 0)}%`;
+      bar.style.width = option.total === null ? "0" : `${4 + 51 * (most > best ? (option.total - best) / (most - best) : 0)}%`;
       const more = option.total === null ? "does not fit" : option.total === best ? "best" : `+${secondsText(option.total - best)}`;
       return element("tr", option.chosen ? { class: "chosen" } : {}, element("th", { scope: "row" }, loops + (option.chosen ? " (chosen)" : "")),
         element("td", {}, option.own === null ? "–" : secondsText(option.own)), element("td", {}, option.total === null ? "does not fit" : secondsText(option.total)),
