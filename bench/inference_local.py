@@ -34,6 +34,7 @@ def serve(cases: list[tuple[str, dict[str, int], str]], calls: int) -> list[tupl
     import torch.distributed as dist
 
     from shardwright._torch_compat import flatten_tree, map_tree
+    from shardwright.frontend.containers import register_containers
     from shardwright.plans.serial import from_json
     from shardwright.runtime.parallelize import parallelize
     from shardwright.zoo.reference import resolve
@@ -44,7 +45,9 @@ def serve(cases: list[tuple[str, dict[str, int], str]], calls: int) -> list[tupl
     for reference, sizes, text in cases:
         resolved = resolve(reference, **sizes, device="cpu", dtype="float32", inference=True)  # type: ignore[arg-type]
         again = map_tree(lambda leaf: leaf, dict(resolved.kwargs))  # an eager call writes into the cache it is given
-        truth = [x for x in flatten_tree(resolved.model(**resolved.kwargs))[0] if isinstance(x, torch.Tensor)]
+        output = resolved.model(**resolved.kwargs)
+        register_containers(output)  # caches are opened here as they are in the parallel model's results
+        truth = [x for x in flatten_tree(output)[0] if isinstance(x, torch.Tensor)]
         parallel = parallelize(resolved.model, from_json(text), (), again)
         ours = [x for x in flatten_tree(parallel(**again))[0] if isinstance(x, torch.Tensor)]
         worst = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(truth, ours, strict=True))

@@ -5,10 +5,11 @@
     python bench/rank_native.py measure --tiny -o r.json # the same on a CPU in a minute, to see that it runs
     python bench/rank_native.py show ranks.json
 
-Four decoder blocks of Llama 7B's width (bfloat16, 2048 positions), forward, backward and fused AdamW, eager and compiled by
-inductor, with PyTorch's fake process group: collectives take no time, which leaves the program itself. ``tp`` is Megatron's
-split, ``sp`` its sequence-parallel form, ``found`` whatever our search chooses (beside the ``tp`` twin, without a bar).
-Programs alternate; medians are compared. Bar: at most 1.05 times the twin's time.
+Four decoder blocks of Llama 7B's width (bfloat16, 2048 positions), forward, backward and fused AdamW, with PyTorch's fake
+process group: collectives take no time, which leaves the program itself. ``tp`` is Megatron's split, ``sp`` its
+sequence-parallel form, ``found`` whatever our search chooses (beside the ``tp`` twin, without a bar). ``eager``: both as they
+are; ``compiled``: ours by ``model.compile()``, the twin by ``torch.compile``, and ours as it is beside both. Programs
+alternate; medians are compared. Bars: compiled at most 0.95 times the compiled twin, as it is below the compiled twin.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ import fake_rank
 
 PLANS = Path(__file__).resolve().parent / "measured" / "rank_native"
 WORLD = 8
-BAR = 1.05
+BAR = 0.95
+WARM = 10
+"""Steps before anything is timed: ours is traced after the third and recorded after the fifth."""
 
 
 @dataclass(frozen=True)
@@ -209,20 +212,24 @@ def compare(size_name: str, variant: str, mode: str, device: str, folder: Path, 
     twin = "tp" if variant == "found" else variant
     row: dict[str, Any] = {"size": size_name, "variant": variant, "mode": mode, **asdict(size)}
     programs, shapes = {}, {}
-    for name in ("ours", "native"):
+    for name in ("ours", "native") if mode == "eager" else ("ours", "ours eager", "native"):
         before = fake_rank.allocated(device)
         built = (
             ours(size, folder / f"{size_name}-{variant}.json", device)
-            if name == "ours"
+            if name != "native"
             else by_hand(size, twin, device)
         )
         model, x = built
         fill(model)
         shapes[name] = local_shapes(model)
         began = time.perf_counter()
-        call = model if mode == "eager" else torch.compile(model, backend=mode, fullgraph=True, dynamic=False)
+        call: Callable[..., Any] = model
+        if mode != "eager" and name == "ours":
+            model.compile()
+        elif mode != "eager" and name == "native":
+            call = torch.compile(model, fullgraph=True, dynamic=False)
         step = training_step(model, call, x)
-        for _ in range(4):
+        for _ in range(WARM):
             step()
         fake_rank.synchronise(device)
         row[f"{name}_first_seconds"] = time.perf_counter() - began
@@ -233,6 +240,8 @@ def compare(size_name: str, variant: str, mode: str, device: str, folder: Path, 
     taken = fake_rank.alternating(programs, device, repeats=repeats, steps=1 if device == "cpu" else 5)
     row |= {f"{name}_{key}": value for name, values in taken.items() for key, value in values.items()}
     row["time_ratio"] = row["ours_seconds"] / row["native_seconds"]
+    if mode != "eager":
+        row["eager_ratio"] = row["ours eager_seconds"] / row["native_seconds"]
     if device == "cuda":
         row["memory_ratio"] = row["ours_peak_bytes"] / row["native_peak_bytes"]
     return row
@@ -277,23 +286,24 @@ def table(measured: Path) -> str:
     lines = [
         f"{stored['device']}, torch {stored['torch']}; one rank of {WORLD}, medians of alternating repetitions.",
         "",
-        "| size | plan | mode | ours ms | by hand ms | ratio | ours GiB | by hand GiB | ratio |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|",
+        "| size | plan | mode | ours ms | by hand ms | ratio | ours as it is ÷ by hand compiled | ours GiB | by hand GiB | ratio |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in stored["rows"]:
         start = f"| {row['size']} | {row['variant']} | {row['mode']} |"
         if "error" in row:
-            lines.append(f"{start} did not run: {row['error']} | | | | | |")
+            lines.append(f"{start} did not run: {row['error']} | | | | | | |")
             continue
         times = f" {1e3 * row['ours_seconds']:.2f} | {1e3 * row['native_seconds']:.2f} | {row['time_ratio']:.3f} |"
+        times += f" {row['eager_ratio']:.3f} |" if "eager_ratio" in row else " |"
         memory = " | | |"
         if "memory_ratio" in row:
             mine, theirs = (row[f"{name}_peak_bytes"] / 2**30 for name in ("ours", "native"))
             memory = f" {mine:.2f} | {theirs:.2f} | {row['memory_ratio']:.3f} |"
         lines.append(start + times + memory)
-    barred = [row["time_ratio"] for row in stored["rows"] if "time_ratio" in row and row["variant"] != "found"]
+    barred = [row["time_ratio"] for row in stored["rows"] if "eager_ratio" in row and row["variant"] != "found"]
     if barred:
-        lines += ["", f"Worst ratio of tp and sp: {max(barred):.3f} (bar {BAR})."]
+        lines += ["", f"Worst compiled ratio of tp and sp: {max(barred):.3f} (bar {BAR})."]
     return "\n".join(lines)
 
 
@@ -306,7 +316,7 @@ def main() -> None:
     measuring.add_argument("--tiny", action="store_true", help="a small stack on the CPU")
     measuring.add_argument("--sizes", nargs="+", choices=SIZES, default=["7b", "7b-one"])
     measuring.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    measuring.add_argument("--modes", nargs="+", default=["eager", "inductor"], help="eager, inductor, aot_eager")
+    measuring.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["compiled", "eager"])
     measuring.add_argument("--limit", type=float, default=560.0, help="seconds in all")
     one = commands.add_parser("one")
     for name in ("size", "variant", "mode", "device"):

@@ -493,6 +493,11 @@ def is_view_operator(target: Any) -> bool:
     return bool(getattr(target, "is_view", False))
 
 
+def communicates(target: Any) -> bool:
+    """Whether an operator is a collective of PyTorch's own (``torch.ops._c10d_functional``)."""
+    return getattr(target, "namespace", "") == "_c10d_functional"
+
+
 def writes_in_place(target: Any) -> bool:
     """Whether an operator writes into an argument."""
     schema = getattr(target, "_schema", None)

@@ -35,6 +35,31 @@ def patterns(rank: int, cut: tuple[bool, bool], seed: int) -> torch.Tensor:
     return parallel(x).detach(), torch.rand(3)
 
 
+class DroppingTwice(Dropping):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().forward(x), super().forward(x)
+
+
+def patterns_on_two_axes(rank: int) -> list[torch.Tensor]:
+    """Two dropouts whose pieces have one shape, the first cut along the first axis, the second along the second."""
+    x, model = torch.ones(8, 64), DroppingTwice()
+    graph = capture(model, (x,))
+    cuts = [("i0", None)] * 2 + [(None, "i0")] * 2
+    whole = (Replicate(), Replicate())
+    splits = {op.name: cut for op, cut in zip(graph.ops, cuts, strict=True)}
+    strategy = Strategy(mesh_with((2, 2)).names, splits, dict.fromkeys(graph.sources, whole))
+    parallel = parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, keep=True, outputs="local")
+    torch.manual_seed(3)
+    return [pattern.detach() for pattern in parallel(x)]
+
+
+def test_equal_pieces_cut_along_other_axes_draw_for_their_own_place(pool):
+    found = pool.run(patterns_on_two_axes)
+    for which, alike, unlike in ((0, (0, 1), (0, 2)), (1, (0, 2), (0, 1))):
+        assert torch.equal(*(found[rank][which] for rank in alike))
+        assert not torch.equal(*(found[rank][which] for rank in unlike))
+
+
 def one_device(seed: int) -> torch.Tensor:
     torch.manual_seed(seed)
     return torch.nn.functional.dropout(torch.ones(8, 64), 0.5, True)

@@ -8,8 +8,13 @@ import torch
 
 from runtime.test_replay import same_as_one_process
 from shardwright._torch_compat import compiled_function
+from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
-from shardwright.runtime import regions
+from shardwright.frontend import capture
+from shardwright.planner import Options, plan_graph
+from shardwright.runtime import parallelize, regions
+from shardwright.runtime.actions import Forward
+from shardwright.runtime.executor import TRACED_AFTER
 
 
 def uncompiled(function, tensors):
@@ -57,3 +62,56 @@ def test_compiled_code_frees_what_it_was_given():
     given = [x, y]
     torch.testing.assert_close(call(given)[0], (x * y).tanh().sum(0))
     assert not given
+
+
+class Dropping(torch.nn.Module):
+    """Blocks with dropout, and a mean over labels some of which are ignored, unevenly between ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = [[torch.nn.Linear(16, 16), torch.nn.Dropout(0.25), torch.nn.GELU()] for _ in range(3)]
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(*part) for part in parts)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return torch.nn.functional.cross_entropy(x, labels)
+
+
+def dropping(rank: int) -> tuple[list[torch.Tensor], list[str]]:
+    """Losses with gradients of passes that are recorded, traced, and in regions (twice with one seed, once with another),
+    and the operators that are in no region."""
+    torch.manual_seed(0)
+    model = Dropping().double()
+    args = torch.randn(8, 16, dtype=torch.float64), torch.tensor([1, -100, 3, 4, -100, -100, 7, 8])
+    graph = capture(model, args)
+    plan = plan_graph(graph, parse_cluster("4xH100"), Options("data-parallel", (), fewer_devices=False))
+    parallel = parallelize(model, plan, graph=graph, device="cpu")
+    execution = parallel._planned
+    execution.replay = None
+
+    def one_pass(seed: int) -> torch.Tensor:
+        parallel.zero_grad()
+        torch.manual_seed(seed)
+        loss = parallel(*args)
+        loss.backward()
+        return torch.cat([loss.detach().reshape(1), *(p.grad.to_local().flatten() for p in parallel.parameters())])
+
+    found = [one_pass(1) for _ in range(TRACED_AFTER + 1)]
+    before, regions.compiled_function = regions.compiled_function, uncompiled
+    try:
+        parallel.compile()
+        found += [one_pass(1), one_pass(1), one_pass(2)]
+    finally:
+        regions.compiled_function = before
+    table = execution.executor._tables["forward"]
+    return found, [execution.executor.program.instructions[n].name for n, act, _ in table if isinstance(act, Forward)]
+
+
+def test_random_numbers_and_counted_labels_do_not_cut_regions(pool):
+    for found, outside in pool.run(dropping):
+        first, *alike, other = found
+        for numbers in alike:
+            torch.testing.assert_close(numbers, first, rtol=1e-12, atol=1e-14)
+        assert (other - first).abs().max() > 1e-3
+        assert not outside

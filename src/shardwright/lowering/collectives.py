@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import all_reduced, exchanged, start_gathering, start_scattering
+from shardwright._torch_compat import all_reduced, exchanged, has_data, start_gathering, start_scattering
 from shardwright.program.steps import COMMUNICATION, BoundStep, Line, Region
 
 
@@ -222,7 +222,22 @@ def exchange(x: Tensor, reduce: str, lines: tuple[Line, ...]) -> Tensor:
     """Reduce a statistic between the pieces of a loop: Partial becomes Replicate, and so does its gradient for a sum."""
     if reduce == "sum" and x.requires_grad:
         return _SumBetween.apply(x, lines)
-    return _reduce_along(x.detach(), reduce, lines)
+    if has_data(x):
+        return _reduce_along(x.detach(), reduce, lines)
+    for line in lines:
+        x = statistic(x.detach(), reduce, line.group)
+    return x
+
+
+@torch.library.custom_op("shardwright::statistic", mutates_args=())
+def statistic(x: Tensor, reduce: str, group: str) -> Tensor:
+    """A statistic that no gradient goes back through, as one operator: where pieces are traced, the exchange is seen."""
+    return _reduce_along(x, reduce, (Line(group, 0, 0),))
+
+
+@statistic.register_fake
+def _(x: Tensor, reduce: str, group: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 class _Scale(torch.autograd.Function):

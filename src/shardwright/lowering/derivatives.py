@@ -3,9 +3,9 @@
 Two ways. **Traced**: autograd is asked once, on tensors without data, which operators it would run (PyTorch's own derivative
 formulas), and these are written down as plain functions: no graph is built in a step, nothing is kept but what they read,
 and each gradient is computed only when its instruction comes. **Recorded**: where that cannot be done (exchanges between
-ranks inside a piece, operators that look at data), the operator runs under autograd by itself, and its backward is one call
-of the engine; so are the first passes of every operator. Either way inputs and results that the backward reads live in the
-program's values, not here.
+ranks that gradients go back through, random numbers of a whole operator, operators that look at data), the operator runs
+under autograd by itself, and its backward is one call of the engine; so are the first passes of every operator. Either way
+inputs and results that the backward reads live in the program's values, not here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.lowering.calls import Call
-from shardwright.lowering.randomness import draws
-from shardwright.lowering.tracing import trace
+from shardwright.lowering.tracing import Traced, trace
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
 
@@ -129,6 +128,11 @@ class Lazy:
         return self._now
 
     @property
+    def early(self) -> Traced | None:
+        """The way, if part of it can be done before its turn."""
+        return self._now if isinstance(self._now, Traced) and self._now.early_inputs is not None else None
+
+    @property
     def traced(self) -> bool:
         return not isinstance(self._now, Recorded)
 
@@ -137,8 +141,13 @@ class Lazy:
         if self._make is not None:
             self._now, self._make = self._make() or self._now, None
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
-        made, own = self._now.forward(inputs)
+    def forward(self, inputs: Sequence[Tensor], begun: Sequence[Tensor] | None = None) -> tuple[tuple[Any, ...], Any]:
+        """``begun``: what :meth:`Traced.early` gave."""
+        if begun is not None:
+            assert isinstance(self._now, Traced)
+            made, own = self._now.forward(inputs, begun)
+        else:
+            made, own = self._now.forward(inputs)
         return made, (self._now, own)
 
     def backward(
@@ -161,8 +170,6 @@ def derivative(
     """How to run a node forward and backward. ``arriving``: the results of which gradients come."""
 
     def make() -> Derivative | None:
-        if any(node.rules.by_name[loop].exchanges for loop in node.lines) or draws(node.local, node.rules.kind):
-            return None
         if node.rules.kind == "recurrent":
             return None
         return trace(node, call, like, arriving, returning, device)

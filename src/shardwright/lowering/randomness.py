@@ -11,7 +11,7 @@ the same draw, which the recording advances with every replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -114,15 +114,15 @@ def piece_seed(place: int) -> int:
 
 
 @torch.library.custom_op("shardwright::keep_mask", mutates_args=())
-def keep_mask(like: Tensor, probability: float, place: int) -> Tensor:
-    """Which elements a piece of a dropout keeps."""
-    with drawing_for(place, like.device):
-        return torch.rand(like.shape, device=like.device) < probability
+def keep_mask(shape: Sequence[int], probability: float, place: int, device: torch.device) -> Tensor:
+    """Which elements a piece of a dropout keeps. It reads no tensor, so it can be drawn before its turn comes."""
+    with drawing_for(place, device):
+        return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(probability)
 
 
 @keep_mask.register_fake
-def _(like: Tensor, probability: float, place: int) -> Tensor:
-    return torch.empty(like.shape, dtype=torch.bool, device=like.device)
+def _(shape: Sequence[int], probability: float, place: int, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=torch.bool, device=device)
 
 
 class Dropout(torch.nn.Module):
@@ -133,7 +133,7 @@ class Dropout(torch.nn.Module):
         self.rate, self.place, self.mask = rate, place, mask
 
     def forward(self, x: Tensor) -> Any:
-        keep = keep_mask(x.detach(), 1.0 - self.rate, self.place)
+        keep = keep_mask(x.shape, 1.0 - self.rate, self.place, x.device)
         scale = 0.0 if self.rate == 1.0 else 1.0 / (1.0 - self.rate)
         value = x * keep * scale
         return (value, keep) if self.mask else value

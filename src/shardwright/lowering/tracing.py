@@ -5,6 +5,9 @@
 forward part, the rest the backward part; the values that cross over are what has to be kept. Views of inputs are made again
 instead. Where nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be
 traced so (they look at data, or write in place) are left to autograd.
+
+Random numbers and statistics that ranks exchange (the number of labels under a mean loss) belong to neither part: what leads
+to them is the *early* part, which reads few inputs or none and can be done before the operator's turn.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardwright._torch_compat import fake_mode, is_view_operator, traced_graph, writes_in_place
+from shardwright._torch_compat import communicates, fake_mode, is_view_operator, traced_graph, writes_in_place
 from shardwright.lowering.calls import Call
+from shardwright.lowering.randomness import draws
 from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
@@ -26,6 +30,7 @@ aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
 _TRACES: dict[Any, tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]] = {}
 _RESHAPED = (aten.view.default, aten._unsafe_view.default)
+_EARLY = (torch.ops.shardwright.keep_mask.default, torch.ops.shardwright.statistic.default)
 
 
 def trace(
@@ -38,17 +43,24 @@ def trace(
 ) -> Traced | None:
     """The node forward and backward as plain functions, or nothing where that cannot be done."""
     key = (node.call, tuple(like), tuple(arriving), device)
+    random = draws(node.local, node.rules.kind)
     try:
-        if node.kernel is not None or key not in _TRACES:  # a kernel may be another one next time
+        # A kernel may be another one next time, a random piece at another place.
+        if node.kernel is not None or random or key not in _TRACES:
             _TRACES[key] = _joint(call, node.call.slots, like, arriving, device)
         graph, shapes = _TRACES[key]
     except Exception:  # whatever an operator raises without data: autograd will run it
         return None
-    if any(writes_in_place(n.target) for n in graph.nodes if n.op == "call_function"):
+    called = [n.target for n in graph.nodes if n.op == "call_function"]
+    if any(writes_in_place(target) or communicates(target) for target in called):
+        return None
+    if random and _EARLY[0] not in called:  # drawn by the operator itself: once, when it was traced
         return None
     outputs = set(kept_outputs(node))
     kept_results = tuple(i for i, o in enumerate(node.outputs) if o is not None and o in outputs)
     parts = _Parts(graph, len(like), node.footprint.saved_inputs, kept_results)
+    if any(n in parts.late for n in parts.early):
+        return None
     if any(parts.inputs[n] in returning for n in parts.crossing if n in parts.inputs):
         return None  # would be kept although it is to be freed
     return Traced(call, parts, arriving, shapes, len(like))
@@ -96,6 +108,7 @@ class _Parts:
         self.results = [_plain(x) for x in made]
         self.same = {n: _plain(n) for n in nodes}
         self.nodes = [n for n in nodes if n.op == "call_function"]
+        self.early = [n for n in self.nodes if n.target in _EARLY]
         self.late: set[fx.Node] = set(self.arriving)
         for n in self.nodes:
             if any(x in self.late for x in n.all_input_nodes):
@@ -158,10 +171,11 @@ class _Parts:
 
     def forward(self) -> Callable[..., Any] | None:
         """A function of the inputs that gives results and crossing values; nothing where the operator itself will do."""
-        if all(n in self.inputs or n in self.results for n in self.crossing):
+        if not self.early and all(n in self.inputs or n in self.results for n in self.crossing):
             return None
         graph, where = fx.Graph(), {}
         places = {n: graph.placeholder(f"x{i}") for n, i in self.inputs.items()}
+        places |= {n: graph.placeholder(f"e{i}") for i, n in enumerate(self.early)}
 
         def get(node: fx.Node) -> fx.Node:
             node = _plain(node)
@@ -177,6 +191,23 @@ class _Parts:
         graph.eliminate_dead_code()
         return _function(graph, len(places))
 
+    def beginning(self) -> tuple[Callable[..., list[Tensor]], tuple[int, ...]] | None:
+        """The early part as a function of some of the inputs, and which these are."""
+        if not self.early:
+            return None
+        graph, where = fx.Graph(), {}
+        needed: set[fx.Node] = set()
+        for n in reversed(self.nodes):
+            if n in needed or n in self.early:
+                needed.update(n.all_input_nodes)
+        read = [n for n in self.inputs if n in needed]
+        where = {n: graph.placeholder(f"x{self.inputs[n]}") for n in read}
+        for n in self.nodes:
+            if n in needed or n in self.early:
+                where[n] = _copied(graph, n, where.__getitem__)
+        graph.output([where[n] for n in self.early])
+        return _function(graph, len(read)), tuple(self.inputs[n] for n in read)
+
 
 class Traced:
     """An operator by its traced functions."""
@@ -191,6 +222,7 @@ class Traced:
     ) -> None:
         self.call, self.parts, self.arriving, self.shapes = call, parts, tuple(arriving), shapes
         self._forward = parts.forward()
+        self._beginning, self.early_inputs = parts.beginning() or (None, None)
         self._crossing = (
             [(0, parts.inputs[n]) if n in parts.inputs else (1, parts.results.index(n)) for n in parts.crossing]
             if self._forward is None
@@ -198,9 +230,21 @@ class Traced:
         )
         self._backward: dict[tuple[int, ...], Callable[..., list[Tensor | None]]] = {}
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+    @property
+    def several(self) -> bool:
+        """Whether the operator is written down as several others."""
+        return self._forward is not None
+
+    def early(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What is drawn and exchanged, from the inputs at ``early_inputs``."""
+        return [] if self._beginning is None else self._beginning(*inputs)
+
+    def forward(self, inputs: Sequence[Tensor], begun: Sequence[Tensor] | None = None) -> tuple[tuple[Any, ...], Any]:
+        """``begun``: the early part, where it has been done before."""
         if self._forward is not None:
-            return self._forward(*inputs)
+            if begun is None:
+                begun = self.early([inputs[i] for i in self.early_inputs or ()])
+            return self._forward(*inputs, *begun)
         made = self.call(*inputs)
         return made, [inputs[i] if which == 0 else made[i] for which, i in self._crossing]
 

@@ -8,13 +8,14 @@ which is how equal blocks are recognised; ``None`` where an action cannot be par
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from shardwright._torch_compat import owns_storage
 from shardwright.lowering.derivatives import Lazy
+from shardwright.lowering.tracing import Traced
 from shardwright.runtime.views import View
 
 Slots = tuple[int, ...]
@@ -62,25 +63,55 @@ class Plain:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forward:
-    """An operator that leaves in ``saved`` what its backward needs. ``views``: the inputs whose lie is noted."""
+    """An operator that leaves in ``saved`` what its backward needs. ``views``: the inputs whose lie is noted; ``begun``: its
+    early part has been done and lies in ``saved``."""
 
     found: Lazy
     reads: Slots
     writes: Places
     saved: int
     views: tuple[int, ...]
+    begun: bool = False
 
     def __call__(self, run: Run) -> None:
         slots = run.slots
-        made, slots[self.saved] = self.found.forward([slots[r] for r in self.reads])
+        begun = slots[self.saved] if self.begun else None
+        made, slots[self.saved] = self.found.forward([slots[r] for r in self.reads], begun)
         for slot, place in self.writes:
             slots[slot] = made[place]
         for place in self.views:
             run.lies[self.saved, place] = View.of(slots[self.reads[place]])
 
     @property
+    def several(self) -> bool:
+        """Whether it is worth compiling by itself."""
+        return isinstance(self.found.way, Traced) and self.found.way.several
+
+    @property
     def alike(self) -> Hashable:
         return ("forward", self.found.way, tuple(place for _, place in self.writes)) if self.found.traced else None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Early:
+    """What an operator draws and exchanges, by itself: it need not wait for the values that the operator computes with."""
+
+    way: Traced
+    given: Slots
+    saved: int
+    alike = None
+
+    def __call__(self, run: Run) -> None:
+        run.slots[self.saved] = self.way.early([run.slots[r] for r in self.given])
+
+    @staticmethod
+    def parted(act: Action) -> tuple[Early, Forward] | None:
+        """An operator in its early part and the rest, where it has one."""
+        way = act.found.early if isinstance(act, Forward) else None
+        if way is None or not isinstance(act, Forward):
+            return None
+        given = tuple(act.reads[i] for i in way.early_inputs or ())
+        return Early(way, given, act.saved), replace(act, begun=True)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,6 +142,11 @@ class Backward:
         found = self.found.backward(own, kept, gradients, self.places, self.last)
         for slot, gradient in zip(self.writes, found, strict=True):
             slots[slot] = gradient
+
+    @property
+    def several(self) -> bool:
+        """Whether it is worth compiling by itself."""
+        return isinstance(self.found.way, Traced) and self.found.way.several
 
     @property
     def alike(self) -> Hashable:

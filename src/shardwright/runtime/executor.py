@@ -225,7 +225,8 @@ class Executor:
         like = tuple(self.flow.values[v].local for v in node.inputs)
         returning = tuple(i for i, v in enumerate(node.inputs) if self.flow.roots_of[v] in self._again)
         arriving = tuple(i for i, o in enumerate(node.outputs) if o is not None and o in self.program.gradients)
-        key = (node.call, like, returning, arriving, tuple(sorted(node.lines.items())))
+        place = node.split if draws(node.local, node.rules.kind) else None  # equal pieces elsewhere draw other numbers
+        key = (node.call, like, returning, arriving, tuple(sorted(node.lines.items())), place)
         if key not in self._derivatives:
             call = local_call(node, self.flow, self.rank.line, self.rank.device)
             self._derivatives[key] = derivative(node, call, like, arriving, returning, self.rank.device)

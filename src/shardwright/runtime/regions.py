@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from shardwright._torch_compat import compiled_function
-from shardwright.program import Instruction, Program
+from shardwright.program import Program
 from shardwright.program.dataflow import Compute
-from shardwright.runtime.actions import Action, Backward, Run
+from shardwright.runtime.actions import Action, Backward, Early, Forward, Run
 
 Row = tuple[int, Action, tuple[int, ...]]
 """The number of an instruction, what it does, and the slots that nobody reads afterwards."""
@@ -40,15 +40,38 @@ class Compiled:
         """The same work in regions."""
         found: list[Row] = []
         group = _Group(self)
-        for row in rows:
+        for row in self._parted(rows):
             if not group.takes(row):
                 found += group.rows()
                 group = _Group(self)
                 group.takes(row)
         return found + group.rows()
 
-    def block(self, instruction: Instruction) -> str | None:
-        """The repeated block that an operator belongs to."""
+    def _parted(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """Operators that draw or exchange something at their beginning in two rows."""
+        for number, act, last in rows:
+            parts = Early.parted(act)
+            if parts is None:
+                yield number, act, last
+            else:
+                yield number, parts[0], ()
+                yield number, parts[1], last
+
+    def reads(self, row: Row) -> tuple[int, ...]:
+        """The slots that a row reads."""
+        act, reads = row[1], self.program.instructions[row[0]].reads
+        if isinstance(act, Early):
+            return act.given
+        return (*reads, act.saved) if isinstance(act, Forward) and act.begun else reads
+
+    def writes(self, row: Row) -> tuple[int, ...]:
+        """The slots that a row writes."""
+        act = row[1]
+        return (act.saved,) if isinstance(act, Early) else self.program.instructions[row[0]].writes
+
+    def block(self, number: int) -> str | None:
+        """The repeated block that the operator of an instruction belongs to."""
+        instruction = self.program.instructions[number]
         node = self.program.flow.nodes[instruction.node] if instruction.node >= 0 else None
         if not isinstance(node, Compute):
             return None
@@ -60,33 +83,37 @@ class _Group:
     """Instructions that follow one another: those that become one function, those before it and those after it."""
 
     def __init__(self, compiled: Compiled) -> None:
-        self.compiled, self.instructions = compiled, compiled.program.instructions
+        self.compiled = compiled
         self.before: list[Row] = []
         self.inside: list[Row] = []
         self.after: list[Row] = []
         self.block: str | None = None
 
     def takes(self, row: Row) -> bool:
-        instruction = self.instructions[row[0]]
+        reads, writes = self.compiled.reads(row), self.compiled.writes(row)
+        block = self.compiled.block(row[0])
+        other = block is not None and self.block is not None and block != self.block
         if getattr(row[1], "alike", None) is not None:
-            block = self.compiled.block(instruction)
-            other = block is not None and self.block is not None and block != self.block
-            if other or not self._written(self.after).isdisjoint(instruction.reads):
+            if other or not self._written(self.after).isdisjoint(reads):
                 return False
             self.block = self.block if block is None else block
             self.inside.append(row)
-        elif self.after or not instruction.writes or not self._written(self.inside).isdisjoint(instruction.reads):
+        elif isinstance(row[1], Early) and other:
+            return False  # a block's own numbers are drawn with it
+        elif isinstance(row[1], Early) and not row[1].given:
+            self.before.append(row)
+        elif self.after or not writes or not self._written(self.inside).isdisjoint(reads):
             self.after.append(row)
         else:
             self.before.append(row)
         return True
 
     def _written(self, rows: Sequence[Row]) -> set[int]:
-        return {slot for row in rows for slot in self.instructions[row[0]].writes}
+        return {slot for row in rows for slot in self.compiled.writes(row)}
 
     def rows(self) -> list[Row]:
         """Slots are let go of by the last row, in the new order, that has to do with them."""
-        if len(self.inside) < 2:
+        if len(self.inside) < 2 and not any(getattr(act, "several", False) for _, act, _ in self.inside):
             return sorted([*self.before, *self.inside, *self.after], key=lambda row: row[0])
         freed = {slot for row in (*self.before, *self.inside, *self.after) for slot in row[2]}
         free: list[tuple[int, ...]] = []
@@ -104,7 +131,7 @@ class _Group:
         return made
 
     def _touched(self, rows: Sequence[Row]) -> set[int]:
-        return {s for n, _, _ in rows for s in (*self.instructions[n].reads, *self.instructions[n].writes)}
+        return {s for row in rows for s in (*self.compiled.reads(row), *self.compiled.writes(row))}
 
 
 class _Region:
@@ -116,14 +143,14 @@ class _Region:
         written: set[int] = set()
         self.reads: list[int] = []
         alike = []
-        for number, act, _ in rows:
-            instruction = compiled.program.instructions[number]
-            for slot in instruction.reads:
+        for row in rows:
+            reads, writes = compiled.reads(row), compiled.writes(row)
+            for slot in reads:
                 if slot not in written and slot not in self.reads:
                     self.reads.append(slot)
-            written.update(instruction.writes)
-            used = tuple(names.setdefault(s, len(names)) for s in (*instruction.reads, *instruction.writes))
-            alike.append((act.alike, used))  # type: ignore[attr-defined]  # only such actions come here
+            written.update(writes)
+            used = tuple(names.setdefault(s, len(names)) for s in (*reads, *writes))
+            alike.append((row[1].alike, used))  # type: ignore[attr-defined]  # only such actions come here
         gone = set(last)
         self.last = tuple(last)
         self.writes = sorted((slot for slot in written if slot not in gone), key=names.__getitem__)

@@ -54,7 +54,7 @@ def stage_bytes(
     use = memory(program, device)
     forward, count = program.forward.stop, len(program.instructions)
     arrivals = [n for n in sorted(home) if program.instructions[n].kind is Kind.ARRIVE]
-    kept = sum(_read_bytes(program, n) for n in arrivals)
+    kept = sum(gradient_bytes(program, n) for n in arrivals)
     resting, inside, closing = 0, np.zeros(count + 1), np.zeros(count + 1)
     held = later = 0
     for storage in use.storages:
@@ -99,7 +99,7 @@ def _added(storage: Storage, arrivals: list[int], home: Collection[int], count: 
     return arrivals[place] if place < len(arrivals) else storage.dies
 
 
-def _read_bytes(program: Program, number: int) -> int:
+def gradient_bytes(program: Program, number: int) -> int:
     """Bytes of a gradient that is kept back: those of the parameter as it is read."""
     instruction = program.instructions[number]
     node = program.flow.nodes[instruction.node] if instruction.node >= 0 else None

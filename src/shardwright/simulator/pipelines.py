@@ -22,13 +22,13 @@ from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, StagePrediction
-from shardwright.program import Decisions, Kind
+from shardwright.program import Decisions, Kind, Program
 from shardwright.program.passes import homeward
 from shardwright.program.pipeline import Pipeline, StageProgram
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Timing, pipeline, run
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import run as run_events
-from shardwright.simulator.held import StageBytes, stage_bytes
+from shardwright.simulator.held import StageBytes, gradient_bytes, stage_bytes
 from shardwright.simulator.ranks import Played, StageEvents, play, way_of
 from shardwright.simulator.timeline import processor_of
 from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like
@@ -174,11 +174,14 @@ def pass_times(
     program, weights_from = built.program, built.weights
     assert weights_from is not None
     events = list(with_runtime(price(program, mesh).events, len(program.graph.parameters), mesh.device, RUNTIME))
+    added = _added_up(program, mesh, microbatches)
+    events = [event._replace(seconds=added.get(n, event.seconds)) for n, event in enumerate(events)]
     if what_if is not None and what_if.changes:
         events = list(scaled(events, mesh, what_if))
     updates = (n for n, i in enumerate(program.instructions) if i.kind is Kind.UPDATE)
     home = frozenset((*homeward(program), *updates))
-    passes = [n for n in range(len(events)) if n not in home]
+    once = home - added.keys()
+    passes = [n for n in range(len(events)) if n not in once]
     place = {number: here for here, number in enumerate(passes)}
     inside = [moved(events[number], place) for number in passes]
     processor = processor_of(mesh)
@@ -194,8 +197,18 @@ def pass_times(
         max(total - inputs, 0.0),
         max(whole.seconds - total, 0.0),
         stage_bytes(program, weights_from, mesh.device, microbatches, received, home),
-        StageEvents(program, weights_from, events, home),
+        StageEvents(program, weights_from, events, once),
     )
+
+
+def _added_up(program: Program, mesh: Mesh, microbatches: int) -> dict[int, float]:
+    """Seconds in which a pass adds its gradients to those of the micro-batches before it: two are read, one is written.
+    The first of them adds nothing; the rest is shared by all alike."""
+    if microbatches == 1:
+        return {}
+    share = 3 * (microbatches - 1) / microbatches / mesh.device.bandwidth
+    arrivals = (n for n in program.backward if program.instructions[n].kind is Kind.ARRIVE)
+    return {n: share * gradient_bytes(program, n) for n in arrivals}
 
 
 def moved(event: Event, place: Mapping[int, int]) -> Event:
