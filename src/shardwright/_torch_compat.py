@@ -485,7 +485,11 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
         raise NotImplementedError("something is changed in place")
     with sources_forgotten(), V.set_fake_mode(mode), tracing(TracingContext(mode)):
         # Among other things, products whose sizes the fast kernels do not take are padded.
-        return compile_fx_inner(joint_graph_passes(traced), fakes)
+        joint = joint_graph_passes(traced)
+        # Results lie in memory as the function's own do: what is padded inside is not seen outside.
+        results = next(iter(reversed(joint.graph.nodes)))
+        results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))
+        return compile_fx_inner(joint, fakes)
 
 
 def is_view_operator(target: Any) -> bool:

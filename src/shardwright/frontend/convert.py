@@ -18,6 +18,7 @@ from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data, i
 from shardwright.errors import CaptureError
 from shardwright.frontend.functionalise import MUTATED
 from shardwright.frontend.provenance import module_of, source_of
+from shardwright.frontend.masks import without_idle_masks
 from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
@@ -63,7 +64,7 @@ class _Conversion:
             output_tree=_tree_text(spec.out_spec),
             training=self.model.training,
         )
-        return pruned(whole)
+        return pruned(without_idle_masks(whole))
 
     def _sources(self) -> tuple[list[Parameter], list[Buffer], list[Constant], list[Input]]:
         nodes = {n.name: n for n in self.program.graph.nodes if n.op == "placeholder"}
