@@ -53,7 +53,7 @@ def _all_seen(graph: Graph, name: str, makers: dict[str, Op], constants: set[str
         return False  # it depends on what is given
     if any(_is_ours_or_random(op.target) for op in needed):
         return False
-    if any(graph.tensors[out].elements > _LARGEST for op in needed for out in op.outputs if out in graph.tensors):
+    if any(graph.tensors[out].elements > _LARGEST for op in needed for out in op.outputs if out is not None):
         return False
     made = tuple(constant for constant in graph.constants if constant.tensor in wanted)
     steps = tuple(reversed(needed))

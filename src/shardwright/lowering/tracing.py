@@ -222,7 +222,9 @@ class Traced:
     ) -> None:
         self.call, self.parts, self.arriving, self.shapes = call, parts, tuple(arriving), shapes
         self._forward = parts.forward()
-        self._beginning, self.early_inputs = parts.beginning() or (None, None)
+        beginning = parts.beginning()
+        self._beginning = None if beginning is None else beginning[0]
+        self.early_inputs = None if beginning is None else beginning[1]
         self._crossing = (
             [(0, parts.inputs[n]) if n in parts.inputs else (1, parts.results.index(n)) for n in parts.crossing]
             if self._forward is None
