@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright.reports.looking import report, simulate
     from shardwright.runtime import parallelize
     from shardwright.runtime.assistant import assist
+    from shardwright.runtime.moving import move
     from shardwright.runtime.rows import sampler
     from shardwright.runtime.whole_updates import update_whole
     from shardwright.verification import verify
@@ -36,6 +37,7 @@ __all__ = [
     "capture",
     "describe",
     "explain",
+    "move",
     "parallelize",
     "plan",
     "report",
@@ -52,6 +54,7 @@ _HOME = {
     "capture": "shardwright.frontend",
     "describe": "shardwright.operators",
     "explain": "shardwright.reports.explaining",
+    "move": "shardwright.runtime.moving",
     "parallelize": "shardwright.runtime",
     "plan": "shardwright.planner",
     "report": "shardwright.reports.looking",

@@ -6,6 +6,7 @@ import copy
 import functools
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,10 +17,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with
+from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built, device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
+from shardwright.graph.repeats import block_paths, span_of
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import Assistant, assist, clocks
 from shardwright.runtime.assistant import assistant as acting
@@ -200,7 +203,7 @@ def refused(rank: int) -> list[str]:
 
 def test_what_cannot_be_moved_is_refused() -> None:
     for *rows, local, used, plain in POOL.run(refused):
-        assert all("do not share out a batch of 8 between 4 ranks" in message for message in rows)
+        assert all("do not share out 8 rows between 4" in message for message in rows)
         assert "its own part of the batch" in local
         assert "is used cut along axis 'a'" in used
         assert "not a parallelized module" in plain
@@ -223,14 +226,32 @@ def test_gradients_that_are_held_back_keep_their_shares() -> None:
     assert all("held back by no_sync()" in message for message in POOL.run(held_back))
 
 
-def slowed(rank: int) -> Any:
+def staged() -> tuple[Subject, Any, torch.optim.Optimizer, Assistant]:
+    """Four stages with two blocks each."""
+    subject = built("gpt:small,layers=8,batch=4")
+    model, args, kwargs, graph = subject
+    starts = [span_of(graph, path).start for path in block_paths(graph)]
+    cuts = [[op.name for op in graph.ops[a:b]] for a, b in pairwise([0, *starts[2::2], len(graph.ops)])]
+    with all_double():
+        parallel = parallelize(model, pipeline_plan(graph, cuts, 2, "1f1b"), args, kwargs, graph=graph, keep=True)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
+    return subject, parallel, optimizer, assist(parallel, optimizer)
+
+
+def slowed(rank: int, what: str) -> Any:
     """Every row takes 15 ms, on rank 1 five times as long, until rows have been moved; then no longer.
 
     Time is the test's own, so that nothing depends on how busy the machine is.
     """
-    subject, now = drawing(), [0.0]
+    now = [0.0]
     clocks.perf_counter = acting.perf_counter = lambda: now[0]
-    parallel, optimizer, assistant = assisted(subject, "data-parallel", (4,))
+    if what == "blocks":
+        subject, parallel, optimizer, assistant = staged()
+    else:
+        subject = drawing() if what == "rows" else heads()
+        search = "data-parallel" if what == "rows" else "megatron"
+        parallel, optimizer, assistant = assisted(subject, search, (4,))
+    assistant._mover.traces = False
     slow = 5.0
 
     def work(*_: Any) -> None:
@@ -252,12 +273,13 @@ def slowed(rank: int) -> Any:
     return seen, [(event.event, event.rank, str(event)) for event in assistant.events]
 
 
-def test_a_slow_rank_gives_rows_away_and_gets_them_back() -> None:
+@pytest.mark.parametrize("what", ["rows", "parts", "blocks"])
+def test_a_slow_rank_gives_work_away_and_gets_it_back(what: str) -> None:
     """The ranks that wait for it are not taken for slow; all ranks decide alike."""
-    answers = POOL.run(slowed, seconds=120)
+    answers = POOL.run(slowed, what, seconds=200)
     assert all(rows == answers[0][0] for rows, _ in answers)
     rows, events = answers[0]
     assert rows[0] == (2, 2, 2, 2) and (1 in [given[1] for given in rows]) and rows[-1][1] == 2
     moves = [(rank, text) for event, rank, text in events if event == "moved"]
-    assert moves[0][0] == 1 and "× slower since step" in moves[0][1] and "possible" in moves[0][1]
+    assert moves[0][0] == 1 and "× slower since step" in moves[0][1] and f"1 of 8 {what}; step" in moves[0][1]
     assert not any(events for _, events in answers[1:])

@@ -12,18 +12,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardwright._torch_compat import start_gathering
 from shardwright.errors import RunError
+from shardwright.runtime.assistant.blocks import BlockMover
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
 from shardwright.runtime.assistant.moving import Mover
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.pipeline import PipelineModule
 from shardwright.waiting import stop_clock
 
 ASSIST_VARIABLE, EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST", "SHARDWRIGHT_ASSIST_EVENTS"
@@ -38,21 +41,27 @@ Mode = Literal["act", "watch"]
 
 
 class Assistant:
-    """Watches the steps of a module and moves shares of its batch. Made by :func:`assist`, ended by :meth:`leave`."""
+    """Watches the steps of a module and moves shares of its work. Made by :func:`assist`, ended by :meth:`leave`."""
 
     def __init__(
-        self, module: ParallelModule, optimizer: torch.optim.Optimizer | None, mode: Mode, rule: Rule, path: Path | None
+        self,
+        module: ParallelModule | PipelineModule,
+        optimizer: torch.optim.Optimizer | None,
+        mode: Mode,
+        rule: Rule,
+        path: Path | None,
     ) -> None:
-        place = module.program.flow.place
-        lines = [place.line(axis) for axis in range(len(place.axes))]
-        self._lines = [line._replace(group=module.groups[line.group]) for line in lines]
-        self._module, self._mode, self._sizes = module, mode, place.sizes
-        self._mover = Mover(module, self._lines, optimizer)
+        self._mode = mode
+        self._mover: Mover | BlockMover
+        if isinstance(module, PipelineModule):
+            self._mover, instructions = BlockMover(module, optimizer), _instructions(module)
+        else:
+            self._mover, instructions = Mover(module, optimizer), len(module.program.instructions)
         self.watch = Watch(self._units(self._mover.shares.rows), rule)
         self.diary = Diary(path) if dist.get_rank() == 0 else None
         self.step = 0
-        self._clock = clock_on(module.device)
-        self._cost = SECONDS_PER_INSTRUCTION * len(module.program.instructions)
+        self._clock = clock_on(self._mover.device)
+        self._cost = SECONDS_PER_INSTRUCTION * instructions
         self._warm, self._typical, self._stepped = WARM_STEPS, True, True
         self._waiting: tuple[Tensor, int] | None = None
         self._told: Verdict | None = None
@@ -64,8 +73,12 @@ class Assistant:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The rows of the batch, or the parts of cut loops, that each rank of the axis has."""
+        """Rows of the batch or parts of cut loops that each rank of the axis has, or blocks of each stage."""
         return self._mover.shares.rows
+
+    @property
+    def _what(self) -> str:
+        return self._mover.shares.what
 
     @property
     def events(self) -> Sequence[Event]:
@@ -79,14 +92,14 @@ class Assistant:
             hook.remove()
 
     def move(self, rows: Sequence[int]) -> bool:
-        """Deal the batch out in these rows from the next step on; to be called alike on every rank.
+        """Deal the work out like this from the next step on; to be called alike on every rank.
 
-        False where some rank has no program for such rows; then nothing has changed.
+        False where some rank has no program for it; then nothing has changed.
         """
         if len(rows) != len(self.rows) or sum(rows) != sum(self.rows) or min(rows) < 1:
             raise RunError(
-                f"Rows {list(rows)} do not share out a batch of {sum(self.rows)} between {len(self.rows)} ranks.",
-                "Give every rank at least one row, and all rows to somebody.",
+                f"{list(rows)} do not share out {sum(self.rows)} {self._what} between {len(self.rows)}.",
+                f"Give each at least one, and all {self._what} to somebody.",
             )
         began = perf_counter()
         done = tuple(rows) == self.rows or self._mover.move(tuple(rows))
@@ -124,24 +137,24 @@ class Assistant:
         """Tell the other ranks what this one saw; on accelerators the answer is read at the next exchange."""
         last = self.step - self._clock.lag
         mine = torch.tensor([*self._clock.take(EVERY)], dtype=torch.float64).view(1, EVERY, 3)
-        if self._module.device.type != "cpu":
+        if self._mover.device.type != "cpu":
             self._read()
-            mine = mine.to(self._module.device, non_blocking=True)
-        for line in self._lines:
+            mine = mine.to(self._mover.device, non_blocking=True)
+        for line in self._mover.lines:
             mine = start_gathering(mine, line.size, line.group).wait()
         self._waiting = (mine, last)
-        if self._module.device.type == "cpu":
+        if self._mover.device.type == "cpu":
             self._read()
 
     def _read(self) -> None:
         if self._waiting is None:
             return
         (gathered, last), self._waiting = self._waiting, None
-        axes, axis = len(self._sizes), self._mover.shares.axis
-        table = gathered.cpu().view(*reversed(self._sizes), EVERY, 3).numpy()
-        others = tuple(axes - 1 - other for other in range(axes) if other != axis)
-        # Ranks that share one part of the batch wait for each other: the part is as slow as the slowest of them.
-        work, waited, update = table[..., 0].max(others), table[..., 1].min(others), table[..., 2].max(others)
+        table = gathered.cpu().numpy()
+        # Ranks that share one part of the work wait for each other: the part is as slow as the slowest of them.
+        parts = [table[place] for place in self._mover.places]
+        work, update = (np.stack([part[..., column].max(0) for part in parts]) for column in (0, 2))
+        waited = np.stack([part[..., 1].min(0) for part in parts])
         moves_too = self._mover.shares.weights  # the update of a parameter goes with it
         for place in range(EVERY):
             apart = () if moves_too else update[:, place]
@@ -149,8 +162,7 @@ class Assistant:
         self.watch.learn()
         self._reached()
         self._observed()
-        held_back = bool(self._module._gradients.holding)  # by no_sync(): the sums belong to the shares as they are
-        found = None if held_back else self.watch.verdict(self._cost)
+        found = None if self._mover.held_back else self.watch.verdict(self._cost)
         if found is not None and (self._mode == "act" or self._told is None or found.rows != self._told.rows):
             self._decide(found)
 
@@ -168,8 +180,8 @@ class Assistant:
 
     def _slowest(self, seconds: float) -> float:
         """All ranks reckon with the same cost of a move."""
-        mine = torch.tensor([seconds], dtype=torch.float64, device=self._module.device)
-        for line in self._lines:
+        mine = torch.tensor([seconds], dtype=torch.float64, device=self._mover.device)
+        for line in self._mover.lines:
             mine = start_gathering(mine, line.size, line.group).wait()
         return float(mine.max())
 
@@ -188,7 +200,9 @@ class Assistant:
         seconds = self.watch.step_seconds
         if seconds is not None:
             slowness = self.watch.seen_slowness
-            self.diary.observe(Event("observed", self.step, self.rows, self.rows, slowness, step_seconds=seconds))
+            self.diary.observe(
+                Event("observed", self.step, self.rows, self.rows, slowness, step_seconds=seconds, what=self._what)
+            )
 
     def _tell(
         self,
@@ -202,7 +216,9 @@ class Assistant:
         if self.diary is not None:
             own = found.seconds if seconds is None else seconds
             times = (own, found.expected, found.possible, spent)
-            self.diary.tell(Event(what, self.step, before, rows, found.slowness, found.rank, found.since, *times))
+            self.diary.tell(
+                Event(what, self.step, before, rows, found.slowness, found.rank, found.since, *times, self._what)
+            )
 
 
 def assist(
@@ -213,18 +229,20 @@ def assist(
     rule: Rule | None = None,
     events: str | Path | None = None,
 ) -> Assistant:
-    """Watch the steps of a parallelized model and move rows of its batch away from ranks that have become slower, and back.
+    """Watch the steps of a parallelized model and move work away from ranks that have become slower, and back.
 
     Called alike on every rank, after ``parallelize``. Losses, gradients and parameters stay those of one process: only
-    who computes which rows of the next batch changes, between two steps.
+    who computes what of the next batch changes, between two steps. Rows of the batch move where a plan cuts it and uses
+    parameters whole; parts of cut loops, with their parameters and optimizer state, where it cuts those (tensor
+    parallelism); blocks between stages in a pipeline.
 
     Parameters
     ----------
     model
-        What :func:`shardwright.parallelize` gave, for a plan that cuts the batch.
+        What :func:`shardwright.parallelize` gave.
     optimizer
-        Where a step consists of several passes (gradient accumulation): a step is over when it has been called. Without
-        one, every forward pass in training begins a step.
+        Its state moves with parameters. A step is over when it has been called; without one, every forward pass in
+        training begins a step, and only rows of the batch can move.
     mode
         ``"act"``, or ``"watch"``, which only tells what could be moved.
     rule
@@ -238,7 +256,7 @@ def assist(
     >>> optimizer = torch.optim.AdamW(model.parameters())                 # doctest: +SKIP
     >>> assistant = shardwright.assist(model, optimizer)                  # doctest: +SKIP
     """
-    if not isinstance(model, ParallelModule):
+    if not isinstance(model, ParallelModule | PipelineModule):
         raise RunError(
             f"A {type(model).__name__} is not a parallelized module.",
             "Call assist() with what shardwright.parallelize() gave.",
@@ -246,6 +264,11 @@ def assist(
     _check(mode)
     path = events if events is not None else os.environ.get(EVENTS_VARIABLE)
     return Assistant(model, optimizer, mode, rule or Rule(), None if path is None else Path(path))
+
+
+def _instructions(module: PipelineModule) -> int:
+    """Of the longest stage: what a move has to build is not known before."""
+    return max(len(part.executor.program.instructions) for part in module._parts.values())
 
 
 def _check(mode: str) -> None:
@@ -267,7 +290,7 @@ def ask_for(mode: str | None, events: Path | None) -> dict[str, str]:
     return {ASSIST_VARIABLE: mode} | ({} if events is None else {EVENTS_VARIABLE: str(events.resolve())})
 
 
-def assist_if_asked(model: ParallelModule) -> None:
+def assist_if_asked(model: ParallelModule | PipelineModule) -> None:
     """Start an assistant where ``shardwright run --assist`` asked for one; where none can help, the job goes on without."""
     mode = os.environ.get(ASSIST_VARIABLE)
     if mode is None:

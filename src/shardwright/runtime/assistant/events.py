@@ -22,7 +22,8 @@ APART = 1.0
 
 @dataclass(frozen=True)
 class Event:
-    """One decision, or one observation. ``rank`` counts along the mesh axis that cuts the batch; seconds are of a step.
+    """One decision, or one observation. ``rank`` counts along the mesh axis whose shares move, or the stages of a pipeline;
+    seconds are of a step.
 
     >>> print(Event("moved", 420, (16, 16), (25, 7), (1.0, 1.8), 1, 412, 1.31, 1.02, 0.97))
     rank 1 is 1.8 × slower since step 412: moved 9 of 32 rows; step 1.31 s → 1.02 s, possible 970 ms
@@ -41,6 +42,8 @@ class Event:
     expected_seconds: float = 0.0
     possible_seconds: float = 0.0
     move_seconds: float = 0.0
+    what: str = "rows"
+    """What is dealt out: rows of the batch, parts of cut loops with their parameters, blocks of a pipeline's stages."""
 
     @property
     def moved(self) -> int:
@@ -51,10 +54,10 @@ class Event:
     def __str__(self) -> str:
         if self.event == "reached":
             return (
-                f"with rows {', '.join(map(str, self.rows))} a step takes {seconds_text(self.step_seconds)}: "
+                f"with {self.what} {', '.join(map(str, self.rows))} a step takes {seconds_text(self.step_seconds)}: "
                 f"expected {seconds_text(self.expected_seconds)}, possible {seconds_text(self.possible_seconds)}"
             )
-        own, rows = self.slowness[self.rank], f"{self.moved} of {sum(self.rows)} rows"
+        own, rows = self.slowness[self.rank], f"{self.moved} of {sum(self.rows)} {self.what}"
         how = (
             f"{own:.2g} × slower"
             if own > 1.05

@@ -43,6 +43,10 @@ class Shares:
     unit: int = 1
     weights: bool = False
 
+    @property
+    def what(self) -> str:
+        return "parts" if self.weights else "rows"
+
     def of(self, rows: Sequence[int]) -> tuple[float, ...]:
         return tuple(count / sum(rows) for count in rows)
 
@@ -141,17 +145,18 @@ def _cuts(program: Program, axis: int) -> set[tuple[int, int]]:
 
 
 class Mover:
-    """Moves shares of one module; ``lines`` are the ranks along every mesh axis through this one."""
+    """Moves shares of one module along an axis of its mesh."""
 
-    def __init__(
-        self, module: ParallelModule, lines: Sequence[Line], optimizer: torch.optim.Optimizer | None = None
-    ) -> None:
+    def __init__(self, module: ParallelModule, optimizer: torch.optim.Optimizer | None = None) -> None:
         if module._planned.rank.inputs != "whole":
             raise RunError(
                 "Every rank is given its own part of the batch (inputs='local'), so no rows can be moved between ranks.",
                 "Give every rank the whole batch (parallelize(..., inputs='whole')).",
             )
-        self._module, self._lines, self._optimizer = module, lines, optimizer
+        self._module, self._optimizer = module, optimizer
+        place = module.program.flow.place
+        lines = [place.line(axis) for axis in range(len(place.axes))]
+        self.lines = [line._replace(group=module.groups[line.group]) for line in lines]
         module._planned.replay = None  # waits inside of a replayed CUDA graph are not seen by any clock
         self.shares = movable(module.program)
         if self.shares.weights and optimizer is None:
@@ -163,11 +168,27 @@ class Mover:
         """Whether operators are traced at once for the new rows, and not only after some passes."""
         self._known: dict[tuple[int, ...], Execution] = {self.shares.rows: module._planned}
 
+    @property
+    def device(self) -> torch.device:
+        return self._module.device
+
+    @property
+    def held_back(self) -> bool:
+        """By no_sync(): the sums belong to the shares as they are."""
+        return bool(self._module._gradients.holding)
+
+    @property
+    def places(self) -> list[list[int]]:
+        """For every share, whose it is: positions in what is gathered along the lines, one after the other."""
+        sizes, axis = self._module.program.strategy.sizes, self.shares.axis
+        table = torch.arange(math.prod(sizes)).view(*reversed(sizes))  # the last axis to be gathered varies slowest
+        return [table.select(len(sizes) - 1 - axis, index).flatten().tolist() for index in range(sizes[axis])]
+
     def move(self, rows: tuple[int, ...]) -> bool:
         """Deal the work out in these rows from the next call on; false where some rank cannot, and nothing has changed."""
         module, before = self._module, self._module._planned
         execution = self._known.get(rows) or self._built(rows)
-        if not _all(execution is not None, self._lines, module.device):
+        if not _all(execution is not None, self.lines, module.device):
             return False
         assert execution is not None
         module._adopt(execution, self._optimizer)

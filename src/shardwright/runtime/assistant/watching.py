@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from shardwright.search.dealing import deal
 
 Floats = NDArray[np.float64]
+Seconds = Sequence[float] | Floats
+"""Of every rank."""
 
 NEARLY_ALL = 0.75
 """More than this part of a window's steps must gain by themselves: spikes come alone or in pairs."""
@@ -81,7 +83,7 @@ class Watch:
         self.slowness: tuple[float, ...] = (1.0,) * len(self.rows)
         """As it was known when the rows were last dealt out."""
 
-    def add(self, step: int, work: Sequence[float], waited: Sequence[float], update: Sequence[float] = ()) -> None:
+    def add(self, step: int, work: Seconds, waited: Seconds, update: Seconds = ()) -> None:
         """The seconds of one step, of every rank; a step that some rank does not know is passed over.
 
         ``update``: the part of the work that comes after the backward pass, whatever the rows.
