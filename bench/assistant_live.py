@@ -1,7 +1,8 @@
 """The assistant on real processes: two gloo ranks, one core each, and a real competing process on the core of one of them.
 
-A GPT is trained with AdamW. ``slowed``: per slowdown, competitors on the core of rank 1 (stopped and continued by signals)
-begin and end while the assistant is there; the rows that it had chosen ten steps after the beginning are then compared, in
+A GPT is trained with AdamW, split by ``--search``: data-parallel and fsdp (rows of the batch move), megatron (heads, with
+their parameters), or a pipeline of two stages (blocks). ``slowed``: per slowdown, competitors on the core of rank 1 (stopped
+and continued by signals) begin and end while the assistant is there; the rows that it had chosen ten steps after the beginning are then compared, in
 rounds of blocks right after each other, with equal rows and with an undisturbed core. ``possible`` is work over summed
 speeds: two over (1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy; shares by speed against equal ones, in
 turns. ``overhead``: with and without the assistant in turns, undisturbed. ``healthy``: moves in an undisturbed run.
@@ -11,6 +12,7 @@ With ``REALTIME=1`` root runs ranks and competitors before everybody else (round
 line.
 
     REALTIME=1 python bench/assistant_live.py shares slowed overhead --repeats 3 > bench/measured/assistant_live.jsonl
+    REALTIME=1 python bench/assistant_live.py slowed --search megatron --repeats 3 >> bench/measured/assistant_live.jsonl
 """
 
 from __future__ import annotations
@@ -28,18 +30,34 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import Replicate
 
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.frontend import capture
+from shardwright.graph import Graph
+from shardwright.graph.repeats import block_paths, span_of
+from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan, Prediction, Proof, Stage
+from shardwright.plans.plan import Signature
+from shardwright.program.microbatches import microbatches
+from shardwright.program.stages import stage_graphs
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import assist
 from shardwright.runtime.launch import run_locally
+from shardwright.schedules import known_schedule
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.zoo.reference import resolve
 
-MODEL = "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256"
+MODELS = {
+    "data-parallel": "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256",
+    "fsdp": "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256",
+    "megatron": "gpt:layers=2,width=256,heads=16,vocab=256,batch=8,seq=256",
+    "pipeline": "gpt:layers=16,width=96,heads=4,vocab=256,batch=16,seq=128",
+}
+"""By the plan that splits it: rows of the batch, heads and blocks are what can be moved."""
+MICROBATCHES = 8
 SLOWDOWNS = {1.5: (1 / 3,), 2.0: (1.0,), 4.0: (1.0, 1.0, 1.0)}
 """Competitors on the core, each with the part of its time that it wants to compute."""
 BUSY = """
@@ -85,6 +103,23 @@ class Competitors:
             process.send_signal(number)
 
 
+def two_stages(graph: Graph) -> Plan:
+    """A pipeline of two stages with one rank and half of the blocks each, 1F1B."""
+    starts = [span_of(graph, path).start for path in block_paths(graph)]
+    middle = starts[len(starts) // 2]
+    cuts = [[op.name for op in graph.ops[:middle]], [op.name for op in graph.ops[middle:]]]
+    micro = microbatches(graph, MICROBATCHES)
+    stages = []
+    for rank, part in enumerate(stage_graphs(micro.graphs[max(micro.graphs)], cuts)):
+        splits = {op.name: (None,) for op in part.graph.ops}
+        strategy = Strategy((("a", 1),), splits, {name: (Replicate(),) for name in part.graph.sources})
+        stages.append(Stage(tuple(cuts[rank]), (rank,), strategy))
+    unpriced = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True), Proof(0.0, 0.0, False, 0.0, "")
+    about = (Signature.of(graph), parse_cluster("local:2"), stages[0].strategy, "by hand", "adamw", *unpriced, "")
+    schedule = known_schedule("1f1b", 2, MICROBATCHES, 2)
+    return Plan("", *about, stages=tuple(stages), microbatches=MICROBATCHES, schedule=schedule)
+
+
 class Job:
     """One rank, on a core of its own."""
 
@@ -95,12 +130,15 @@ class Job:
             first_in_line(int(thread))
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        found = resolve(MODEL, device="cpu")
+        found = resolve(MODELS[search], device="cpu")
         graph = capture(found.model, found.args, found.kwargs)
-        mesh = mesh_of(parse_cluster("local:2"), (2,))
-        stated = formulate(graph, mesh, within=restriction(search, 1))
-        strategy = stated.strategy(solve(stated.problem).answer)
-        self.model = parallelize(found.model, strategy, found.args, found.kwargs, graph=graph)
+        if search == "pipeline":
+            plan: Any = two_stages(graph)
+        else:
+            mesh = mesh_of(parse_cluster("local:2"), (2,))
+            stated = formulate(graph, mesh, within=restriction(search, 1))
+            plan = stated.strategy(solve(stated.problem).answer)
+        self.model = parallelize(found.model, plan, found.args, found.kwargs, graph=graph)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.args, self.kwargs = found.args, found.kwargs
 
@@ -239,19 +277,26 @@ def healthy(job: Job, steps: int) -> dict[str, Any]:
     return {"steps": steps, "quantiles": spread, "moves": [str(e) for e in assistant.events], "rows": assistant.rows}
 
 
-def measured(what: Sequence[str], search: str, repeats: int, steps: int) -> list[dict[str, Any]]:
+def measured(
+    what: Sequence[str], search: str, repeats: int, steps: int, slowdowns: Sequence[float]
+) -> list[dict[str, Any]]:
     """On every rank: one job, and everything that is asked for with it."""
     job = Job(search)
     job.steps(8)
-    about = {"model": MODEL, "search": search, "torch": torch.__version__, "realtime": os.environ.get("REALTIME")}
+    about = {
+        "model": MODELS[search],
+        "search": search,
+        "torch": torch.__version__,
+        "realtime": os.environ.get("REALTIME"),
+    }
     found: list[dict[str, Any]] = []
     if "shares" in what:
         for pair in shares(job, repeats):
             ratio = statistics.median(pair["equal"]) / statistics.median(pair["by speed"])
             found.append({"what": "shares", "equal over by speed": round(ratio, 4)} | pair)
     if "slowed" in what:
-        for slowdown, parts in SLOWDOWNS.items():
-            seen = slowed(job, parts, repeats)
+        for slowdown in slowdowns:
+            seen = slowed(job, SLOWDOWNS[slowdown], repeats)
             found.append({"what": "slowed", "asked": slowdown, "figures": told(seen) if job.rank == 0 else {}} | seen)
     if "overhead" in what:
         own = overhead(job, repeats)
@@ -266,12 +311,13 @@ def measured(what: Sequence[str], search: str, repeats: int, steps: int) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=("slowed", "shares", "overhead", "healthy"))
-    parser.add_argument("--search", default="data-parallel")
+    parser.add_argument("--search", default="data-parallel", choices=MODELS)
+    parser.add_argument("--slowdowns", type=float, nargs="+", default=list(SLOWDOWNS), choices=SLOWDOWNS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    for line in run_locally(measured, 2, asked.what, asked.search, asked.repeats, asked.steps)[0]:
+    for line in run_locally(measured, 2, asked.what, asked.search, asked.repeats, asked.steps, asked.slowdowns)[0]:
         print(json.dumps(line), flush=True)
 
 
