@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from lowering.strategies import mesh_with
 from runtime.pipelines import pipeline_plan, whole
 from runtime.pool import POOL
 from runtime.workers import built
+from shardwright.cluster import parse_cluster
 from shardwright.errors import PlanError, RunError
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
@@ -24,6 +26,7 @@ from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
+from shardwright.runtime.replanning import ELASTIC_VARIABLE
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -120,6 +123,32 @@ def test_ten_moves_keep_the_numbers(tmp_path: Path) -> None:
     """And a checkpoint after the last of them is resumed under another plan."""
     for losses, parameters, resumed in POOL.run(trained, str(tmp_path), seconds=240):
         assert losses < 1e-9 and parameters < 1e-9 and resumed < 1e-9
+
+
+def come_back(rank: int, folder: str) -> tuple[float, int]:
+    """Four processes of a job whose plan is for six, which left a checkpoint behind."""
+    subject = gpt()
+    model, args, kwargs, graph = subject
+    with all_double():
+        first = parallelize(copy.deepcopy(model), pipeline(graph, 4, 1), args, kwargs, graph=graph)
+    optimizer = torch.optim.AdamW(first.parameters(), lr=0.01)
+    step(first, optimizer, subject, 0)
+    save_checkpoint(folder, 1, first, optimizer)
+    six = replace(one_mesh(graph, "data-parallel", (6,)), cluster=parse_cluster("local:6"), search="data-parallel")
+    os.environ[ELASTIC_VARIABLE] = "1"
+    try:
+        with all_double():
+            other = parallelize(copy.deepcopy(model), six, args, kwargs, graph=graph)
+    finally:
+        del os.environ[ELASTIC_VARIABLE]
+    resumed = torch.optim.AdamW(other.parameters(), lr=0.01)
+    load_checkpoint(folder, other, resumed)
+    apart = [abs(step(other, resumed, subject, n) - step(first, optimizer, subject, n)) for n in (1, 2)]
+    return max(apart), other.program.strategy.devices
+
+
+def test_a_job_that_comes_back_with_fewer_processes_plans_for_them(tmp_path: Path) -> None:
+    assert all(apart < 1e-9 and devices == 4 for apart, devices in POOL.run(come_back, str(tmp_path), seconds=200))
 
 
 def refused(rank: int) -> list[str]:

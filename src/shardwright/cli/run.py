@@ -26,6 +26,9 @@ def run(
     node_rank: Annotated[int | None, typer.Option(help="Which node this is, where the rendezvous cannot tell")] = None,
     rdzv_endpoint: Annotated[str | None, typer.Option(help="host:port of the first node, for several nodes")] = None,
     max_restarts: Annotated[int, typer.Option(help="Restarts after a failure; resume from a checkpoint")] = 0,
+    elastic: Annotated[
+        bool, typer.Option("--elastic", help="Nodes may be lost or join (--nnodes 1:2): plan anew for those there are")
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +57,8 @@ def run(
     Example: shardwright run plan.json --assist --events events.jsonl -- train.py    (events.svg is the picture)
 
     Example: shardwright run plan.json --rdzv-endpoint host0:29400 -- train.py    (the same line on each of two nodes)
+
+    Example: shardwright run plan.json --elastic --nnodes 1:2 --rdzv-endpoint host0:29400 --max-restarts 3 -- train.py
     """
     import os
 
@@ -77,6 +82,7 @@ def run(
         node_rank=node_rank,
         rdzv_endpoint=rdzv_endpoint,
         max_restarts=max_restarts,
+        elastic=elastic,
     )
     if events is not None:
         print(f"speeds and shares over time: {draw_events(events)}")

@@ -120,7 +120,9 @@ def prepared(model: ParallelModule | PipelineModule, plan: Plan, device: torch.d
     about = options or {"compute_dtype": precision[0], "reduce_dtype": precision[1], "calling": calling}
 
     def module_of(tensors: dict[str, Any]) -> Owning:
-        return ParallelModule(program, decisions, mesh, tensors, original=model, **about)
+        made = ParallelModule(program, decisions, mesh, tensors, original=model, **about)
+        made.__dict__["_plan"] = plan
+        return made
 
     return resting(graph, strategy, mesh.mesh.flatten().tolist(), mesh, place), module_of
 

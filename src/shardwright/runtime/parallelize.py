@@ -30,7 +30,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, common_graph, digest, sample
-from shardwright.runtime.assistant.assistant import assist_if_asked
+from shardwright.runtime.assistant.asking import assist_if_asked
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
@@ -43,6 +43,7 @@ from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.pipelined import pipelined
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.programs import built
+from shardwright.runtime.replanning import for_those_here
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.template import Template, with_tensors
 from shardwright.runtime.torchrun import plan_of_job
@@ -117,7 +118,6 @@ def parallelize(
     >>> loss = model(tokens, targets); loss.backward(); optimizer.step()      # doctest: +SKIP
     """
     plan = plan_of_job() if plan is None else plan
-    strategy = plan.strategy if isinstance(plan, Plan) else plan
     update_locally()
     _refuse_shards(model)
     look_at_hooks(model)
@@ -127,8 +127,11 @@ def parallelize(
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
     graph = _common(plan, graph)
+    strategy = plan if isinstance(plan, Strategy) else plan.strategy
     if isinstance(plan, Plan):
         plan.check(graph)
+        plan = for_those_here(plan, graph)
+        strategy = plan.strategy
         if plan.stages:
             _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
             staged = pipelined(
@@ -175,6 +178,7 @@ def parallelize(
         _prepare_others(parallel, plan)
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
+    parallel.__dict__["_plan"] = plan if isinstance(plan, Plan) else None
     profile_if_asked(parallel)
     assist_if_asked(parallel)
     return parallel

@@ -10,6 +10,7 @@ from pathlib import Path
 from shardwright.errors import PlanError, RunError
 from shardwright.plans import Plan
 from shardwright.runtime.job import Task, task_of
+from shardwright.runtime.replanning import ELASTIC_VARIABLE
 
 PLAN_VARIABLE = "SHARDWRIGHT_PLAN"
 # Otherwise the processes of a restarted job find the addresses of the dead ones in the store and cannot connect.
@@ -25,10 +26,11 @@ def torchrun_arguments(
     node_rank: int | None = None,
     rdzv_endpoint: str | None = None,
     max_restarts: int = 0,
+    elastic: bool = False,
 ) -> list[str]:
-    """The command line torchrun is given."""
+    """The command line torchrun is given; ``elastic``: a range of nodes, ``1:2``, the plan being for the most of them."""
     devices, planned_nodes = plan.devices, len(plan.cluster.nodes)
-    nodes = planned_nodes if nnodes is None else _node_count(nnodes)
+    nodes = planned_nodes if nnodes is None else _node_count(nnodes, most=elastic)
     if devices % nodes:
         raise RunError(f"{devices} processes do not divide over {nodes} nodes.", "Give --nnodes that divides them.")
     each = devices // nodes if nproc_per_node is None else nproc_per_node
@@ -37,7 +39,8 @@ def torchrun_arguments(
             f"{nodes} nodes with {each} processes make {each * nodes}; the plan is for {devices}.",
             f"Start {devices // nodes} processes on each node.",
         )
-    arguments = [f"--nproc-per-node={each}", f"--nnodes={nodes}", f"--max-restarts={max_restarts}"]
+    wanted = nnodes if elastic and nnodes is not None else str(nodes)
+    arguments = [f"--nproc-per-node={each}", f"--nnodes={wanted}", f"--max-restarts={max_restarts}"]
     if nodes == 1 and rdzv_endpoint is None:
         arguments.append("--standalone")
     elif rdzv_endpoint is None:
@@ -52,9 +55,9 @@ def torchrun_arguments(
     return [*arguments, *script]
 
 
-def _node_count(text: str) -> int:
-    """The number of nodes in ``4`` or torchrun's ``4:8``."""
-    digits = text.split(":")[0]
+def _node_count(text: str, most: bool = False) -> int:
+    """The number of nodes in ``4`` or torchrun's ``4:8``, the least or the most."""
+    digits = text.split(":")[-1 if most else 0]
     if not (digits.isascii() and digits.isdigit() and 1 <= len(digits) <= 6 and int(digits) > 0):
         raise RunError(f"--nnodes {text!r} is no number of nodes.", "Give a whole number, such as 2.")
     return int(digits)
@@ -88,6 +91,8 @@ def start(plan_file: Path, script: list[str], **options: object) -> None:
         named = script[0] if script else "nothing"
         raise RunError(f"There is no script {named!r}.", "Write: shardwright run plan.json -- script.py arguments")
     task = task_of(os.environ)
+    if options.get("elastic"):
+        os.environ[ELASTIC_VARIABLE] = "1"
     os.environ[PLAN_VARIABLE] = str(plan_file.resolve())
     if task is not None and task.count == plan.devices:  # one task for every process: this is one of them
         os.environ.update(task.variables())

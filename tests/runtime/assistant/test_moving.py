@@ -20,11 +20,14 @@ from lowering.strategies import mesh_with
 from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built, device_mesh
+from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
+from shardwright.plans import Plan, Prediction, Proof
+from shardwright.plans.plan import Signature
 from shardwright.runtime import parallelize
-from shardwright.runtime.assistant import Assistant, assist, clocks
+from shardwright.runtime.assistant import Assistant, assist, clocks, links
 from shardwright.runtime.assistant import assistant as acting
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.search.baselines import restriction
@@ -180,6 +183,45 @@ def test_random_numbers_go_on_where_they_were() -> None:
     first, second = POOL.run(drawn), POOL.run(drawn)
     assert first == second and all(losses == first[0] for losses in first)
     assert len(set(first[0])) == 4
+
+
+def linked(rank: int) -> tuple[float, list[str], tuple[Any, ...]]:
+    """Every rank waits 10 ms for its link in a step, and from the twentieth on ten times as long."""
+    subject, now = heads(), [0.0]
+    clocks.perf_counter = acting.perf_counter = links.perf_counter = lambda: now[0]
+    model, args, kwargs, graph = subject
+    stated = formulate(graph, mesh_with((4,)), within=restriction("megatron", 1))
+    strategy = stated.strategy(solve(stated.problem).answer)
+    unpriced = Prediction(1.0, 1.0, 1.0, 1.0, 1.0, True), Proof(1.0, 1.0, True, 1.0, "")
+    plan = Plan("", Signature.of(graph), parse_cluster("local:4"), strategy, "by hand", "sgd", *unpriced, "")
+    with all_double():
+        parallel = parallelize(model, plan, args, kwargs, graph=graph, keep=True)
+    optimizer, alone = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9), copy.deepcopy(model)
+    single, assistant = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9), assist(parallel, optimizer)
+    slower = 1.0
+
+    def wait(*_: Any) -> None:
+        now[0] += 0.02
+        assistant._clock.wait_begins()
+        now[0] += 0.01 * slower
+        assistant._clock.wait_ended()
+
+    parallel.register_forward_pre_hook(wait)
+    far = 0.0
+    for number in range(40):
+        slower = 10.0 if number >= 20 else 1.0
+        far = max(far, abs(step(parallel, optimizer, subject) - step(alone, single, subject)))
+    assistant.leave()
+    clocks.perf_counter = acting.perf_counter = links.perf_counter = time.perf_counter
+    return far, [str(event) for event in assistant.events], parallel.program.strategy.axes
+
+
+def test_a_slow_link_is_answered_by_another_plan() -> None:
+    """Simulated to be faster there, and with the numbers of one process before and after."""
+    answers = POOL.run(linked, seconds=200)
+    assert all(far < 1e-9 for far, _, _ in answers)
+    changed = [text for text in answers[0][1] if "went over to another plan" in text]
+    assert len(changed) == 1 and changed[0].startswith("links are 10 × slower than planned since step")
 
 
 def refused(rank: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Watch the steps of a running job, share its work anew, keep the numbers."""
 
-from shardwright.runtime.assistant.assistant import Assistant, ask_for, assist
+from shardwright.runtime.assistant.asking import ask_for
+from shardwright.runtime.assistant.assistant import Assistant, assist
 from shardwright.runtime.assistant.watching import Rule
 
 __all__ = ["Assistant", "Rule", "ask_for", "assist"]

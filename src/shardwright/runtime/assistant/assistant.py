@@ -18,18 +18,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright._torch_compat import start_gathering
-from shardwright.errors import RunError
+from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.assistant.blocks import BlockMover
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
+from shardwright.runtime.assistant.links import WINDOW, LinkWatch, answer_for
 from shardwright.runtime.assistant.moving import Mover
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.moving import move
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.waiting import stop_clock
 
-ASSIST_VARIABLE, EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST", "SHARDWRIGHT_ASSIST_EVENTS"
+EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST_EVENTS"
 EVERY = 2
 """Steps between two exchanges of what was seen."""
 WARM_STEPS = TRACED_AFTER + 3
@@ -51,12 +53,9 @@ class Assistant:
         rule: Rule,
         path: Path | None,
     ) -> None:
-        self._mode = mode
-        self._mover: Mover | BlockMover
-        if isinstance(module, PipelineModule):
-            self._mover, instructions = BlockMover(module, optimizer), _instructions(module)
-        else:
-            self._mover, instructions = Mover(module, optimizer), len(module.program.instructions)
+        self._mode, self._module, self._optimizer, self._rule = mode, module, optimizer, rule
+        self._mover, instructions = _mover(module, optimizer)
+        self.links, self._slower = LinkWatch(), 1.0
         self.watch = Watch(self._units(self._mover.shares.rows), rule)
         self.diary = Diary(path) if dist.get_rank() == 0 else None
         self.step = 0
@@ -105,6 +104,7 @@ class Assistant:
         done = tuple(rows) == self.rows or self._mover.move(tuple(rows))
         self._spent = perf_counter() - began
         self.watch.moved(self._units(self.rows))
+        self.links.restart()
         self._warm = 2
         return done
 
@@ -158,11 +158,17 @@ class Assistant:
         moves_too = self._mover.shares.weights  # the update of a parameter goes with it
         for place in range(EVERY):
             apart = () if moves_too else update[:, place]
+            if np.isfinite(waited[:, place]).all():
+                self.links.add(float(waited[:, place].min()))
             self.watch.add(last - EVERY + place, work[:, place], waited[:, place], apart)
         self.watch.learn()
         self._reached()
         self._observed()
-        found = None if self._mover.held_back else self.watch.verdict(self._cost)
+        if self._mover.held_back:
+            return
+        found = self.watch.verdict(self._cost)
+        if found is None:
+            self._look_at_links()
         if found is not None and (self._mode == "act" or self._told is None or found.rows != self._told.rows):
             self._decide(found)
 
@@ -177,6 +183,49 @@ class Assistant:
             self._cost = seconds if what == "moved" else float("inf")
             self.watch.slowness = found.slowness
         self._tell(what, before, rows, found, seconds)
+
+    def _look_at_links(self) -> None:
+        """Where a link has changed: go over to a plan for it that is enough faster, and watch that."""
+        seconds, plan = self.watch.step_seconds, getattr(self._module, "_plan", None)
+        ratio = None if seconds is None or plan is None or self._optimizer is None else self.links.changed(seconds)
+        if ratio is None or isinstance(self._module, PipelineModule):
+            return
+        assert seconds is not None and plan is not None
+        self.links.restart()
+        factor = max(self._slower * ratio, 1.0)
+        answer = answer_for(plan, self._module.graph, factor)
+        if answer is None or 1 - answer.expected / answer.staying < self._rule.gain:
+            return
+        saved = seconds * (1 - answer.expected / answer.staying)
+        what, rows = "could change", self.rows
+        if saved * self._rule.steps < answer.spent + self._cost:
+            return
+        began = perf_counter()
+        if self._mode == "act":
+            try:
+                move(self._module, self._optimizer, answer.plan)
+                what = "changed"
+            except ShardwrightError:
+                what = "refused"
+        self._slower = factor
+        spent = answer.spent + self._slowest(perf_counter() - began)
+        if self.diary is not None:
+            slowness = (factor,) * len(rows)
+            times = (seconds, seconds - saved, seconds - saved, spent)
+            self.diary.tell(Event(what, self.step, rows, rows, slowness, 0, self.step - WINDOW, *times, "plan"))
+        if what == "changed":
+            self._watch_anew()
+
+    def _watch_anew(self) -> None:
+        """Under another plan other shares can move, or none."""
+        try:
+            self._mover, _ = _mover(self._module, self._optimizer)
+        except RunError as error:
+            log.warning("shardwright: no further assistance: %s", error.message)
+            self.leave()
+            return
+        self.watch = Watch(self._units(self._mover.shares.rows), self._rule)
+        self._warm = WARM_STEPS
 
     def _slowest(self, seconds: float) -> float:
         """All ranks reckon with the same cost of a move."""
@@ -261,42 +310,21 @@ def assist(
             f"A {type(model).__name__} is not a parallelized module.",
             "Call assist() with what shardwright.parallelize() gave.",
         )
-    _check(mode)
+    check_mode(mode)
     path = events if events is not None else os.environ.get(EVENTS_VARIABLE)
     return Assistant(model, optimizer, mode, rule or Rule(), None if path is None else Path(path))
 
 
-def _instructions(module: PipelineModule) -> int:
-    """Of the longest stage: what a move has to build is not known before."""
-    return max(len(part.executor.program.instructions) for part in module._parts.values())
+def _mover(
+    module: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer | None
+) -> tuple[Mover | BlockMover, int]:
+    """What moves the work of a module, and how many instructions a move has to build anew."""
+    if isinstance(module, PipelineModule):
+        stages = [len(part.executor.program.instructions) for part in module._parts.values()]
+        return BlockMover(module, optimizer), max(stages)
+    return Mover(module, optimizer), len(module.program.instructions)
 
 
-def _check(mode: str) -> None:
+def check_mode(mode: str) -> None:
     if mode not in ("act", "watch"):
         raise RunError(f"The assistant cannot {mode!r}.", "Its mode is 'act' or 'watch'.")
-
-
-def ask_for(mode: str | None, events: Path | None) -> dict[str, str]:
-    """What the environment of a job says so that its modules are assisted.
-
-    >>> ask_for("watch", None)
-    {'SHARDWRIGHT_ASSIST': 'watch'}
-    """
-    if mode is None:
-        if events is not None:
-            raise RunError("There are no events without an assistant.", "Add --assist, or --assist=watch.")
-        return {}
-    _check(mode)
-    return {ASSIST_VARIABLE: mode} | ({} if events is None else {EVENTS_VARIABLE: str(events.resolve())})
-
-
-def assist_if_asked(model: ParallelModule | PipelineModule) -> None:
-    """Start an assistant where ``shardwright run --assist`` asked for one; where none can help, the job goes on without."""
-    mode = os.environ.get(ASSIST_VARIABLE)
-    if mode is None:
-        return
-    try:
-        assist(model, mode=mode)  # type: ignore[arg-type]  # checked there
-    except RunError as error:
-        if dist.get_rank() == 0:
-            log.warning("shardwright: no assistant: %s", error.message)

@@ -2,7 +2,7 @@
 
 A file of events holds one object per line: ``observed`` (speeds, rows and the step, at most one a second), ``moved``,
 ``could move`` (when it only watches), ``refused`` (some rank has no program for such rows) and ``reached`` (the step some
-steps after a move, beside what was expected).
+steps after a move, beside what was expected); ``changed`` and ``could change`` speak of another plan, for slower links.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class Event:
                 f"with {self.what} {', '.join(map(str, self.rows))} a step takes {seconds_text(self.step_seconds)}: "
                 f"expected {seconds_text(self.expected_seconds)}, possible {seconds_text(self.possible_seconds)}"
             )
+        if self.what == "plan":
+            done = {"changed": "went over to", "could change": "could go over to", "refused": "could not go over to"}
+            since = f"links are {self.slowness[0]:.2g} × slower than planned since step {self.since}"
+            times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
+            return f"{since}: {done[self.event]} another plan; {times}"
         own, rows = self.slowness[self.rank], f"{self.moved} of {sum(self.rows)} {self.what}"
         how = (
             f"{own:.2g} × slower"

@@ -1,0 +1,65 @@
+"""A job that comes back with fewer (or more) processes than its plan is for: another plan, made when it starts.
+
+Torchrun's elastic agents start the processes of a job anew when a node is lost or joins, as many as there are then. Rank 0
+plans for that many devices of the plan's cluster and tells the others; the script then reads the last checkpoint, which any
+plan can. What was in the memory of the processes is gone: torchrun ends those that are left before it starts new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch.distributed as dist
+
+from shardwright.cluster import part_of
+from shardwright.errors import PlanError, ShardwrightError
+from shardwright.graph import Graph
+from shardwright.plans import Plan, from_json, to_json
+
+ELASTIC_VARIABLE = "SHARDWRIGHT_ELASTIC"
+"""Set by ``shardwright run --elastic``."""
+_log = logging.getLogger("shardwright")
+
+
+def for_those_here(plan: Plan, graph: Graph) -> Plan:
+    """The plan, or one like it for as many processes as there are where ``shardwright run --elastic`` asked for that.
+
+    Raises
+    ------
+    PlanError
+        On every rank, where no plan for so many processes can be made.
+    """
+    here = dist.get_world_size() if dist.is_initialized() else plan.devices
+    if here == plan.devices or os.environ.get(ELASTIC_VARIABLE) != "1":
+        return plan
+    told: list[tuple[str, str, str] | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            told = [(to_json(_planned(plan, graph, here)), "", "")]
+        except ShardwrightError as error:
+            told = [("", error.message, error.remedy)]
+    dist.broadcast_object_list(told)
+    assert told[0] is not None
+    text, why, remedy = told[0]
+    if why:
+        raise PlanError(f"There is no plan for {here} processes instead of {plan.devices}: {why}", remedy)
+    _log.warning("shardwright: %d processes where the plan is for %d: planned anew", here, plan.devices)
+    return from_json(text)
+
+
+def _planned(plan: Plan, graph: Graph, devices: int) -> Plan:
+    from shardwright.planner import Options, plan_graph
+    from shardwright.search.baselines import BASELINES
+
+    search = plan.search if plan.search in BASELINES else "auto"
+    options = Options(
+        search=search,
+        baselines=(),
+        optimizer=plan.optimizer,
+        memory_limit=plan.asked.memory_limit,
+        pins=plan.asked.pins,
+        forbidden=plan.asked.forbidden,
+        fewer_devices=False,
+    )
+    return plan_graph(graph, part_of(plan.cluster, range(devices)), options, reference=plan.model)
