@@ -1,11 +1,12 @@
 """The assistant on real processes: two gloo ranks, one core each, and a real competing process on the core of one of them.
 
 A GPT is trained with AdamW, split by ``--search``: data-parallel and fsdp (rows of the batch move), megatron (heads, with
-their parameters), or a pipeline of two stages (blocks). ``slowed``: per slowdown, competitors on the core of rank 1 (stopped
-and continued by signals) begin and end while the assistant is there; what it had chosen ten steps after the beginning is
-then compared, in rounds of blocks right after each other, with equal shares and with an undisturbed core. ``possible`` is
-work over summed speeds: two over (1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy; shares by speed against
-equal ones, in turns. ``overhead``: with and without the assistant in turns, undisturbed. ``healthy``: moves in an undisturbed run.
+their parameters), or a pipeline of two stages (blocks). ``slowed``: per slowdown, competitors on the core of rank 1
+(stopped and continued by signals) begin and end while the assistant is there; what it had chosen ten steps after the
+beginning is then compared, in rounds of blocks right after each other, with equal shares and with an undisturbed core.
+``possible`` is work over summed speeds: two over (1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy;
+shares by speed against equal ones, in turns. ``overhead``: with and without the assistant in turns, undisturbed.
+``healthy``: moves in an undisturbed run.
 
 With ``REALTIME=1`` root runs ranks and competitors before everybody else (round robin among themselves; a short
 ``sched_rr_timeslice_ms`` makes them fair within a step). The machine's load is part of the output, one JSON object per
