@@ -1,8 +1,8 @@
 """A training script that a torchrun job restarts: resumes from the last checkpoint, and dies where it is told to.
 
-Arguments: plan file, folder, number of steps, ``still`` or ``moving`` (other rows of the batch for each rank in every step),
-and ``rank:step`` at which a rank kills itself the first time; ``rank:step:move`` in the middle of a move, when it has a
-program for its new rows and has told nobody.
+Arguments: plan file, folder, number of steps, ``still`` or ``moving`` (other shares for each rank in every step), and
+``rank:step`` at which a rank kills itself the first time; ``rank:step:move`` in the middle of a move: of rows, when it has a
+program for its new ones and has told nobody; of parameters, when some have moved and others have not.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardwright.plans import Plan
-from shardwright.runtime import parallelize
+from shardwright.runtime import parallelize, recut
 from shardwright.runtime.assistant import assist
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.zoo.reference import resolve
@@ -26,11 +27,11 @@ def main() -> None:
     plan, folder, steps = Plan.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     moving, deaths = sys.argv[4] == "moving", set(sys.argv[5:])
     dist.init_process_group("gloo")
-    built = resolve("gpt:small", device="cpu")
+    built = resolve("gpt:small,heads=4,layers=4", device="cpu")
     model = parallelize(built.model, plan, built.args, built.kwargs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     resumed = load_checkpoint(folder / "checkpoints", model, optimizer)
-    assistant = assist(model, optimizer) if moving else None
+    assistant, exchange = assist(model, optimizer) if moving else None, recut.exchanged
 
     def die_if_told(moment: str) -> None:
         mark = folder / f"died-{moment.replace(':', '-')}"
@@ -42,13 +43,27 @@ def main() -> None:
         moment = f"{dist.get_rank()}:{step}"
         die_if_told(moment)
         if assistant is not None:
-            assistant._mover._known.clear()  # so that every move needs a program of its own
-            ready = assistant._mover._built
-            assistant._mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[0]
+            moved = 0
+
+            def exchanged(*given: Any, at: str = moment) -> Any:
+                nonlocal moved
+                moved += 1
+                if moved == 5:
+                    die_if_told(f"{at}:move")
+                return exchange(*given)
+
+            recut.exchanged = exchanged
+            if not assistant._mover.shares.weights:
+                assistant._mover._known.clear()  # so that every move needs a program of its own
+                ready = assistant._mover._built
+                assistant._mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[
+                    0
+                ]
             whole = sum(assistant.rows)
             first = 1 + step % (whole - 1)
             assistant.move((first, whole - first))
-            assistant._mover._built = ready
+            if not assistant._mover.shares.weights:
+                assistant._mover._built = ready
         tokens, targets = (torch.roll(x, step, 1) for x in built.args)  # another batch every step
         optimizer.zero_grad()
         loss = model(tokens, targets)

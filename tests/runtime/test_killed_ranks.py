@@ -1,7 +1,8 @@
 """A rank killed in mid-run: torchrun restarts, training resumes from the last checkpoint, the final loss is the same.
 
-The job that is killed also moves rows of the batch between its ranks in every step, and is killed in the middle of a move
-too: nothing is lost but the steps since the last checkpoint, and no rank goes on with rows that another does not know of.
+The job that is killed also moves shares of its work between its ranks in every step (parameters and optimizer state with
+them, where the plan cuts those), and is killed in the middle of a move too: nothing is lost but the steps since the last
+checkpoint, and no rank goes on with shares that another does not know of.
 """
 
 from __future__ import annotations
@@ -14,23 +15,33 @@ from pathlib import Path
 
 import pytest
 
+from runtime.pipelines import pipeline_plan
 from runtime.pool import once_more_if_killed
+from shardwright.frontend import capture
+from shardwright.graph.repeats import block_paths, span_of
 from shardwright.planner import plan
 from shardwright.runtime.torchrun import FRESH_STORE, torchrun_arguments
 from shardwright.zoo.reference import resolve
 
 STEPS = int(os.environ.get("SHARDWRIGHT_STEPS", "6"))
 SCRIPT = Path(__file__).with_name("killed_training.py")
-# The acceptance run kills ten times (SHARDWRIGHT_STEPS=12 SHARDWRIGHT_KILLS=10); one death notices a regression.
+# The acceptance run kills ten times, and moves rows, weights and blocks (SHARDWRIGHT_STEPS=12 SHARDWRIGHT_KILLS=10
+# SHARDWRIGHT_SEARCHES=fsdp,megatron,pipeline); one death of each kind notices a regression.
 DEATHS = int(os.environ.get("SHARDWRIGHT_KILLS", "1"))
+SEARCHES = os.environ.get("SHARDWRIGHT_SEARCHES", "megatron").split(",")
 
 
-@pytest.fixture(scope="module")
-def plan_file(tmp_path_factory) -> Path:
-    built = resolve("gpt:small", device="cpu")
-    found = plan(
-        built.model, built.args, built.kwargs, cluster="local:2", search="fsdp", baselines=(), fewer_devices=False
-    )
+@pytest.fixture(scope="module", params=SEARCHES)
+def plan_file(request, tmp_path_factory) -> Path:
+    built = resolve("gpt:small,heads=4,layers=4", device="cpu")
+    if request.param == "pipeline":
+        graph = capture(built.model, built.args, built.kwargs)
+        middle = span_of(graph, block_paths(graph)[2]).start
+        names = [op.name for op in graph.ops]
+        found = pipeline_plan(graph, [names[:middle], names[middle:]], 2, "1f1b")
+    else:
+        options = {"search": request.param, "baselines": (), "fewer_devices": False}
+        found = plan(built.model, built.args, built.kwargs, cluster="local:2", **options)
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     found.save(path)
     return path
