@@ -38,7 +38,7 @@ def run(
     assist: Annotated[
         str | None,
         typer.Option(
-            metavar="[=watch]", help="Move rows of the batch away from ranks that become slower; =watch only tells"
+            metavar="[=watch]", help="Move work away from ranks and links that become slower; =watch only tells"
         ),
     ] = None,
     events: Annotated[
