@@ -30,7 +30,8 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.schedules import one_f_one_b, pipeline, run
 from shardwright.search.joint.blocks import BlockPricer
-from shardwright.search.joint.pipelines import Model, _even_cuts, search_pipelines
+from shardwright.search.joint.pipelines import Model, search_pipelines
+from shardwright.search.joint.recipes import even_cuts
 from shardwright.zoo.reference import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +83,7 @@ def theirs(row: Row, cluster: Cluster, graph: Graph) -> float:
     name = "megatron" if tensor > 1 else "data-parallel"
     price = next(p for p in pricer.prices(mesh, count, (name,)) if p.name == name)
     price = price.recomputing_everything() if row["model"] == "GPT" else price
-    cuts = _even_cuts(int(row["layers"]), stages)
+    cuts = even_cuts(int(row["layers"]), stages)
     blocks, number = np.diff(cuts), np.arange(stages)
     network = cluster.network.per_device(cluster.nodes[0].devices)
     hop = network.latency + pricer.boundary_bytes / mesh.devices / network.bandwidth

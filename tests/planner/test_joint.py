@@ -14,6 +14,7 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.frontier import spanning
 from shardwright.planner.joint import Joint, find_pipelines
+from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
 from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.pipeline import Pipeline, check
@@ -70,10 +71,27 @@ def test_where_nothing_fits_on_one_mesh_the_plan_is_a_pipeline(graph: Graph, joi
     options = replace(QUICK, memory_limit=(staged + whole) / 2)
     plan, _ = plan_jointly(graph, CLUSTER, options)
     assert plan.stages and plan.prediction.fits
+    with pytest.raises(Infeasible, match="fits"):  # a search by name is one on one mesh
+        plan_jointly(graph, CLUSTER, options, always=False)
     curve = spanning([], joint)
     assert all(
         a.memory_bytes > b.memory_bytes and a.step_seconds < b.step_seconds for a, b in itertools.pairwise(curve)
     )
+
+
+def test_pipelines_are_searched_unasked_only_where_nothing_fits_on_one_mesh(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plan_jointly(graph, CLUSTER, QUICK, always=False)[1] is None
+
+    def nothing(*_: object, **__: object) -> Plan:
+        raise Infeasible("nothing fits.", f"Ask for less. {PIPELINES_NOT_SEARCHED}")
+
+    monkeypatch.setattr("shardwright.planner.joint.plan_graph", nothing)
+    plan, joint = plan_jointly(graph, CLUSTER, Options(), always=False)
+    assert plan.stages and joint is not None
+    with pytest.raises(Infeasible, match=r"nothing fits\. Ask for less\. Pipelines: no pipeline of this model fits"):
+        plan_jointly(graph, CLUSTER, Options(memory_limit=1e5), always=False)
 
 
 def test_a_model_without_blocks_says_so_and_keeps_its_plan() -> None:

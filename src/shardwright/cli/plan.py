@@ -120,7 +120,7 @@ def plan(
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
-    from shardwright.planner import Options, plan_graph, plan_jointly, plan_pipeline, plan_serving
+    from shardwright.planner import Options, plan_jointly, plan_pipeline, plan_serving
     from shardwright.planner.sizing import batch_and_tokens
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
@@ -208,10 +208,9 @@ def plan(
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
-            if stages == "auto":
-                found, joint = plan_jointly(graph, target, options, progress=say, reference=reference)
-            else:
-                found = plan_graph(graph, target, options, progress=say, reference=reference)
+            found, joint = plan_jointly(
+                graph, target, options, progress=say, reference=reference, always=stages == "auto"
+            )
         curve = _frontier(graph, target, options, found, joint, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)

@@ -18,7 +18,7 @@ from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanErro
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run
 from shardwright.planner.decided import decided
-from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
 from shardwright.planner.staging import Twins, held_by_several, operators_of, stage_strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
 from shardwright.plans.plan import Asked, Signature
@@ -36,6 +36,9 @@ COUNTS = (4, 16, 64)
 
 MOST_PLAYED = 256
 """Pipelines of more ranks are not played and simulated rank by rank while planning."""
+
+LESS = (0.9, 0.8)
+"""Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
 
 SUMMED = (
     "stages are priced as sums of their operators: nothing in them overlaps, and bytes that live for moments only are not "
@@ -79,6 +82,25 @@ class Joint:
         """
         return _delivered(self, found, reference)
 
+    def deliver_fitting(self, reference: str = "") -> Plan:
+        """The fastest pipeline as a plan; where its simulated memory does not fit, one found under a little less.
+
+        Raises
+        ------
+        LoweringError, PlanError
+            When none of them can be run; the message is about the fastest.
+        """
+        device, options = self.cluster.device, self.options
+        limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
+        first: LoweringError | PlanError | None = None
+        for found in (self.best, *(plan for share in LESS for plan in self.under([share * limit]))):
+            try:
+                return self.deliver(found, reference)
+            except (LoweringError, PlanError) as error:
+                first = first or error
+        assert first is not None
+        raise first
+
 
 def find_pipelines(graph: Graph, cluster: Cluster, options: Options, names: Sequence[str] = BASELINES) -> Joint:
     """Search pipelines of a captured graph, and those of the recipes ``names``.
@@ -121,10 +143,12 @@ def plan_jointly(
     *,
     progress: Progress | None = None,
     reference: str = "",
+    always: bool = True,
 ) -> tuple[Plan, Joint | None]:
     """The faster of the best plan on one mesh and the best pipeline, and what was found out about pipelines.
 
-    A pipeline that the runtime cannot run is never the plan; a note says what it would take and what is in the way.
+    A pipeline that the runtime cannot run is never the plan; a note says what it would take and what is in the way. Not
+    ``always``: pipelines are searched only where nothing fits on one mesh, or unlike nodes have none.
 
     Example
     -------
@@ -136,17 +160,25 @@ def plan_jointly(
         flat = plan_graph(graph, cluster, options, progress=progress, reference=reference)
     except (Infeasible, ClusterError) as error:  # nothing fits, or unlike nodes have no mesh
         refused = error
+    asked = options.search == "auto" and not (options.pins or options.forbidden) and cluster.size > 1
+    if not always and (flat is not None or not asked):
+        if flat is None:
+            assert refused is not None
+            raise refused
+        return flat, None
     say("searching pipelines")
     try:
         joint = find_pipelines(graph, cluster, options)
     except Infeasible as error:
-        if flat is None:
-            raise refused or error from None
+        if flat is None and refused is not None:
+            remedy = refused.remedy.removesuffix(PIPELINES_NOT_SEARCHED)
+            raise Infeasible(refused.message, f"{remedy}Pipelines: {error.message}") from None
+        assert flat is not None
         return replace(flat, notes=(*flat.notes, error.message)), None
     if flat is not None and flat.prediction.step_seconds <= joint.best.step_seconds:
         return _beside(flat, joint), joint
     try:
-        found = joint.deliver(joint.best, reference)
+        found = joint.deliver_fitting(reference)
     except (LoweringError, PlanError) as error:
         if flat is None:
             raise

@@ -44,6 +44,8 @@ FEW = 3
 
 FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
 
+PIPELINES_NOT_SEARCHED = "Pipelines were not searched: --stages auto does."
+
 Progress = Callable[[str], None]
 
 
@@ -305,7 +307,7 @@ def _nothing_fits(
     short = shortage(options.search, where, device, limit, peak, options.recompute)
     stages = rounds[0].trials.described.blocks
     if options.search == "auto" and stages and max(mesh.devices for mesh in shapes) > 1:
-        return Infeasible(short.message, f"{short.remedy} Pipelines were not searched: --stages auto does.")
+        return Infeasible(short.message, f"{short.remedy} {PIPELINES_NOT_SEARCHED}")
     return short
 
 

@@ -166,7 +166,7 @@ def saved_bytes(
             if entry.place == "inner":
                 cut = [size for size, loop in zip(sizes, split, strict=True) if loop and rules.by_name[loop].divides]
                 total[row] += entry.share / math.prod(cut)
-                if cut and _replaced(graph, op, rules, split, sizes):
+                if cut and is_replaced(graph, op, rules, split, sizes):
                     unsure[row] += entry.share / math.prod(cut)
                 continue
             names, layouts = (op.inputs, needs) if entry.place == "input" else (op.outputs, made)
@@ -176,7 +176,7 @@ def saved_bytes(
     return SavedBytes(total, total - unsure)
 
 
-def _replaced(graph: Graph, op: Op, rules: OpRules, split: Split, sizes: Sequence[int]) -> bool:
+def is_replaced(graph: Graph, op: Op, rules: OpRules, split: Split, sizes: Sequence[int]) -> bool:
     """Whether a piece of the operator is computed by a kernel of its own."""
     cuts: dict[str, list[tuple[int, int]]] = {}
     for size, loop in zip(sizes, split, strict=True):

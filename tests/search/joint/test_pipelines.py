@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
-from shardwright.cluster import parse_cluster
+from shardwright.cluster import Cluster, parse_cluster
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
+from shardwright.schedules import gpipe, one_f_one_b, pipeline, run
+from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.blocks import BlockPricer
-from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, _Space, search_pipelines
+from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, search_pipelines
+from shardwright.search.joint.space import Space
+from shardwright.search.joint.timed import Run, Timed
 from shardwright.zoo.reference import resolve
 
 
@@ -28,44 +34,47 @@ def graph_at(size: int) -> Graph:
     return GRAPHS.setdefault(size, small(size)) if size not in GRAPHS else GRAPHS[size]
 
 
-def every_pipeline(space: _Space) -> list[JointPlan]:
-    """Every way to give runs of blocks to aligned powers of two of devices, each stage with its best row."""
-    plans = []
-    last = space.cuts - 1
+def every_step(space: Space) -> Iterator[float]:
+    """Every way to give runs of blocks to aligned powers of two of devices and to run each of these stages."""
+    timed, last = Timed(space, space.rows), space.cuts - 1
     for stages in range(1, space.most + 1):
         for inner in itertools.combinations(range(1, last), stages - 1):
             cuts = [0, *inner, last]
             for units in itertools.product([1, 2, 4], repeat=stages):
-                if sum(units) > space.devices:
-                    continue
-                after = [sum(units[k + 1 :]) for k in range(stages)]
-                if any(a % u for a, u in zip(after, units, strict=True)):
-                    continue
-                picked = []
-                for k in range(stages):
-                    index = next(
-                        i
-                        for i, (a, b) in enumerate(zip(space.first, space.last, strict=True))
-                        if (a, b) == (cuts[k], cuts[k + 1])
-                    )
-                    picked.append((index, units[k], after[k], stages - k))
-                plan = space._timed(picked, space.rows, "1f1b")
-                if plan is not None:
-                    plans.append(plan)
-    return plans
+                ways = timed.stages(
+                    [Run(*ends, own) for ends, own in zip(itertools.pairwise(cuts), units, strict=True)]
+                )
+                yield from map(timed.step, itertools.product(*ways) if ways else ())
+
+
+def joined(where: str) -> Cluster:
+    """A cluster, or several behind the slowest of their networks, joined by ``+``."""
+    parts = [parse_cluster(part) for part in where.split("+")]
+    network = min((part.network for part in parts), key=lambda link: link.bandwidth)
+    return Cluster(where, tuple(node for part in parts for node in part.nodes), network)
 
 
 @pytest.mark.parametrize(
     ("where", "size", "limit"),
-    [("4xH100", 4, None), ("4xH100", 4, 40e6), ("4xH100", 4, 22e6), ("2x2xH100", 2, None), ("2x2xH100", 2, 22e6)],
+    [
+        ("4xH100", 4, None),
+        ("4xH100", 4, 40e6),
+        ("4xH100", 4, 30e6),
+        ("2x2xH100", 2, None),
+        ("2x2xH100", 2, 28e6),
+        ("2xA100-80GB+2xH100", 4, None),
+        ("2xA100-80GB+2xH100", 2, None),
+        ("2xA100-80GB+2xH100", 2, 30e6),
+        ("2xH100+2xV100", 2, None),
+        ("2xH100+2xV100", 4, 40e6),
+    ],
 )
 def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
     where: str, size: int, limit: float | None
 ) -> None:
-    cluster = parse_cluster(where)
-    space = _Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
-    plans = every_pipeline(space)
-    fastest = min(plan.step_seconds for plan in plans)
+    cluster = joined(where)
+    space = Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
+    fastest = min(every_step(space))
     assert space.bound() <= fastest * (1 + 1e-9)
     found = space.best()
     assert found is not None
@@ -73,6 +82,14 @@ def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
     room = limit or cluster.device.usable_memory
     assert all(stage.memory_bytes <= room * (1 + 1e-9) for stage in found.stages)
     assert [s.first_block for s in found.stages[1:]] == [s.last_block for s in found.stages[:-1]]
+
+
+def test_a_step_is_that_of_the_schedule_event_by_event() -> None:
+    seconds = np.array([0.3, 0.9, 0.5, 0.7])
+    work = pipeline(range(4), 6, forward=list(seconds / 3), inputs=list(2 * seconds / 3), weights=0.0)
+    for make, warm in ((one_f_one_b, np.array([4, 3, 2, 1])), (gpipe, np.full(4, 6))):
+        ends = [end[-1] for end in run(make(4, 6), work).ends]
+        assert last_backwards(seconds, 6, warm) == pytest.approx(ends, rel=1e-12)
 
 
 def test_no_worse_than_any_baseline_and_bounded() -> None:

@@ -110,6 +110,53 @@ def least_seconds(
 
 
 @kernel()
+def least_step(
+    cuts: int,
+    devices: int,
+    most_shares: int,
+    rows: Candidates,
+    microbatches: float,
+    closing: np.ndarray,
+    far: np.ndarray,
+) -> float:
+    """What no schedule of any pipeline undercuts, by the candidates' bounds.
+
+    ``busy`` is ``least_seconds`` without closing: m t, or t and then the same of the stages after. With closing a stage
+    takes m t + closing; or t and ``busy`` of those after it; or its first forward pass, a third of t, and then all that
+    those after it take with their closing, which runs beside this stage's last backward pass. Each of both tables is the
+    least over all pipelines by itself, so no pipeline is below.
+    """
+    busy = np.full((cuts, devices + 1, most_shares + 1), np.inf)
+    whole = np.full((cuts, devices + 1, most_shares + 1), np.inf)
+    busy[cuts - 1, 0, 0] = 0.0
+    whole[cuts - 1, 0, 0] = 0.0
+    for c in range(len(rows.start)):
+        first, beyond = rows.first_step[c], rows.first_step[c + 1]
+        start, end, own, share, align = rows.start[c], rows.end[c], rows.devices[c], rows.share[c], rows.align[c]
+        for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
+            if after % align:
+                continue
+            more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
+            step = first
+            for shares in range(most_shares - share + 1):
+                if busy[end, after, shares] == np.inf:
+                    continue
+                held = 1 + (shares + share - 1) // share
+                while step < beyond and rows.holds[step] < held:
+                    step += 1
+                if step == beyond:
+                    break
+                t = rows.bound[step] + more
+                alone, drained = microbatches * t, t + busy[end, after, shares]
+                closed = max(alone + closing[step], drained, t / 3.0 + whole[end, after, shares])
+                busy[start, after + own, shares + share] = min(
+                    busy[start, after + own, shares + share], max(alone, drained)
+                )
+                whole[start, after + own, shares + share] = min(whole[start, after + own, shares + share], closed)
+    return whole[0].min()
+
+
+@kernel()
 def least_through(
     cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray, value: np.ndarray
 ) -> np.ndarray:
@@ -151,3 +198,38 @@ def least_through(
                 if total < through[step]:
                     through[step] = total
     return through
+
+
+@kernel()
+def last_backwards(seconds: np.ndarray, microbatches: int, warm: np.ndarray) -> np.ndarray:
+    """When each stage of a chain ends its last backward pass; a pass forward takes a third of a stage's ``seconds``.
+
+    A stage runs ``warm`` forward passes, then one backward and one forward in turn: 1F1B where ``warm`` are the stages
+    from it to the end, GPipe where it is all micro-batches.
+    """
+    stages = len(seconds)
+    ready = np.zeros((2, stages + 2, microbatches))  # forward and backward passes, a row of zeros around them
+    done = np.zeros((2, stages), dtype=np.int64)
+    clock = np.zeros(stages)
+    left = 2 * stages * microbatches
+    while left:
+        for k in range(2 * stages):
+            s = k if k < stages else 2 * stages - 1 - k
+            while True:
+                f, b = done[0, s], done[1, s]
+                if f < microbatches and (f < warm[s] or b > f - warm[s]):
+                    if s > 0 and done[0, s - 1] <= f:
+                        break
+                    clock[s] = max(clock[s], ready[0, s, f]) + seconds[s] / 3.0
+                    ready[0, s + 1, f] = clock[s]
+                    done[0, s] += 1
+                elif b < microbatches:
+                    if s < stages - 1 and done[1, s + 1] <= b:
+                        break
+                    clock[s] = max(clock[s], ready[1, s + 2, b]) + 2.0 * seconds[s] / 3.0
+                    ready[1, s + 1, b] = clock[s]
+                    done[1, s] += 1
+                else:
+                    break
+                left -= 1
+    return clock

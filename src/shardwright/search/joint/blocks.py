@@ -16,18 +16,23 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.graph import Graph
+from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import Repeat
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.operators import analyse
+from shardwright.operators.rules import Need, Placement, Window, input_layouts, largest_shard, local_shape
 from shardwright.operators.strategy import Strategy
+from shardwright.program.sums import replica_axes
 from shardwright.search.choose import solve
 from shardwright.search.formulate import END, FORWARD, UPDATE
-from shardwright.search.formulation import Formulation
+from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import label_loops
+from shardwright.search.saving import is_replaced
 from shardwright.search.strategies import Described, state
 
 HEAD, BLOCK, TAIL = range(3)
@@ -192,6 +197,44 @@ class BlockPricer:
         return {}
 
 
+def _added_up(stated: Formulation, node: Node, choice: np.ndarray) -> float:
+    """Bytes of a parameter's gradient beyond what the choice problem counts.
+
+    From micro-batch to micro-batch it is added up as the parameter is read (:mod:`shardwright.simulator.held`): whole where
+    that is gathered, and beside the buckets that replicas are summed in.
+    """
+    graph, sizes, readers = stated.graph, stated.mesh.sizes, stated.graph.consumers[node.name]
+    if not readers or not graph.parameter_of[node.name].trainable:
+        return 0.0
+    op, meta = readers[0], graph.tensors[node.name]
+    reader = stated.stands_for["op", op.name]
+    needs = input_layouts(stated.rules[op.name], stated.nodes[reader].options[choice[reader]], len(op.inputs))
+    read = _plain(needs[op.inputs.index(node.name)])
+    rests = node.options[choice[stated.stands_for["parameter", node.name]]]
+    counted = 0 if replica_axes(rests, sizes) else largest_shard(meta.shape, rests, sizes)
+    return float((largest_shard(meta.shape, read, sizes) - counted) * DTYPE_BYTES[meta.dtype])
+
+
+def _probabilities(stated: Formulation, node: Node, choice: np.ndarray) -> float:
+    """Bytes of attention's weights between positions, which are kept where a kernel of ours cuts along the sequence."""
+    graph, sizes = stated.graph, stated.mesh.sizes
+    op, rules = next(op for op in graph.ops if op.name == node.name), stated.rules[node.name]
+    split = node.options[choice[stated.stands_for["op", node.name]]]
+    if not is_replaced(graph, op, rules, split, sizes):
+        return 0.0
+    needs = input_layouts(rules, split, len(op.inputs))
+    query, key = (graph.tensors[op.inputs[i]] for i in (0, 1))
+    rows, columns = (
+        local_shape(tensor.shape, _plain(need), sizes, [0] * len(sizes))
+        for tensor, need in zip((query, key), needs, strict=False)
+    )
+    return float(np.prod(rows[:-1]) * columns[-2] * DTYPE_BYTES[query.dtype])
+
+
+def _plain(need: Sequence[Need]) -> list[Placement]:
+    return [Shard(p.dim) if isinstance(p, Window) else p for p in need]
+
+
 def _described(graph: Graph) -> Described:
     rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
     return Described(graph, rules, label_loops(graph, rules))
@@ -215,8 +258,17 @@ def _sums(stated: Formulation, choice: np.ndarray, run: Repeat, blocks: int) -> 
 
     parts = [part_of(node.name, node.kind) for node in stated.nodes]
     totals = [[0.0] * 3 for _ in range(4)]
+    saving = {usage.node for usage in stated.problem.usages}
     for node, part, costs, pick in zip(stated.nodes, parts, stated.problem.costs, choice, strict=True):
         totals[1 if node.kind == "parameter" else 0][part] += float(costs[pick])
+        if node.kind == "parameter":
+            totals[2][part] += _added_up(stated, node, choice) * node.times
+        elif (
+            node.kind == "op"
+            and stated.rules[node.name].kind == "attention"
+            and stated.stands_for["op", node.name] in saving
+        ):
+            totals[3][part] += _probabilities(stated, node, choice) * node.times
     for edge in stated.problem.edges:
         ends = sorted((parts[edge.first], parts[edge.second]))
         part = ends[0] if ends[0] == ends[1] else HEAD if ends == [HEAD, BLOCK] else TAIL

@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from shardwright.errors import Infeasible
-from shardwright.search.joint._kernels import NEVER, least_in_flight, least_seconds, least_through
+from shardwright.search.joint._kernels import NEVER, least_in_flight, least_seconds, least_step, least_through
 from shardwright.search.joint.problem import (
     Candidates,
     Floats,
@@ -73,23 +73,14 @@ def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipel
 def no_schedule_below(problem: PipelineProblem, microbatches: int) -> float:
     """Seconds that no pipeline of the problem undercuts with any schedule of ``microbatches``.
 
-    The stage before which the least lies must do its m micro-batches after the first was brought to it and before the
-    last is taken back: max over stages of (m t + closing seconds, or fill and drain of the stages before). Closing
-    seconds count only for the stage itself, since they may run beside the draining of others.
+    A stage must do its m micro-batches after the first was brought to it and before the last is taken back. Its closing
+    seconds come after them, beside the draining of the stages before it.
     """
     rows = problem.candidates
-    value, _ = least_seconds(
-        problem.cuts,
-        problem.devices,
-        most_shares(problem),
-        rows,
-        rows.bound,
-        np.inf,
-        float(microbatches),
-        rows.closing,
-        problem.far,
+    shares = most_shares(problem)
+    return float(
+        least_step(problem.cuts, problem.devices, shares, rows, float(microbatches), rows.closing, problem.far)
     )
-    return float(value[0].min())
 
 
 def may_be_below(problem: PipelineProblem, cost: float) -> np.ndarray:

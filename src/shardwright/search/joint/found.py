@@ -1,0 +1,63 @@
+"""What the joint search is asked about and answers with: a model's blocks, a pipeline's stages, the predicted step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.cluster import Mesh
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class JointStage:
+    """Blocks ``first_block``..``last_block`` (exclusive) on ``devices`` devices from ``first_device`` on."""
+
+    first_block: int
+    last_block: int
+    first_device: int
+    mesh: Mesh
+    strategy_name: str
+    strategy: Strategy
+    recomputed_blocks: int
+    holds: int
+    seconds: float
+    closing_seconds: float
+    memory_bytes: float
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.devices
+
+
+@dataclass(frozen=True)
+class JointPlan:
+    """A pipeline: its stages, micro-batches and schedule, the predicted step, and what no pipeline of the space
+    undercuts.
+    """
+
+    stages: tuple[JointStage, ...]
+    microbatch: int
+    microbatches: int
+    schedule: str
+    step_seconds: float
+    bound_seconds: float
+    search_seconds: float
+    scope: str
+    boundary_bytes: float = 0.0
+    """What a device sends to other stages in one step, at most."""
+
+    @property
+    def gap(self) -> float:
+        return 1.0 - self.bound_seconds / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where the graph of one micro-batch comes from, and how many blocks the whole model has (more than the graph may
+    have).
+    """
+
+    graph_at: Callable[[int], Graph]
+    blocks: int | None = None

@@ -1,0 +1,55 @@
+"""The recipes for pipelines as restrictions of the same space, by the same prices and the same timing.
+
+``megatron-3d``: equal runs of blocks, all stages on the same mesh with the same strategy, every factorisation tried;
+``gpipe``: the same with all forward passes first; ``pipedream``: free cuts, stages replicated, nothing recomputed; ``alpa``:
+free cuts, the fastest strategy of every mesh, all blocks recomputed or none (two levels, solved one after the other).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.errors import ProblemError
+from shardwright.search.joint.found import JointPlan
+from shardwright.search.joint.space import Space
+from shardwright.search.joint.timed import Run, Timed
+
+BASELINES = ("megatron-3d", "gpipe", "pipedream", "alpa")
+
+
+def recipe(space: Space, name: str) -> JointPlan | None:
+    """The best plan of a recipe in a space; nothing where none fits.
+
+    >>> recipe(space, "megatron-3d").step_seconds  # doctest: +SKIP
+    """
+    if name == "pipedream":
+        alone = [row for row in space.rows if row.price.name == "data-parallel" or row.price.devices == 1]
+        return space.best([replace(row, price=row.price.without_recomputing()) for row in alone], improved=False)
+    if name == "alpa":
+        fastest = [row for row in space.rows if row.price.name == "auto" and row.price.fastest]
+        plain = [replace(row, price=row.price.without_recomputing()) for row in fastest]
+        again = [replace(row, price=row.price.recomputing_everything()) for row in fastest]
+        return space.best([*plain, *again], improved=False)
+    if name not in BASELINES:
+        raise ProblemError(f"there is no pipeline baseline {name!r}.", f"Known: {', '.join(BASELINES)}.")
+    plans = []
+    for count in (count for count in range(1, space.most + 1) if space.devices % count == 0):
+        units, cuts = space.devices // count, even_cuts(space.cuts - 1, count)
+        runs = [Run(cuts[k], cuts[k + 1], units) for k in range(count)]
+        for mesh, kind in {(row.price.mesh, row.price.name): None for row in space.rows if row.units == units}:
+            alike = [row for row in space.rows if (row.units, row.price.mesh, row.price.name) == (units, mesh, kind)]
+            plans.append(Timed(space, alike, "gpipe" if name == "gpipe" else "1f1b").plan(runs))
+    return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
+
+
+def even_cuts(blocks: int, stages: int) -> list[int]:
+    """Equal runs of blocks; what does not divide goes to the stages in the middle, for the first and last have more to do.
+
+    >>> even_cuts(7, 3)
+    [0, 2, 5, 7]
+    """
+    counts = [blocks // stages] * stages
+    middle = sorted(range(stages), key=lambda k: (k in (0, stages - 1), k))
+    for k in middle[: blocks % stages]:
+        counts[k] += 1
+    return [sum(counts[:k]) for k in range(stages + 1)]
