@@ -19,6 +19,7 @@ from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.search.joint.pipelines import JointPlan
+from shardwright.simulator import simulate_plan_pipeline
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2x2xH100")
@@ -44,7 +45,8 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         plan = joint.deliver(one)
         assert {name for stage in plan.stages for name in stage.operators} == {op.name for op in graph.ops}
         assert [len(stage.ranks) for stage in plan.stages] == [stage.devices for stage in one.stages]
-        assert any("simulated, with what overlaps" in note for note in plan.notes)
+        assert any("by sums" in note for note in plan.notes)
+        assert plan.prediction.step_seconds == pytest.approx(simulate_plan_pipeline(plan, graph).seconds)
         assert all(stage.prediction is not None for stage in plan.stages)
         again = from_json(to_json(plan), "plan")
         assert (again.stages, again.schedule) == (plan.stages, plan.schedule)

@@ -3,13 +3,14 @@
 The graph of a micro-batch is cut from the captured one (:mod:`shardwright.program.microbatches`), so nothing is captured
 twice. The joint search (:mod:`shardwright.search.joint.pipelines`) answers with runs of blocks and a strategy for a model of
 three blocks; here every operator of a stage takes the split of its twin there, every parameter the layout of its twin, and
-the whole is checked as the runtime will check it. Seconds are sums, nothing overlaps: beside a simulated plan on one mesh a
-pipeline is judged too slow rather than too fast.
+the whole is checked as the runtime will check it. The search goes by sums, in which nothing overlaps; a pipeline that may be
+the plan is simulated on all its ranks, and its simulated step decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -41,9 +42,11 @@ LESS = (0.9, 0.8)
 """Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
 
 SUMMED = (
-    "stages are priced as sums of their operators: nothing in them overlaps, and bytes that live for moments only are not "
-    "counted"
+    "pipelines were searched, bounded and, but for those that could be the plan, compared by sums of their operators"
 )
+
+Simulated = Mapping[str, Prediction | str]
+"""By name, what simulating a pipeline said of it: its step, or why it cannot be run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +60,10 @@ class Joint:
     best: JointPlan
     recipes: Mapping[str, JointPlan | str]
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Rows of the comparison: the best pipeline and every recipe's."""
+    def candidates(self, said: Simulated | None = None) -> tuple[Candidate, ...]:
+        """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``said`` to be."""
         found = {"pipeline": self.best, **self.recipes}
-        return tuple(_candidate(name, plan) for name, plan in found.items())
+        return tuple(_candidate(name, plan, (said or {}).get(name)) for name, plan in found.items())
 
     def under(self, limits: Sequence[float]) -> list[JointPlan]:
         """The fastest pipelines within so many bytes per device each, where there are any; blocks are priced once."""
@@ -82,24 +85,40 @@ class Joint:
         """
         return _delivered(self, found, reference)
 
-    def deliver_fitting(self, reference: str = "") -> Plan:
-        """The fastest pipeline as a plan; where its simulated memory does not fit, one found under a little less.
+    def fastest(self, reference: str = "") -> tuple[Plan, Simulated]:
+        """The pipeline whose simulated step is shortest, as a plan, and what the simulation said of each that was tried.
+
+        Sums leave out what overlaps and what waits, so every pipeline whose sum is below the best simulated step is
+        simulated too. Where none of them fits, those found under a little less memory are.
 
         Raises
         ------
         LoweringError, PlanError
-            When none of them can be run; the message is about the fastest.
+            When none can be run; the message is about the first.
         """
-        device, options = self.cluster.device, self.options
-        limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
+        limit = limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
+        known = {"pipeline": self.best, **{n: p for n, p in self.recipes.items() if isinstance(p, JointPlan)}}
+        best: Plan | None = None
+        said: dict[str, Prediction | str] = {}
         first: LoweringError | PlanError | None = None
-        for found in (self.best, *(plan for share in LESS for plan in self.under([share * limit]))):
-            try:
-                return self.deliver(found, reference)
-            except (LoweringError, PlanError) as error:
-                first = first or error
-        assert first is not None
-        raise first
+        for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
+            if best is None or found.step_seconds < best.prediction.step_seconds:
+                try:
+                    plan = self.deliver(found, reference)
+                except (LoweringError, PlanError) as error:
+                    first, said[name] = first or error, error.message
+                else:
+                    said[name] = plan.prediction
+                    best = plan if best is None else min(best, plan, key=lambda p: p.prediction.step_seconds)
+        for share in LESS if best is None else ():
+            for found in self.under([share * limit]) if best is None else ():
+                with suppress(LoweringError, PlanError):
+                    best = self.deliver(found, reference)
+                    said["pipeline"] = best.prediction
+        if best is None:
+            assert first is not None
+            raise first
+        return best, said
 
 
 def find_pipelines(graph: Graph, cluster: Cluster, options: Options, names: Sequence[str] = BASELINES) -> Joint:
@@ -178,26 +197,29 @@ def plan_jointly(
     if flat is not None and flat.prediction.step_seconds <= joint.best.step_seconds:
         return _beside(flat, joint), joint
     try:
-        found = joint.deliver_fitting(reference)
+        found, said = joint.fastest(reference)
     except (LoweringError, PlanError) as error:
         if flat is None:
             raise
         text = f"a pipeline of {joint.best.step_seconds:.4g} s a step was found that cannot be run: {error.message}"
         return replace(_beside(flat, joint), notes=(*flat.notes, text)), joint
-    rows: tuple[Candidate, ...] = (Candidate("auto", shape_of(joint.best), found.prediction),)
+    if flat is not None and flat.prediction.step_seconds <= found.prediction.step_seconds:
+        return _beside(flat, joint, said), joint
+    shape = (("stage", len(found.stages)), ("micro-batch", found.microbatches))
+    rows: tuple[Candidate, ...] = (Candidate("auto", shape, found.prediction),)
     if flat is not None:
         rows += (replace(flat.candidates[0], name="one mesh"), *flat.candidates[1:])
         found = replace(found, proof=_both(found.proof, flat.proof))
-    return replace(found, candidates=(*rows, *joint.candidates()[1:])), joint
+    return replace(found, candidates=(*rows, *joint.candidates(said)[1:])), joint
 
 
-def _beside(flat: Plan, joint: Joint) -> Plan:
+def _beside(flat: Plan, joint: Joint, said: Simulated | None = None) -> Plan:
     """A plan on one mesh, with what was found out about pipelines."""
     about = Proof(0.0, 0.0, False, joint.best.search_seconds, joint.best.scope, joint.best.bound_seconds)
     both = _both(flat.proof, about)
     scope = f"{flat.proof.scope.replace('pipelines, ', '')}; the step also over {about.scope}"
     proof = replace(flat.proof, seconds=both.seconds, step_bound=both.step_bound, scope=scope)
-    return replace(flat, candidates=(*flat.candidates, *joint.candidates()), proof=proof)
+    return replace(flat, candidates=(*flat.candidates, *joint.candidates(said)), proof=proof)
 
 
 def _both(mine: Proof, theirs: Proof) -> Proof:
@@ -217,10 +239,12 @@ def _counts(batch: int) -> list[int]:
     return sorted(set(found))
 
 
-def _candidate(name: str, plan: JointPlan | str) -> Candidate:
+def _candidate(name: str, plan: JointPlan | str, said: Prediction | str | None = None) -> Candidate:
     if isinstance(plan, str):
         return Candidate(name, (("stage", 1),), None, plan)
-    return Candidate(name, shape_of(plan), _prediction(plan))
+    if isinstance(said, str):
+        return Candidate(name, shape_of(plan), None, said)
+    return Candidate(name, shape_of(plan), said or _prediction(plan))
 
 
 def shape_of(plan: JointPlan) -> tuple[tuple[str, int], ...]:
@@ -291,5 +315,7 @@ def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
             "Ask for a little less memory (--memory), or for more devices.",
         )
     stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
-    text = f"simulated, with what overlaps: {seconds_text(timeline.seconds)} a step, {bytes_text(peak)} a device"
-    return replace(plan, stages=stages, notes=(*plan.notes, text))
+    text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(plan.prediction.step_seconds)}"
+    prediction = replace(plan.prediction, step_seconds=timeline.seconds, memory_bytes=peak)
+    proof = replace(plan.proof, step_bound=min(plan.proof.step_bound, timeline.seconds))
+    return replace(plan, stages=stages, prediction=prediction, proof=proof, notes=(*plan.notes, text))
