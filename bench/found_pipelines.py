@@ -3,10 +3,11 @@
     python -m bench.found_pipelines [MODEL …]      # runs what the results lack
     python -m bench.found_pipelines --table
 
-Per model (small, four blocks) the two fastest unlike pipelines of several stages on all of ``2x2xH100`` among those that the
-search finds, with all memory and with seven tenths of what the fastest takes, and its recipes' are delivered as plans, read
-back from their files and run on four gloo processes. The figure is the largest difference of the loss or of any gradient on any rank. Every run is a line of
-``bench/measured/joint/found_pipelines.jsonl``, with the commit and a digest of the sources.
+Per model (small, four blocks) the two fastest unlike pipelines of several stages on all of ``2x2xH100``, among those that
+the search finds with all memory and with seven tenths of what the fastest takes and its recipes', are delivered as plans,
+read back from their files and run on four gloo processes. The figure is the largest difference of the loss or of any
+gradient on any rank. Every run is a line of ``bench/measured/joint/found_pipelines.jsonl``, with the commit and a digest of
+the sources.
 """
 
 from __future__ import annotations
