@@ -102,7 +102,7 @@ def measured(case: Case, every: bool) -> dict[str, Any]:
         "memory": plan.prediction.memory_bytes,
         "bound": plan.proof.step_bound,
         "cpu_seconds": seconds,
-        "pipelines_cpu_seconds": joint.best.search_seconds if joint is not None else None,
+        "pipelines_seconds": joint.best.search_seconds if joint is not None else None,
         "baselines": steps,
         "every": every,
         "notes": list(plan.notes),
