@@ -53,6 +53,14 @@ PLAN = ("plan", "gpt:small", "--cluster", "2xH100")
         (*PLAN, "--stages", "2", "--schedule", "no such"),
         (*PLAN, "--stages", "2", "-o", "no/such/folder/plan.json"),
         (*PLAN, "--stages", "2", "--html", "no/such/folder/plan.html"),
+        *((*PLAN, "--inference", "-o", path) for path in ("no/such/folder/plan.json", "/")),
+        *((*PLAN, "--inference", option, "nan") for option in ("--memory", "--time-limit")),
+        (*PLAN, "--inference", "--cache", "-1"),
+        (*PLAN, "--inference", "--cache", str(10**30)),
+        (*PLAN, "--inference", "--stages", "2"),
+        (*PLAN, "--cache", "4"),
+        ("report", "x.json", "--measured", "no/such/trace.json"),
+        ("run", "x.json", "--profile", "no/such/folder/trace.json", "--", "x.py"),
         ("calibrate", "local:1", "-o", "no/such/folder/device.toml"),
         (*PLAN, "-o", "no/such/folder/plan.json"),
         (*PLAN, "-o", "/"),
@@ -97,7 +105,8 @@ def test_interruptions_and_full_machines_are_one_sentence(
 
     monkeypatch.setattr("shardwright.cluster.preset_names", fail)
     assert run(monkeypatch, "clusters") == status
-    assert "Traceback" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and said.startswith("shardwright: ")
 
 
 def test_a_terminal_that_knows_only_ascii_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +194,10 @@ def test_a_plan_for_fewer_devices_says_so_in_table_plan_and_flag(
     assert "auto on all 2 devices" in table and "--all-devices" in table
     found = next(line for line in table.splitlines() if "│ found" in line)
     assert "gpu 1" in found
+    assert run(monkeypatch, *small, "--stages", "auto") == 0
+    assert "1 of 2 devices" in capsys.readouterr().out
+    assert run(monkeypatch, "verify", str(tmp_path / "plan.json")) == 2
+    assert "verify gpt:small --plan" in capsys.readouterr().err
     assert run(monkeypatch, *small, "--all-devices", "--json") == 0
     assert json.loads(capsys.readouterr().out)["mesh"] == [["gpu", 2]]
 

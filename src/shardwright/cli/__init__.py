@@ -26,6 +26,10 @@ for _module in sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.na
     app.command(name=_module, cls=getattr(_home, "Command", None))(getattr(_home, _module))
 
 
+INTERRUPTED = 130
+"""The status of a command that Ctrl-C has ended."""
+
+
 def _version(asked: bool) -> None:
     if asked:
         from shardwright import __version__
@@ -48,10 +52,14 @@ def main() -> None:
     speak_plainly()
     try:
         app(standalone_mode=True)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # typer ends so, and says nothing
+            _stop("interrupted.", status=INTERRUPTED)
+        raise
     except ShardwrightError as error:
         _stop(error.message, error.remedy)
     except KeyboardInterrupt:
-        _stop("interrupted.", status=130)
+        _stop("interrupted.", status=INTERRUPTED)
     except MemoryError:
         _stop("there is not enough memory on this machine for that.", "Try a smaller model or problem.")
     except BrokenPipeError:  # the reader of a pipe has seen enough; Python would complain again at exit

@@ -60,10 +60,14 @@ def verify(
         raise ShardwrightError(
             "--plan says what to run; --cluster and --search say what to plan.", "Leave out one or the other."
         )
+    if Path(model).suffix == ".json" and Path(model).is_file():
+        named = Plan.load(model).model or "MODEL"
+        raise ShardwrightError(f"{model!r} is a plan, not a model.", f"Say: shardwright verify {named} --plan {model}")
     given = Plan.load(plan) if plan is not None else None
-    if given is not None and given.serving is not None:
-        inference, cache = True, given.serving.cache
+    if given is not None:
         batch, seq = batch or given.batch, seq or given.sequence
+        if given.serving is not None:
+            inference, cache = True, given.serving.cache
     with progress(as_json) as say:
         build = functools.partial(_built, model, batch, seq, inference, cache)
         answer = run(

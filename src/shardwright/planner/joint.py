@@ -297,7 +297,7 @@ def _delivered(joint: Joint, found: JointPlan, reference: str) -> Plan:
         proof=proof,
         calibration=found.stages[0].mesh.calibration,
         candidates=joint.candidates(),
-        notes=(*graph.notes, SUMMED),
+        notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
         decisions=stages[0].decisions,
