@@ -60,7 +60,7 @@ def main() -> None:
                     0
                 ]
             whole = sum(assistant.rows)
-            first = 1 + step % (whole - 1)
+            first = 1 if step % 2 else whole - 1  # never what they have, also after a restart
             assistant.move((first, whole - first))
             if not assistant._mover.shares.weights:
                 assistant._mover._built = ready
