@@ -8,7 +8,7 @@ else refers to it need not be told; ranks that did not have it before make one, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -231,13 +231,3 @@ def exchanged(
         assert new is not None
         region_of(new, parcel.put).copy_(buffer)
     return new
-
-
-def wanted_bytes(before: Mapping[str, Resting], after: Mapping[str, Resting], of: Callable[[str], int]) -> int:
-    """Bytes that travel between ranks; ``of`` gives those of one element of a tensor."""
-    return sum(
-        parcel.elements * of(name)
-        for name, resting in before.items()
-        for parcel in parcels_between(resting.regions, after[name].regions)
-        if parcel.source != parcel.target
-    )
