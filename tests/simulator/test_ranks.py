@@ -12,6 +12,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_pipeline
 from shardwright.plans import Plan
+from shardwright.program import Kind
 from shardwright.simulator import simulate_plan_pipeline
 from shardwright.simulator.engine import Streams
 from shardwright.zoo.reference import resolve
@@ -87,3 +88,15 @@ def test_memory_is_that_of_the_passes_under_way(graph: Graph) -> None:
     assert one.memory[0] >= bare.resting + bare.kept + 2 * held
     parameters = sum(graph.tensors[p.tensor].bytes for p in graph.parameters)
     assert bare.kept < parameters
+
+
+def test_gradients_of_micro_batches_are_added_up_in_time(graph: Graph) -> None:
+    """Every micro-batch but the first adds its gradients to those before: two are read, one is written."""
+    cluster, bandwidth = parse_cluster("2x1xH100"), parse_cluster("2x1xH100").device.bandwidth
+    for count in (1, 4):
+        timeline = simulate_plan_pipeline(_plan(graph, cluster, count), graph)
+        times = timeline.times[0, max(timeline.pipeline.micro.sizes)]
+        arrivals = [event.seconds for event in times.events.events if event.kind is Kind.ARRIVE]
+        expected = 3 * (count - 1) / count * times.bytes.kept / bandwidth
+        assert arrivals and sum(arrivals) == pytest.approx(expected)
+        assert (times.events.computed(times.events.passes["W"]) >= expected > 0) == (count > 1)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import torch.distributed as dist
 
-from shardwright.cluster import part_of
+from shardwright.cluster import Cluster, part_of
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Plan, from_json, to_json
@@ -49,17 +50,23 @@ def for_those_here(plan: Plan, graph: Graph) -> Plan:
 
 
 def _planned(plan: Plan, graph: Graph, devices: int) -> Plan:
-    from shardwright.planner import Options, plan_graph
     from shardwright.search.baselines import BASELINES
 
     search = plan.search if plan.search in BASELINES else "auto"
-    options = Options(
-        search=search,
+    return planned_again(plan, graph, part_of(plan.cluster, range(devices)), search=search)
+
+
+def planned_again(plan: Plan, graph: Graph, cluster: Cluster, **options: Any) -> Plan:
+    """A plan for another cluster, with all of its devices, within the limits and pins that this one was asked for."""
+    from shardwright.planner import Options, plan_graph
+
+    asked = Options(
         baselines=(),
         optimizer=plan.optimizer,
         memory_limit=plan.asked.memory_limit,
         pins=plan.asked.pins,
         forbidden=plan.asked.forbidden,
         fewer_devices=False,
+        **options,
     )
-    return plan_graph(graph, part_of(plan.cluster, range(devices)), options, reference=plan.model)
+    return plan_graph(graph, cluster, asked, reference=plan.model)

@@ -21,6 +21,7 @@ from shardwright.cluster.hardware import Link
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Plan, from_json, to_json
+from shardwright.runtime.replanning import planned_again
 
 WINDOW = 8
 """Steps over which a level is looked at; as many after a start or a move say what is usual."""
@@ -110,18 +111,8 @@ def answer_for(plan: Plan, graph: Graph, factor: float) -> Answer | None:
 
 
 def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, float]:
-    from shardwright.planner import Options, plan_graph
     from shardwright.simulator import simulate
 
-    options = Options(
-        baselines=(),
-        optimizer=plan.optimizer,
-        time_limit=PLANNING_SECONDS,
-        memory_limit=plan.asked.memory_limit,
-        pins=plan.asked.pins,
-        forbidden=plan.asked.forbidden,
-        fewer_devices=False,
-    )
-    found = plan_graph(graph, cluster, options, reference=plan.model)
+    found = planned_again(plan, graph, cluster, time_limit=PLANNING_SECONDS)
     mesh = mesh_of(cluster, plan.strategy.sizes).with_shares(plan.strategy.shares)
     return found, simulate(graph, plan.strategy, mesh).seconds
