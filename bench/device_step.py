@@ -100,7 +100,9 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
             parallel = parallelize(whole.model, plan, graph=graph, device=device)
             if compiled:
                 parallel.compile()
-            return step_of(parallel, whole.args, whole.kwargs)
+            step = step_of(parallel, whole.args, whole.kwargs)
+            step.predicted = plan.prediction.memory_bytes  # type: ignore[attr-defined]  # a function may carry a note
+            return step
 
         return make
 
@@ -155,6 +157,18 @@ def report_pools(name: str) -> None:
         print(f"  {name}: graphs hold {sum(sizes) / 2**30:.2f} GiB in {len(sizes)} segments, the largest {largest} MiB")
 
 
+def report_kernels(step: Callable[[], None], device: str) -> None:
+    """Where the device's time goes: the kernels of three steps, by their share."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        timed(step, device, 3)
+    rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
+    spent, count = sum(row.self_device_time_total for row in rows) / 3e3, sum(row.count for row in rows) / 3
+    print(f"  {spent:.2f} ms of kernels a step, {count:.0f} kernels")
+    for row in rows[:40]:
+        print(f"    {row.self_device_time_total / 3e3:7.3f} ms {row.count / 3:6.0f} x {row.key[:150]}")
+
+
 def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:
     sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     sync()
@@ -175,6 +189,7 @@ def main() -> None:
     parser.add_argument("--engine", default="", help="this one alone: its memory, with nothing left over from others")
     parser.add_argument("--without", nargs="*", default=[], help="engines to leave out")
     parser.add_argument("--profile", help="write the host's profile of the engines here")
+    parser.add_argument("--kernels", action="store_true", help="say where the device's time goes")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,9 +222,16 @@ def main() -> None:
             step()
             torch.cuda.synchronize()
             above[name] = (torch.cuda.max_memory_reserved() - resting) / 2**30
+            predicted = getattr(step, "predicted", None)
+            if predicted is not None:
+                peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), predicted
+                shown = "allocated {:.3f}, reserved {:.3f}, predicted {:.3f}".format(*(x / 2**30 for x in peaks))
+                print(f"  {name}: peak {shown} GiB")
             report_pools(name)
         figures[name] = [timed(step, device, given.steps) for _ in range(given.rounds)]
         hosts = [timed(step, device, 1)[0] for _ in range(given.rounds)]
+        if given.kernels:
+            report_kernels(step, device)
         if given.profile:
             profile = cProfile.Profile()
             profile.runcall(timed, step, device, given.steps)
