@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from runtime.pool import POOL, Pool
+
+# Several processes share the cores here, and tensors are tiny: threads of one would only spin until those of another are
+# done (ten times slower on a busy machine). Processes that tests start inherit it.
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

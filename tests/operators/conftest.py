@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from . import custom  # noqa: F401 - registers the operators
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The tensors here are tiny and several ranks run as threads: more threads only get in each other's way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -77,8 +77,6 @@ class Pool:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
         for rank in range(self.workers):
             mine, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.workers, port, theirs), daemon=True)
@@ -86,10 +84,6 @@ class Pool:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(mine)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
         self._collect(START_SECONDS)
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 150) -> list[Any]:
