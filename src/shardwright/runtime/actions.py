@@ -34,6 +34,8 @@ class Run:
         self.random: dict[int, tuple[Tensor, ...]] = {}
         self.lies: dict[tuple[int, int], View] = {}
         """How views of parameters that are freed and gathered again lie in them, by the values that need them."""
+        self.found: dict[int, Tensor | None] = {}
+        """The gradients of the inputs, by their values, once they are known."""
         self.spent = False
 
 

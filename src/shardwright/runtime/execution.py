@@ -25,8 +25,9 @@ from shardwright.lowering.randomness import draws
 from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Compute, Result
 from shardwright.program.steps import BoundStep, Line
+from shardwright.runtime.actions import Run
 from shardwright.runtime.border import Inputs, Outputs, departure, handed_out
-from shardwright.runtime.executor import Executor, Run
+from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import Arguments
 from shardwright.runtime.replay import Replay, recorder_for
 from shardwright.runtime.shards import distributed
@@ -159,7 +160,7 @@ class Execution:
                 other.send_home()
             holding.clear()
         found = (self.executor if self.replay is None else self.replay).backward(run, gradients)
-        if self.executor.kept_back and self.executor not in holding:
+        if self.executor.home.kept_back and self.executor not in holding:
             holding.append(self.executor)
         return found
 

@@ -22,12 +22,13 @@ from shardwright.program.dataflow import Result
 from shardwright.program.naming import pass_name
 from shardwright.program.pipeline import Message, Pipeline, Step
 from shardwright.program.stages import StageGraph
+from shardwright.runtime.actions import Run
 from shardwright.runtime.border import Crossing, entrance
 from shardwright.runtime.execution import Rank
-from shardwright.runtime.executor import Run
+from shardwright.runtime.homeward import KeptBack
 from shardwright.runtime.mail import Mail
 from shardwright.runtime.profiling import named
-from shardwright.runtime.stage_executor import KeptBack, StageExecutor
+from shardwright.runtime.stage_executor import StageExecutor
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
 
@@ -102,7 +103,7 @@ class Passage:
     def _part(self, step: Step) -> StagePart:
         size = self.pipeline.micro.sizes[step.action.microbatch]
         part = self.parts[step.action.stage, size]
-        part.executor.kept_back = self.kept_back.setdefault(step.action.stage, {})
+        part.executor.home.kept_back = self.kept_back.setdefault(step.action.stage, {})
         return part
 
     def _forward(self, step: Step, mail: Mail) -> None:

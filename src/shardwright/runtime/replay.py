@@ -31,8 +31,9 @@ from shardwright.lowering.collectives import ledger
 from shardwright.lowering.randomness import drawing_from, draws, standing_generators
 from shardwright.program import Kind, Program
 from shardwright.program.dataflow import Compute
+from shardwright.runtime.actions import Run
 from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
-from shardwright.runtime.executor import TRACED_AFTER, Executor, Run
+from shardwright.runtime.executor import TRACED_AFTER, Executor
 
 SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
 """Set to 0 in the environment: nothing is captured."""
@@ -176,7 +177,7 @@ class Replay:
 
     def _replayed(self, sources: Sequence[Tensor]) -> Run | None:
         executor, before = self.executor, self._last()
-        if executor.log is not None or self.rank.hold or executor.kept_back or ledger() is not None:
+        if executor.log is not None or self.rank.hold or executor.home.kept_back or ledger() is not None:
             return None
         if self._seen is None or executor.passes < _WARM or (before is not None and not before.spent):
             return None
@@ -207,7 +208,7 @@ class Replay:
             self._seen = looks
             with self._memory():
                 return self.executor.backward(run, gradients)
-        plain = not self.rank.hold and not self.executor.kept_back
+        plain = not self.rank.hold and not self.executor.home.kept_back
         if looks != _looks(made.gradients) or not plain or made.key[0] != self._trained():
             self._seen = looks
             run.spent = True
@@ -310,7 +311,7 @@ class Replay:
             name = instruction.name
             if instruction.bucket >= 0:
                 homes.append(_Home(name, self.executor.flats[instruction.bucket]))
-            elif (gradient := self.executor.own_gradient(run, instruction.reads[0])) is not None:
+            elif (gradient := self.executor.home.own_gradient(run, instruction.reads[0])) is not None:
                 here = standing[name].copy_(gradient)
                 homes.append(_Home(name, None, here, wrapped(self.rank.held(name), here)))
             return True

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from shardwright.program.passes import homeward
 from shardwright.program.pipeline import StageProgram
+from shardwright.runtime.actions import Run
 from shardwright.runtime.execution import Rank
-from shardwright.runtime.executor import Executor, Run
-
-KeptBack = dict[tuple[str, int], Tensor]
+from shardwright.runtime.executor import Executor
+from shardwright.runtime.homeward import KeptBack
 
 
 class StageExecutor(Executor):
@@ -51,9 +51,9 @@ class StageExecutor(Executor):
 
     def bring_home(self, kept_back: KeptBack) -> None:
         """Sum gradients that were kept back between replicas and give them to the parameters."""
-        before, self.kept_back, self.gradients.hold = self.kept_back, kept_back, False
+        before, self.home.kept_back, self.gradients.hold = self.home.kept_back, kept_back, False
         try:
             with torch.no_grad():
                 self._perform(self._homeward, Run([None] * len(self.program.slots)))
         finally:
-            self.kept_back, self.gradients.hold = before, True
+            self.home.kept_back, self.gradients.hold = before, True
