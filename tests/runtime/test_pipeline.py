@@ -250,6 +250,43 @@ def test_a_loss_may_be_computed_outside() -> None:
     POOL.run(outside, seconds=120)
 
 
+class Squared(Plain):
+    """Gives its loss itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).square().mean()
+
+
+def overflows(rank: int) -> None:
+    """The gradient of the first layer alone overflows under a large scale: all stages skip the step, and lower the scale."""
+    for kind in (Plain, Squared):
+        torch.manual_seed(0)
+        model, x = kind(), 1e30 * torch.randn(6, 6)
+        with torch.no_grad():
+            model.layers[0].weight *= 1e-30
+        reference, graph = copy.deepcopy(model), capture(model, (x,))
+        names = [op.name for op in graph.ops]
+        cuts = [names[:1], names[1:2], names[2:3], names[3:]]  # a layer each, the loss with the last
+        parallel = parallelize(model, pipeline_plan(graph, cuts, 3, "1f1b"), (x,), graph=graph)
+        scales: list[list[float]] = []
+        for module in (reference, parallel):
+            optimizer = torch.optim.SGD(module.parameters(), lr=1e-70)
+            scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, backoff_factor=2.0**-10)
+            scales.append([])
+            for _ in range(4):
+                optimizer.zero_grad()
+                scaler.scale(module(x).square().mean() if kind is Plain else module(x)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scales[-1].append(scaler.get_scale())
+        assert scales[0][0] == 2.0**30 and scales[0][-1] > 1, "overflows at first, and not for ever"
+        assert scales[1] == scales[0], (kind, rank, scales)
+
+
+def test_an_overflow_in_one_stage_is_one_of_all() -> None:
+    POOL.run(overflows, seconds=120)
+
+
 def resumed(rank: int, folder: str) -> None:
     """Four stages write a checkpoint, two stages on two ranks each go on from it, with the optimizer's state."""
     model, args, graph = example(8)

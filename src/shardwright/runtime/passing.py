@@ -52,11 +52,12 @@ class Passing(torch.autograd.Function):
                 )
             scale = arrived.get(module._loss)
             if scale is not None:
-                module._hand_out(passage, None if bool(scale == 1) else scale)
+                one = bool(scale == 1)
+                module._hand_out(passage, None if one else scale, scaled=not one)
             return None, None, None
         passage.arriving = _parts_of(module, arrived)
         passage.perform(*module._backward_passes)
-        module._hand_out(passage, None)
+        module._hand_out(passage, None, scaled=True)
         return None, None, None
 
 

@@ -36,15 +36,16 @@ from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options, refuse_other_mode
 from shardwright.runtime.fetched import Fetched, Telling
+from shardwright.runtime.homeward import KeptBack
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
+from shardwright.runtime.overflow import share_overflow
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
 from shardwright.runtime.passing import Passing
 from shardwright.runtime.profiling import named
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import device_of
-from shardwright.runtime.stage_executor import KeptBack
 from shardwright.runtime.tail import Tail
 from shardwright.runtime.ties import Tie
 
@@ -201,8 +202,9 @@ class PipelineModule(Owning):
             else:
                 yield result.whole() if meta.elements == 1 or self._loss is None else result
 
-    def _hand_out(self, passage: Passage, scale: Tensor | None) -> None:
-        """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters."""
+    def _hand_out(self, passage: Passage, scale: Tensor | None, scaled: bool) -> None:
+        """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters. ``scaled``:
+        somebody may have scaled the loss and look for overflows."""
         for stage, kept in passage.kept_back.items():
             total = self._waiting.setdefault(stage, {})
             for key, gradient in kept.items():
@@ -223,6 +225,8 @@ class PipelineModule(Owning):
         for tie in self._ties:
             if tie.trained:
                 tie.add_up(self._held(tie.tensor), before[tie.tensor])
+        if scaled:
+            share_overflow([p.grad for p in self.parameters() if p.grad is not None], self._device)
         self._telling.finish()
 
     def _held(self, tensor: str) -> Any:
