@@ -15,6 +15,12 @@ from runtime.pool import POOL, Pool
 # done (ten times slower on a busy machine). Processes that tests start inherit it.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
 
+# Caches of the tests' own: what they find must not depend on how this machine was calibrated, and by whom.
+CACHES = Path(__file__).resolve().parents[1] / "build" / "test-caches"
+os.environ["SHARDWRIGHT_CACHE"] = str(CACHES)
+for calibration in CACHES.glob("local-*.toml"):
+    calibration.unlink(missing_ok=True)
+
 
 @pytest.fixture(scope="session")
 def published() -> Path:

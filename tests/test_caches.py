@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardwright import caches, jit
-from shardwright.cluster import parse_cluster
-from shardwright.cluster.calibrate import ensure_local
+from shardwright.cluster import communication, parse_cluster
+from shardwright.cluster.calibrate import ensure_local, run
 from shardwright.cluster.local import quick_figures, remember, remembered
 
 
@@ -58,6 +58,18 @@ def test_where_nothing_can_be_kept_it_is_said_once(
     assert remember(3, device, link) is None  # a calibration is still good for this process
     assert remembered(3) == (device, link)
     assert not ensure_local("local:3")
+
+
+def test_what_was_calibrated_on_a_busy_machine_is_calibrated_again_on_a_quiet_one(monkeypatch) -> None:
+    load, made = [7.5, 0.0, 0.0], []
+    monkeypatch.setattr("os.getloadavg", lambda: load)
+    monkeypatch.setattr("shardwright.cluster.local.cores", lambda: 2)
+    monkeypatch.setattr(communication, "calibrate_local", lambda n, *_: made.append(n) or (*quick_figures(n), {}))
+    assert "busy (load 7.5 on" in run("local:3", 1.0).summary
+    assert not ensure_local("local:3"), "busy still: what there is has to do"
+    load[0] = 0.2
+    assert ensure_local("local:3") and not ensure_local("local:3")
+    assert made == [3, 3] and remembered(3) is not None
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files away")

@@ -93,6 +93,21 @@ def test_collectives_fitted_are_collectives_priced() -> None:
     assert math.isclose(link.bandwidth, 1e9, rel_tol=0.01)
 
 
+def test_a_bad_moment_makes_no_gather_dearer_than_the_sum_it_is_a_part_of() -> None:
+    """Else every plan on that machine gathers by summing zeros: twice the traffic and the memory."""
+    points = []
+    for kind, rounds in (("all_reduce", 1.0), ("all_gather", 0.5), ("all_to_all", 0.5), ("reduce_scatter", 0.5)):
+        for size in (2**12, 2**20, 2**22, 2**24):
+            bad = 5.0 if kind in ("all_gather", "reduce_scatter") and size == 2**22 else 1.0
+            points.append({"kind": kind, "bytes": size, "ranks": 2, "seconds": bad * (1e-4 + rounds * size / 1e9)})
+    link = fit_link(points, "test")
+    axis = Axis("cpu", 2, link.latency, link.bandwidth, link.fits, 0.0, link.ratios)
+    for size in (2**20, 2**21, 2**22, 2**23, 2**24):
+        whole = collectives.SECONDS["all_reduce"](size, axis)
+        assert collectives.SECONDS["all_gather"](size, axis) <= 1.001 * whole
+        assert collectives.SECONDS["reduce_scatter"](size, axis) <= 1.001 * whole
+
+
 def test_two_real_processes_time_their_collectives() -> None:
     data = measure_ranks(2, "cpu", 0.0, False)
     kinds = {point["kind"] for point in data["collectives"]}

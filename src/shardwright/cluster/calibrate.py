@@ -13,7 +13,7 @@ from shardwright.cluster import calibration, communication, toml_text
 from shardwright.cluster.calibration import Progress
 from shardwright.cluster.fitting import calibrated
 from shardwright.cluster.hardware import Cluster, Device, Link, Node
-from shardwright.cluster.local import remember, remembered
+from shardwright.cluster.local import cores, made_on_busy_machine, others_load, remember, remembered
 from shardwright.cluster.serial import cluster_to_toml, device_to, link_to
 from shardwright.errors import ClusterError
 
@@ -71,7 +71,7 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
         return _hosts(seconds, report)
     if target == "auto":
         target = "cuda" if torch.cuda.is_available() else "local:1"
-    kept = ""
+    kept, load = "", others_load()
     link: Link | None
     if target == "cuda":
         if not torch.cuda.is_available():
@@ -82,7 +82,7 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
         if processes < 1:
             raise ClusterError(f"{target!r} has no processes.", "Write 'local:1' or more.")
         device, link, raw = communication.calibrate_local(processes, seconds, report)
-        kept = f"; kept in {place}" if (place := remember(processes, device, link)) else "; kept nowhere"
+        kept = f"; kept in {place}" if (place := remember(processes, device, link, load)) else "; kept nowhere"
     else:
         raise ClusterError(f"cannot calibrate {target!r}.", "Calibrate 'auto', 'cuda', 'local:N' or 'hosts'.")
     table: dict[str, Any] = {"device": device_to(device)}
@@ -90,19 +90,28 @@ def run(target: str, seconds: float, report: Progress = lambda share, what: None
         table["link"] = link_to(link)
     best = ", ".join(f"{dtype} {rate / 1e12:.3g} Tflop/s" for dtype, rate in device.peak_flops)
     summary = f"{device.name}: {device.calibration}; {best}; memory {device.bandwidth / 1e9:.0f} GB/s{kept}"
+    if load:
+        summary += (
+            f"\nThe machine was busy (load {load:.1f} on {cores()} cores), so these figures are those of a slower one. "
+            "Calibrate again when it is quiet."
+        )
     return Calibrated(toml_text.dumps(table), raw, summary)
 
 
 def ensure_local(target: str, seconds: float = 40.0, report: Progress = lambda share, what: None) -> bool:
     """Calibrate ``local:N`` the first time it is planned for on this machine; whether that was needed.
 
-    Anything else than ``local:N`` is left alone.
+    What was measured on a busy machine is measured again on a quiet one. Anything else than ``local:N`` is left alone.
 
     >>> ensure_local("8xH200")
     False
     """
     match = re.fullmatch(r"local(?::(\d+))?", target.strip())
-    if match is None or len(match.group(1) or "1") > 4 or remembered(int(match.group(1) or 1)) is not None:
+    if match is None or len(match.group(1) or "1") > 4:
+        return False
+    processes = int(match.group(1) or 1)
+    better = made_on_busy_machine(processes) and not others_load()
+    if remembered(processes) is not None and not better:
         return False
     run(target.strip(), seconds, report)
     return True

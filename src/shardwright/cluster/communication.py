@@ -15,7 +15,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ SIZES = tuple(2**e for e in range(10, 25, 2))
 NETWORK_SIZES = (*SIZES, 2**26, 2**27)
 """Between hosts, whole layers travel in one message, and a slow network is not slow in proportion."""
 LONG_SECONDS = 0.2
+ROUNDS = 13
 SMALL_BYTES, LARGE_BYTES = 2**12, 2**22
 
 
@@ -57,19 +58,22 @@ def _runs(size: int, device: torch.device) -> dict[str, Callable[[], torch.Tenso
     }
 
 
-def _time(run: Callable[[], torch.Tensor], device: torch.device) -> float:
-    times: list[float] = []
-    for repeat in range(7):
-        if repeat == 4 and _slowest(times[0]) > LONG_SECONDS:  # all ranks must agree on the number of rounds
-            break
-        dist.barrier()
-        began = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        if repeat:  # the first call sets up connections
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
+def _times(runs: Mapping[str, Callable[[], torch.Tensor]], device: torch.device) -> dict[str, float]:
+    """Seconds of each collective: they take turns, so that a bad moment of the machine hits all of them, and the lower
+    quartile counts, because what others do on it only ever adds."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(ROUNDS):
+        if repeat == 4 and _slowest(max(taken[0] for taken in times.values())) > LONG_SECONDS:
+            break  # all ranks must agree on the number of rounds
+        for name, run in runs.items():
+            dist.barrier()
+            began = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if repeat:  # the first call sets up connections
+                times[name].append(time.perf_counter() - began)
+    return {name: sorted(taken)[len(taken) // 4] for name, taken in times.items()}
 
 
 def _slowest(seconds: float) -> float:
@@ -152,8 +156,8 @@ def measure_group(
     ranks = dist.get_world_size()
     for number, size in enumerate(sizes):
         report(number / len(sizes), "collectives")
-        for name, run in _runs(size, device).items():
-            points.append({"kind": name, "bytes": size, "ranks": ranks, "seconds": _time(run, device)})
+        for name, taken in _times(_runs(size, device), device).items():
+            points.append({"kind": name, "bytes": size, "ranks": ranks, "seconds": taken})
     data["collectives"] = points
     if device.type == "cpu":
         data["processor_share"] = processor_share()
@@ -201,9 +205,18 @@ def measure_ranks(
 def fit_link(points: list[dict[str, Any]], name: str, processor: tuple[float, float] = (0.0, 0.0)) -> Link:
     """Latency and bandwidth of every collective; pricing multiplies the latency by log2 of the ranks.
 
-    ``processor`` is the share of a processor that a collective takes, and the seconds it takes at least.
+    ``processor`` is the share of a processor that a collective takes, and the seconds it takes at least. A gather or a
+    scatter that was measured to take longer than an all-reduce of the same tensor is taken to last as long: it is a part
+    of one (Thakur et al., 2005), and plans would go a long way round to avoid what was only a bad moment.
     """
     fits, ratios = [], []
+    whole = {point["bytes"]: point["seconds"] for point in points if point["kind"] == "all_reduce"}
+    points = [
+        {**point, "seconds": min(point["seconds"], whole.get(point["bytes"], math.inf))}
+        if point["kind"] in ("all_gather", "reduce_scatter")
+        else point
+        for point in points
+    ]
     for kind in dict.fromkeys(point["kind"] for point in points):
         rows = [point for point in points if point["kind"] == kind]
         ranks = rows[0]["ranks"]

@@ -15,6 +15,9 @@ from shardwright.cluster.hardware import MOST_DEVICES, Cluster, Device, Link, No
 from shardwright.cluster.serial import device_from, device_to, link_from, link_to, parse_toml
 from shardwright.errors import ClusterError
 
+BUSY = 0.5
+"""Of its cores this share may be taken by others before a machine counts as busy."""
+
 FLOPS_PER_CORE = 40e9
 MEMORY_BANDWIDTH_PER_CORE = 6e9
 
@@ -22,6 +25,12 @@ MEMORY_BANDWIDTH_PER_CORE = 6e9
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def others_load() -> float:
+    """How many cores were taken during the last minute, where that is more than a quiet machine's; otherwise zero."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    return load if load > BUSY * cores() else 0.0
 
 
 def _memory_bytes() -> int:
@@ -80,7 +89,20 @@ def local_cluster(processes: int) -> Cluster:
     return Cluster(f"local:{processes}", (Node(device, processes, link),), link)
 
 
-def remember(processes: int, device: Device, link: Link) -> Path | None:
-    """Keep a calibration of ``local:N`` for all later runs on this machine; where it was kept, if anywhere."""
+def remember(processes: int, device: Device, link: Link, load: float = 0.0) -> Path | None:
+    """Keep a calibration of ``local:N`` for all later runs on this machine; where it was kept, if anywhere.
+
+    ``load``: the cores that others had taken when it was made.
+    """
     _MEASURED[processes] = device, link
-    return keep("", _name(processes), toml_text.dumps({"device": device_to(device), "link": link_to(link)}))
+    table = {"load": load, "device": device_to(device), "link": link_to(link)}
+    return keep("", _name(processes), toml_text.dumps(table))
+
+
+def made_on_busy_machine(processes: int) -> bool:
+    """Whether the calibration that is kept was made while others used the cores: it holds until a better one is made."""
+    content = read_cached("", _name(processes))
+    if content is None or remembered(processes) is None:
+        return False
+    load = parse_toml(content.decode("utf-8", "replace"), _name(processes)).get("load", 0.0)
+    return isinstance(load, float) and load > 0.0
