@@ -118,21 +118,21 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
-def train(rank: int, path: str, stages: int) -> None:
-    """Worker: steps of a parallelized model under ``--profile``; the plan lies beside the trace."""
+def planned_for_four(stages: int) -> Plan:
     built = resolve("gpt:small", batch=8, device="cpu")
     graph = capture(built.model, built.args, built.kwargs)
     cluster, options = parse_cluster("local:4"), Options(search="fsdp", fewer_devices=False, baselines=())
     if stages:
-        asked = Pipelining(stages, 4, "1f1b", cuts=("blocks.1",))
-        plan = plan_pipeline(graph, cluster, asked, options)
-    else:
-        plan = plan_graph(graph, cluster, options)
-    if rank == 0:
-        plan.save(Path(path).with_name("plan.json"))
+        return plan_pipeline(graph, cluster, Pipelining(stages, 4, "1f1b", cuts=("blocks.1",)), options)
+    return plan_graph(graph, cluster, options)
+
+
+def train(rank: int, path: str, plan: Plan) -> None:
+    """Worker: steps of a parallelized model under ``--profile``."""
+    built = resolve("gpt:small", batch=8, device="cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PROFILE_VARIABLE, path)
-        model = parallelize(built.model, plan, graph=graph)
+        model = parallelize(built.model, plan, graph=plan.graph())
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(WARM_STEPS + 2):
         model(*built.args, **built.kwargs).backward()
@@ -144,8 +144,8 @@ def train(rank: int, path: str, stages: int) -> None:
 def pipeline_recorded(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Piped, Path]:
     """Two stages of two processes, every rank recorded."""
     path = tmp_path_factory.mktemp("traces") / "trace.json"
-    pool.run(train, str(path), 2)
-    plan = Plan.load(path.with_name("plan.json"))
+    plan = planned_for_four(stages=2)
+    pool.run(train, str(path), plan)
     return Piped.of(plan, plan.graph()), path
 
 
@@ -199,8 +199,8 @@ def test_traces_of_something_else_are_refused(pipeline_recorded: tuple[Piped, Pa
 
 def test_a_parallelized_module_is_matched_by_its_instructions(pool: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    pool.run(train, str(path), 0)
-    plan = Plan.load(tmp_path / "plan.json")
+    plan = planned_for_four(stages=0)
+    pool.run(train, str(path), plan)
     (trace,) = read_traces(path)
     step = rank_steps(plan, plan.graph())[0]
     measured = compare_with(step, plan.graph(), trace)

@@ -1,8 +1,10 @@
 """One pool of four gloo processes on loopback for the whole test run.
 
 A test sends a module-level function and its arguments; every worker calls ``function(rank, *args)`` and sends its result
-back. A worker that raises sends the traceback as text; one that does not answer in time fails the test and the pool is
-rebuilt, so that no test hangs and no test inherits another's broken group. A worker that is killed by a signal is given
+back. A worker that raises sends the traceback as text. Workers that wait for each other for ever fail the test, and the pool
+is rebuilt, so that no test hangs and no test inherits another's broken group; workers that work may take as long as a busy
+machine makes them. They are forked from one process that has imported what all need, with the variables that the run began
+with: a pool outlives the test that needed it first. A worker that is killed by a signal is given
 one more try in a new pool, with a warning: gloo's own threads now and then corrupt the heap when several collectives are
 under way (torch 2.13; docs/running.md), and that says nothing about what is tested here.
 """
@@ -17,13 +19,19 @@ import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch.multiprocessing as multiprocessing
 
 WORKERS = 4
-START_SECONDS = 200.0
-"""Four imports of torch on a busy machine; a pool that cannot start at all says so much sooner, by dying."""
+LOOK_SECONDS = 10.0
+"""How often workers are asked whether they work: by the processor time that they have had."""
+LEAST_WORK = 0.1
+"""What threads that only wait use up meanwhile is less."""
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+PRELOADED = ["torch", "torch.distributed.tensor", "shardwright.planner", "shardwright.verification.verify"]
 GRACE_SECONDS = 10.0
 """Once a worker has failed, the others have this long to say so too."""
 
@@ -46,7 +54,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
 
     faulthandler.enable()  # a worker that dies says where
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=150))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1200))  # the pool gives up sooner
     pipe.send(("ready", None))
     while True:
         try:
@@ -73,21 +81,26 @@ class Pool:
         self._pipes: list[Any] = []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        for rank in range(self.workers):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.workers, port, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(mine)
-        self._collect(START_SECONDS)
+        with patch.dict(os.environ, ENVIRONMENT, clear=True):
+            for rank in range(self.workers):
+                mine, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(rank, self.workers, port, theirs), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._pipes.append(mine)
+        self._collect(150)
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 150) -> list[Any]:
-        """The results of ``function(rank, *args)`` on every worker, in rank order."""
+        """The results of ``function(rank, *args)`` on every worker, in rank order.
+
+        ``seconds``: how long they may go without an answer and without any work.
+        """
         try:
             return self._run(function, args, seconds)
         except WorkerKilledError as error:
@@ -102,17 +115,21 @@ class Pool:
         return self._collect(seconds)
 
     def _collect(self, seconds: float) -> list[Any]:
-        deadline = time.monotonic() + seconds
+        deadline, worked = time.monotonic() + seconds, self._worked()
         answers: dict[Any, tuple[str, Any]] = {}
+        failed = False
         while len(answers) < self.workers and time.monotonic() < deadline:
             waiting = [pipe for pipe in self._pipes if pipe not in answers]
-            for pipe in wait(waiting, timeout=max(0.01, deadline - time.monotonic())):
+            ready = wait(waiting, timeout=min(LOOK_SECONDS, max(0.01, deadline - time.monotonic())))
+            if not ready and not failed and self._worked() > worked + LEAST_WORK:
+                deadline, worked = time.monotonic() + seconds, self._worked()
+            for pipe in ready:
                 try:
                     answers[pipe] = pipe.recv()
                 except EOFError:
                     answers[pipe] = ("died", None)
                 if answers[pipe][0] not in ("result", "ready"):
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    failed, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
         kinds = [answers.get(pipe, ("late", None)) for pipe in self._pipes]
         if all(kind in ("result", "ready") for kind, _ in kinds):
             return [value for _, value in kinds]
@@ -124,11 +141,22 @@ class Pool:
                 killed |= code is not None and code < 0
                 texts.append(f"worker {rank} died (exit code {code})")
             elif kind == "late":
-                texts.append(f"worker {rank}: no answer in {seconds} s")
+                texts.append(f"worker {rank}: no answer and no work in {seconds} s")
             elif kind == "error":
                 texts.append(value)
         self.close(gently=False)
         raise (WorkerKilledError if killed else WorkerError)("\n".join(texts))
+
+    def _worked(self) -> float:
+        """Processor seconds of all workers so far."""
+        ticks = 0
+        for process in self._processes:
+            try:
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:  # gone, or a system without /proc
+                continue
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def close(self, gently: bool = True) -> None:
         for pipe in self._pipes:
