@@ -167,7 +167,7 @@ def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
     after the competitor began."""
     competitors = Competitors(1, parts if job.rank == 1 else ())
     assistant = assist(job.model, job.optimizer)
-    equal = assistant.rows
+    equal, seen = assistant.rows, _recorded(assistant)
     try:
         before = job.steps(12)
         job.only(1, competitors.begin)
@@ -192,8 +192,21 @@ def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
     return (
         {name: [round(s, 5) for s in seconds] for name, seconds in series}
         | {"rows": rows, "rows_after": back, "events": [e.as_dict() for e in assistant.events]}
-        | {"blocks": blocks, "load": os.getloadavg()[0]}
+        | {"blocks": blocks, "work and waits of both": seen, "load": os.getloadavg()[0]}
     )
+
+
+def _recorded(assistant: Any) -> list[list[float]]:
+    """What the assistant is told of every step: its number, the work of both ranks and their waits."""
+    seen: list[list[float]] = []
+    add = assistant.watch.add
+
+    def told(step: int, work: Any, waited: Any, *rest: Any) -> None:
+        seen.append([step, *(round(float(s), 4) for s in (*work, *waited))])
+        add(step, work, waited, *rest)
+
+    assistant.watch.add = told
+    return seen
 
 
 def told(found: dict[str, Any]) -> dict[str, Any]:

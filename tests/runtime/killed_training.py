@@ -53,17 +53,16 @@ def main() -> None:
                 return exchange(*given)
 
             recut.exchanged = exchanged
-            if not assistant._mover.shares.weights:
-                assistant._mover._known.clear()  # so that every move needs a program of its own
-                ready = assistant._mover._built
-                assistant._mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[
-                    0
-                ]
+            mover = assistant._levers[0].mover
+            if not mover.shares.weights:
+                mover._known.clear()  # so that every move needs a program of its own
+                ready = mover._built
+                mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[0]
             whole = sum(assistant.rows)
             first = 1 if step % 2 else whole - 1  # never what they have, also after a restart
             assistant.move((first, whole - first))
-            if not assistant._mover.shares.weights:
-                assistant._mover._built = ready
+            if not mover.shares.weights:
+                mover._built = ready
         tokens, targets = (torch.roll(x, step, 1) for x in built.args)  # another batch every step
         optimizer.zero_grad()
         loss = model(tokens, targets)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lowering.strategies import mesh_with
 from runtime.pipelines import pipeline_plan, whole
@@ -23,7 +24,9 @@ from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
-from shardwright.runtime import parallelize
+from shardwright.runtime import parallelize, survivors
+from shardwright.runtime.assistant.fewer import as_one_stage, on_fewer
+from shardwright.runtime.assistant.moving import Shares
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
@@ -76,23 +79,37 @@ def farthest(parallel: Any, model: torch.nn.Module) -> float:
         (whole(p.detach()) - every[name]).abs().max() / every[name].abs().max()
         for name, p in parallel.named_parameters()
     ]
-    return float(max(apart))
+    return float(max(apart, default=0.0))
+
+
+def on_some(graph: Graph, plan: Plan, rows: tuple[int, ...], stage: int = 0) -> Plan:
+    """The plan (on one mesh: as a pipeline of one stage) with the first axis of a stage dealt out in these rows."""
+    staged = plan if plan.stages else as_one_stage(plan, graph, range(plan.devices))
+    stages = list(staged.stages)
+    stages[stage] = on_fewer(stages[stage], Shares(0, "a", rows), rows)
+    return replace(staged, stages=tuple(stages))
 
 
 def plans(graph: Graph) -> list[Plan]:
-    """Other blocks in stages of one rank and of two; other meshes, other shares; from one kind to the other and back."""
-    four, two = pipeline(graph, 4, 1), pipeline(graph, 2, 2, "tensor")
+    """Other blocks in stages of one rank and of two; other meshes, other shares; from one kind to the other and back;
+    without ranks that only look on; unequal rows for the replicas of a stage."""
+    four, two, replicas = pipeline(graph, 4, 1), pipeline(graph, 2, 2, "tensor"), pipeline(graph, 2, 2, "data")
     return [
         four,
-        with_blocks(four, graph, (2, 1, 1, 1)),
+        with_blocks(four, graph, (2, 0, 2, 1)),
         with_blocks(four, graph, (1, 1, 1, 2)),
         two,
         with_blocks(two, graph, (4, 1)),
         one_mesh(graph, "megatron", (4,)),
+        on_some(graph, one_mesh(graph, "megatron", (4,)), (2, 1, 0, 1)),
         one_mesh(graph, "fsdp", (4,)),
+        on_some(graph, one_mesh(graph, "fsdp", (4,)), (0, 3, 3, 2)),
         one_mesh(graph, "megatron", (2, 2), {"b": (0.75, 0.25)}),
-        pipeline(graph, 2, 2, "data"),
+        replicas,
+        on_some(graph, replicas, (1, 3), 1),
+        with_blocks(on_some(graph, replicas, (3, 1)), graph, (4, 1)),
         one_mesh(graph, "data-parallel", (2, 2), {"a": (0.25, 0.75)}),
+        on_some(graph, one_mesh(graph, "data-parallel", (4,)), (0, 0, 0, 8)),
     ]
 
 
@@ -105,21 +122,22 @@ def trained(rank: int, folder: str) -> tuple[float, float, float]:
     alone = copy.deepcopy(model)
     optimizer, single = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (parallel, alone))
     far = 0.0
-    for number, plan in enumerate([*every, every[0]]):
+    for number, plan in enumerate([*every, every[0], every[1]]):
         if number:
             move(parallel, optimizer, plan)
         far = max(far, abs(step(parallel, optimizer, subject, number) - step(alone, single, subject, number)))
     kept = farthest(parallel, alone)
+    assert rank != 1 or not list(parallel.parameters())
     save_checkpoint(folder, 1, parallel, optimizer)
     with all_double():
-        other = parallelize(copy.deepcopy(model), every[-1], args, kwargs, graph=graph)
+        other = parallelize(copy.deepcopy(model), every[-2], args, kwargs, graph=graph)
     resumed = torch.optim.AdamW(other.parameters(), lr=0.01)
     load_checkpoint(folder, other, resumed)
     after = abs(step(other, resumed, subject, 90) - step(parallel, optimizer, subject, 90))
     return far, kept, max(after, abs(step(other, resumed, subject, 91) - step(parallel, optimizer, subject, 91)))
 
 
-def test_ten_moves_keep_the_numbers(tmp_path: Path) -> None:
+def test_moves_keep_the_numbers(tmp_path: Path) -> None:
     """And a checkpoint after the last of them is resumed under another plan."""
     for losses, parameters, resumed in POOL.run(trained, str(tmp_path), seconds=240):
         assert losses < 1e-9 and parameters < 1e-9 and resumed < 1e-9
@@ -151,6 +169,42 @@ def test_a_job_that_comes_back_with_fewer_processes_plans_for_them(tmp_path: Pat
     assert all(apart < 1e-9 and devices == 4 for apart, devices in POOL.run(come_back, str(tmp_path), seconds=200))
 
 
+def survive_and_resume(rank: int, folder: str, search: str, dead: int) -> tuple[int, float]:
+    """After a checkpoint and two more steps one rank is gone, the others write what they have; the job comes back."""
+    subject = gpt()
+    model, args, kwargs, graph = subject
+    os.environ[ELASTIC_VARIABLE] = "1"
+    try:
+        with all_double():
+            first = parallelize(copy.deepcopy(model), one_mesh(graph, search, (2, 2)), args, kwargs, graph=graph)
+        optimizer = torch.optim.AdamW(first.parameters(), lr=0.01)
+        assert load_checkpoint(folder, first, optimizer) is None
+        step(first, optimizer, subject, 0)
+        save_checkpoint(folder, 1, first, optimizer)
+        losses = {number: step(first, optimizer, subject, number) for number in (1, 2)}
+        if rank != dead:
+            survivors._here[0].write()
+        dist.barrier()
+        losses[3] = step(first, optimizer, subject, 3)
+        with all_double():
+            other = parallelize(copy.deepcopy(model), pipeline(graph, 4, 1), args, kwargs, graph=graph)
+        resumed = torch.optim.AdamW(other.parameters(), lr=0.3)
+        found = load_checkpoint(folder, other, resumed)
+        assert found is not None
+        return found["step"], abs(losses[found["step"]] - step(other, resumed, subject, found["step"]))
+    finally:
+        del os.environ[ELASTIC_VARIABLE]
+        for survivor in survivors._here:
+            survivor.leave()
+
+
+@pytest.mark.parametrize(("search", "resumed"), [("data-parallel", 3), ("fsdp", 1)])
+def test_what_the_others_have_in_memory_outlives_a_rank(tmp_path: Path, search: str, resumed: int) -> None:
+    """All of it where replicas are left, under another plan; where parts are gone with the rank, the checkpoint counts."""
+    answers = POOL.run(survive_and_resume, str(tmp_path), search, 2, seconds=200)
+    assert all(found == resumed and apart < 1e-9 for found, apart in answers)
+
+
 def refused(rank: int) -> list[str]:
     model, args, kwargs, graph = gpt()
     four = pipeline(graph, 4, 1)
@@ -158,7 +212,7 @@ def refused(rank: int) -> list[str]:
         parallel = parallelize(copy.deepcopy(model), four, args, kwargs, graph=graph)
     said = []
     for attempt in (
-        lambda: with_blocks(four, graph, (5, 0, 0, 0)),
+        lambda: with_blocks(four, graph, (5, 1, 0, 0)),
         lambda: move(model, None, four),
         lambda: move(parallel, None, one_mesh(graph, "fsdp", (2,))),
     ):

@@ -21,6 +21,7 @@ from shardwright.plans.plan import Plan
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.program.transfers import completed, unreduced_layout
+from shardwright.schedules import known_schedule
 
 
 def blocks_of(plan: Plan, graph: Graph) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ def blocks_of(plan: Plan, graph: Graph) -> tuple[int, ...]:
             f"The plan has {len(plan.stages)} stages and the model {len(starts)} repeated blocks: none can be moved.",
             "Plan a pipeline of a model whose blocks repeat.",
         )
-    if len({stage.strategy.axes for stage in plan.stages}) > 1 or any(stage.strategy.shares for stage in plan.stages):
+    if len({stage.strategy.axes for stage in plan.stages}) > 1:
         raise PlanError("The stages of this plan have unlike meshes.", "Plan stages with as many devices each.")
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.operators}
     owners = [stage_of[graph.ops[start].name] for start in starts]
@@ -45,32 +46,38 @@ def blocks_of(plan: Plan, graph: Graph) -> tuple[int, ...]:
 
 
 def with_blocks(plan: Plan, graph: Graph, counts: Sequence[int]) -> Plan:
-    """The plan with so many blocks in every stage, in their order.
+    """The plan with so many blocks in every stage, in their order; a stage with none, and its ranks, are left out.
 
     Examples
     --------
     >>> with_blocks(plan, plan.graph(), (6, 2))                                                  # doctest: +SKIP
     """
     now = blocks_of(plan, graph)
-    if len(counts) != len(now) or sum(counts) != sum(now) or min(counts) < 1:
+    if len(counts) != len(now) or sum(counts) != sum(now) or min(counts) < 0:
         raise PlanError(
             f"Blocks {list(counts)} do not share out {sum(now)} blocks between {len(now)} stages.",
-            "Give every stage at least one block, and all blocks to somebody.",
+            "Give all blocks to somebody; stages with none are left out.",
         )
     if tuple(counts) == now:
         return plan
     starts = _starts(graph)
-    borders = [0, *(starts[first] for first in list(accumulate(counts))[:-1]), len(graph.ops)]
+    kept = [stage for stage, count in zip(plan.stages, counts, strict=True) if count]
+    firsts = list(accumulate(count for count in counts if count))[:-1]
+    borders = [0, *(starts[first] for first in firsts), len(graph.ops)]
     cuts = [[op.name for op in graph.ops[a:b]] for a, b in pairwise(borders)]
     micro = microbatches(graph, plan.microbatches, plan.batch_norm)
     parts = stage_graphs(micro.graphs[max(micro.graphs)], cuts)
     known = _united([stage.strategy for stage in plan.stages])
     strategies = [_strategy(part, parts, known) for part in parts]
     stages = tuple(
-        replace(stage, operators=tuple(names), strategy=strategy, prediction=None)
-        for stage, names, strategy in zip(plan.stages, cuts, strategies, strict=True)
+        replace(
+            stage, operators=tuple(names), strategy=replace(strategy, shares=stage.strategy.shares), prediction=None
+        )
+        for stage, names, strategy in zip(kept, cuts, strategies, strict=True)
     )
-    return replace(plan, stages=stages, strategy=strategies[0])
+    same = len(kept) == len(plan.stages)
+    schedule = plan.schedule if same else known_schedule("1f1b", len(kept), plan.microbatches)
+    return replace(plan, stages=stages, strategy=stages[0].strategy, schedule=schedule)
 
 
 def _starts(graph: Graph) -> list[int]:

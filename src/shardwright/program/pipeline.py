@@ -99,9 +99,15 @@ class Pipeline:
         parts = {size: stage_graphs(one, names) for size, one in micro.graphs.items()}
         return Pipeline(micro, tuple(stages), schedule, parts)
 
+    @cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that have stages; other ranks of the job only look on."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
     @property
     def ranks(self) -> int:
-        return len({rank for stage in self.stages for rank in stage.ranks})
+        """How many there are, up to the last that works."""
+        return 1 + self.workers[-1]
 
     @cached_property
     def borders(self) -> Mapping[int, tuple[Border, ...]]:
@@ -164,16 +170,16 @@ class Pipeline:
         return any(action.stage == stage and action.kind == INPUT for action in self.schedule.actions())
 
     def steps(self, rank: int) -> tuple[Step, ...]:
-        """What one rank does, in order."""
-        return self._every[rank]
+        """What one rank does, in order; nothing where it has no stage."""
+        return self._every[rank] if rank < self.ranks else ()
 
     @cached_property
     def _every(self) -> tuple[tuple[Step, ...], ...]:
         return tuple(tuple(self._steps(rank)) for rank in range(self.ranks))
 
     def _steps(self, rank: int) -> Iterator[Step]:
-        device = next(d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks)
-        for action in self.schedule.orders[device]:
+        own = [d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks]
+        for action in self.schedule.orders[own[0]] if own else ():
             if action.kind == WEIGHT:
                 yield Step(action, (), ())
                 continue

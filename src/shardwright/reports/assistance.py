@@ -52,6 +52,7 @@ def events_of(path: Path) -> list[Event]:
 def picture(events: Sequence[Event]) -> Drawing:
     """The events as a drawing: ``.svg()`` or ``.pdf()``."""
     seen = [event for event in events if event.event in ("observed", "reached")]
+    seen = [event for event in seen if len(event.rows) == len(event.slowness) == len(seen[0].rows)]  # of all ranks
     if not seen:
         return Drawing(WIDTH, 40, (Words(12, 24, "The assistant has seen no steps.", 14),))
     first, last = seen[0].step, max(events[-1].step, seen[0].step + 1)

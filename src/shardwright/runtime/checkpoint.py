@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from shardwright.errors import RunError
 from shardwright.files import parse_json
 from shardwright.runtime.checkpoint_reading import load, read_metadata
+from shardwright.runtime.replanning import ELASTIC_VARIABLE
 from shardwright.runtime.weights import check_names
 
 # Optimizer state under the names of the parameters, so that it does not depend on how they are grouped or numbered.
@@ -79,6 +80,13 @@ def save_checkpoint(
         _remove(replaced)
         for old in checkpoints(folder)[:-keep]:
             _remove(old)
+    if _elastic():
+        from shardwright.runtime.survivors import forget, survive
+
+        if first:
+            forget(folder)
+        if not extra:  # nobody else could say what those values are some steps later
+            survive(folder, step, model, optimizer)
     _meet()
     return final
 
@@ -88,12 +96,29 @@ def load_checkpoint(
 ) -> dict[str, Any] | None:
     """Resume from the latest complete checkpoint in ``folder``; ``None`` where there is none, else its ``extra`` values.
 
+    In a job started with ``shardwright run --elastic``, where a later step survived in the memory of the ranks that did not
+    die (:mod:`shardwright.runtime.survivors`), that step is resumed.
+
     Examples
     --------
     >>> resumed = load_checkpoint("checkpoints", model, optimizer)            # doctest: +SKIP
     >>> start = resumed["step"] if resumed else 0                             # doctest: +SKIP
     """
-    found = checkpoints(folder)
+    extra = _loaded(checkpoints(folder), model, optimizer)
+    known = {"step": 0} if extra is None else extra
+    if _elastic() and known.keys() == {"step"}:
+        from shardwright.runtime.survivors import resume, survive
+
+        survived = resume(Path(folder), known["step"], model, optimizer)
+        extra = extra if survived is None else {"step": survived}
+        survive(Path(folder), (extra or known)["step"], model, optimizer)
+    return extra
+
+
+def _loaded(
+    found: list[Path], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, Any] | None:
+    """What the last of these checkpoints says about itself, once model and optimizer have what it holds."""
     if not found:
         return None
     state = _state(model, optimizer)
@@ -102,8 +127,9 @@ def load_checkpoint(
     extra = parse_json(str(state["extra"]), f"what {found[-1]} says about itself", RunError)
     if not isinstance(extra, dict):
         raise RunError(f"The checkpoint {found[-1]} does not say at which step it was written.", "Use another one.")
-    set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
-    if optimizer is not None:
+    if state["model"]:
+        set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
+    if optimizer is not None and state["model"]:
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_BY_NAME)
     torch.set_rng_state(state["random"])
     return extra
@@ -143,6 +169,8 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 
 def _state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    if not model.state_dict():  # a rank that holds nothing: torch takes that for a mistake
+        return {"model": {}, "optimizer": {}}
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         state["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
@@ -165,6 +193,10 @@ def _sync(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def _elastic() -> bool:
+    return os.environ.get(ELASTIC_VARIABLE) == "1" and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _meet() -> None:

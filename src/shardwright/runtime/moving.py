@@ -64,7 +64,13 @@ def move(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, plan: 
     finally:
         set_random_state(state, device)
     agree_on_moving(trouble, device)
+    if isinstance(model, PipelineModule):  # stages have drawn by themselves, and ranks that looked on not at all
+        drawn = [state]
+        dist.broadcast_object_list(drawn, model.pipeline.workers[0])
+        set_random_state(drawn[0], device)
+    met = model._met
     model._become(made(moving.perform()))
+    model._met = met
 
 
 def agree_on_moving(trouble: ShardwrightError | None, device: torch.device) -> None:
@@ -92,11 +98,7 @@ def prepared(model: ParallelModule | PipelineModule, plan: Plan, device: torch.d
 
     graph, calling = model.graph, model._calling
     plan.check(graph)
-    if plan.devices != dist.get_world_size():
-        raise PlanError(
-            f"The plan is for {plan.devices} processes, and {dist.get_world_size()} are running.",
-            "Plan for those that are there; fewer or more start anew, from a checkpoint.",
-        )
+    _refuse_others(plan)
     pipelined = isinstance(model, PipelineModule)
     options = {} if pipelined else model._options
     precision = model._precision if pipelined else (options["compute_dtype"], options["reduce_dtype"])
@@ -137,6 +139,17 @@ def _refuse_held_back(model: ParallelModule | PipelineModule) -> None:
         raise RunError(
             "Gradients are held back by no_sync(), summed for the plan as it is now.",
             "Move after the pass that reduces them.",
+        )
+
+
+def _refuse_others(plan: Plan) -> None:
+    """A plan is for all processes; one with stages may leave some out, which then only look on."""
+    here = dist.get_world_size()
+    last = max((rank for stage in plan.stages for rank in stage.ranks), default=plan.devices - 1)
+    if last >= here or (not plan.stages and plan.devices != here):
+        raise PlanError(
+            f"The plan is for {plan.devices} processes, and {here} are running.",
+            "Plan for those that are there; fewer or more start anew, from a checkpoint.",
         )
 
 

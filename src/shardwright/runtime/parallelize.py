@@ -148,6 +148,7 @@ def parallelize(
                 compare_batches=compare_batches,
             )
             profile_if_asked(staged, every_rank=True)
+            assist_if_asked(staged)
             return staged
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute))

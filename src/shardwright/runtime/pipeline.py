@@ -68,12 +68,14 @@ class PipelineModule(Owning):
         aside: Mapping[str, Tensor],
         *,
         home: dict[str, Any],
+        workers: Line | None,
         calling: Calling | None = None,
         original: torch.nn.Module | None = None,
         compare_batches: int = 1,
     ) -> None:
         """``tensors`` are this rank's parameters and buffers, ``aside`` the buffers that preparing a batch reads, ``home``
-        where the parts look parameters up: filled here."""
+        where the parts look parameters up: filled here; ``workers`` the ranks that have stages, if this is one: others
+        only look on."""
         super().__init__()
         self.pipeline, self.mesh, self._parts, self._calling = pipeline, mesh, parts, calling
         self._aside = dict(aside)
@@ -84,7 +86,7 @@ class PipelineModule(Owning):
         parameters = [p for p in graph.parameters if p.tensor in own]
         self._own(parameters, [b for b in graph.buffers if b.tensor in own], tensors)
         home.update(self._home)
-        every = tuple(pipeline.steps(rank) for rank in range(pipeline.ranks))
+        every = tuple(pipeline.steps(rank) for rank in range(dist.get_world_size()))
         self._orders = {"whole": every, "forward": only(every, True), "backward": only(every, False)}
         pairs = channels(every)
         self._mail = {name: Mail(steps, self._rank, self._device, pairs) for name, steps in self._orders.items()}
@@ -97,7 +99,8 @@ class PipelineModule(Owning):
         self._waiting: dict[int, KeptBack] = {}
         self._hold = self._met = False
         self._telling = Telling()
-        self._same_rows = _same_rows(graph, self._device, compare_batches)
+        self._workers = workers
+        self._same_rows = _same_rows(graph, self._device, compare_batches, pipeline.workers, workers)
         ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
         self._ties = [tie for tie in ties if tie.group is not None]
         self._output_tree = restored_tree(graph.output_tree)
@@ -271,10 +274,8 @@ def _loss(graph: Graph) -> int | None:
     return None
 
 
-def _same_rows(graph: Graph, device: torch.device, every: int) -> SameRows:
+def _same_rows(graph: Graph, device: torch.device, every: int, ranks: Sequence[int], workers: Line | None) -> SameRows:
     """All ranks of a pipeline are given the whole batch, from which each takes its rows: it must be the same batch."""
-    world = dist.group.WORLD
-    assert world is not None
-    line = Line(world.group_name, dist.get_world_size(), dist.get_rank())
     names = [entry.tensor for entry in graph.inputs if entry.tensor is not None]
-    return SameRows([line], dict.fromkeys(names, (Replicate(),)), torch.arange(line.size), device, every)
+    lines = [] if workers is None else [workers]
+    return SameRows(lines, dict.fromkeys(names, (Replicate(),)), torch.tensor(ranks), device, every if lines else 0)

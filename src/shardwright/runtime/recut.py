@@ -35,6 +35,10 @@ Regions = Mapping[int, Region]
 """Which part of a tensor lies on which rank."""
 
 
+under_way = False
+"""Whether this process is in the middle of a move: some tensors lie as before, some as after it."""
+
+
 @dataclass(frozen=True)
 class Resting:
     """How one tensor lies: the part of every rank that has one, and how this rank shows its own."""
@@ -107,7 +111,14 @@ class Moving:
 
     def perform(self) -> dict[str, Any]:
         """Move everything; gives this rank's parameters and buffers as they lie from now on."""
-        told, found, known = self._tell(), {}, dict[int, Any]()
+        global under_way
+        under_way = True
+        found = self._performed()
+        under_way = False
+        return found
+
+    def _performed(self) -> dict[str, Any]:
+        told, found, known = self._tell(), dict[str, Any](), dict[int, Any]()
         for name in self._before:
             old = self._held.get(name)
             if old is not None and id(old) in known:  # the same tensor under two names

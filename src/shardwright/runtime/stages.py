@@ -19,6 +19,7 @@ from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.program import Decisions
 from shardwright.program.pipeline import Pipeline, StageProgram, check
+from shardwright.program.steps import Line
 from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.execution import Gradients, Rank
 from shardwright.runtime.passage import StagePart
@@ -44,6 +45,8 @@ class Stages:
     decisions: tuple[Decisions, ...]
     programs: Mapping[tuple[int, int], StageProgram]
     own: tuple[int, ...]
+    workers: Line | None
+    """All ranks that have stages, on those ranks."""
 
     @staticmethod
     def of(plan: Plan, graph: Graph, kind: str, known: Meshes) -> Stages:
@@ -68,11 +71,17 @@ class Stages:
                 validate_dataflow(one.program.flow)
                 validate_program(one.program)
                 programs[number, size] = one
-        return Stages(plan, pipeline, meshes, known, decisions, programs, own)
+        workers = _workers(pipeline.workers, kind, known)
+        return Stages(plan, pipeline, meshes, known, decisions, programs, own, workers)
 
     @property
     def device(self) -> torch.device:
-        return device_of(self.meshes[self.own[0]])
+        return device_of(self.mesh)
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """That of this rank's first stage; any, where it has none."""
+        return self.meshes[self.own[0] if self.own else 0]
 
     def largest(self, stage: int) -> StageProgram:
         """The program of a stage for the largest micro-batches."""
@@ -101,7 +110,15 @@ class Stages:
                 place = Rank(mesh, self.device, groups, gradients, home, constants, *precision, "whole", "whole")
                 parts[number, size] = StagePart.of(StageExecutor(one, place), part, place, self.decisions[number])
         made = PipelineModule(
-            self.pipeline, parts, self.meshes[self.own[0]], tensors, self.decisions, aside, home=home, **options
+            self.pipeline,
+            parts,
+            self.mesh,
+            tensors,
+            self.decisions,
+            aside,
+            home=home,
+            workers=self.workers,
+            **options,
         )
         made.__dict__["_stages"], made.__dict__["_precision"] = self, precision
         return made
@@ -118,6 +135,16 @@ def stages_resting(pipeline: Pipeline, meshes: tuple[DeviceMesh, ...]) -> dict[s
             shown = own if first.place is None else first
             found[name] = replace(shown, regions={**first.regions, **own.regions})
     return found
+
+
+def _workers(ranks: tuple[int, ...], kind: str, known: Meshes) -> Line | None:
+    """The line of all ranks that have stages, where this is one of them; every rank takes part in making it."""
+    rank, group = dist.get_rank(), dist.group.WORLD
+    if len(ranks) < dist.get_world_size():
+        if (ranks, ()) not in known:
+            known[ranks, ()] = DeviceMesh(kind, torch.tensor(ranks), mesh_dim_names=("workers",))
+        group = known[ranks, ()].get_group() if rank in ranks else None
+    return None if group is None or rank not in ranks else Line(group.group_name, len(ranks), ranks.index(rank))
 
 
 def _meshes(plan: Plan, kind: str, known: Meshes) -> tuple[DeviceMesh, ...]:

@@ -27,7 +27,7 @@ from shardwright.graph.repeats import block_paths, span_of
 from shardwright.plans import Plan, Prediction, Proof
 from shardwright.plans.plan import Signature
 from shardwright.runtime import parallelize
-from shardwright.runtime.assistant import Assistant, assist, clocks, links
+from shardwright.runtime.assistant import Assistant, assist, changing, clocks, fewer, links
 from shardwright.runtime.assistant import assistant as acting
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.search.baselines import restriction
@@ -36,6 +36,7 @@ from shardwright.search.formulate import formulate
 from shardwright.verification.precision import all_double
 
 Subject = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
+YARDSTICK = fewer.yardstick
 
 
 @functools.cache
@@ -100,7 +101,7 @@ def farthest(parallel: Any, model: nn.Module) -> float:
 
 
 def random_rows(random: Random, assistant: Assistant) -> list[int]:
-    rows, unit = assistant.rows, assistant._mover.shares.unit
+    rows, unit = assistant.rows, assistant._levers[0].mover.shares.unit
     borders = sorted(random.sample(range(1, sum(rows) // unit), len(rows) - 1))
     return [unit * (b - a) for a, b in zip([0, *borders], [*borders, sum(rows) // unit], strict=True)]
 
@@ -110,7 +111,7 @@ def trained(
 ) -> tuple[float, float]:
     subject = make()
     parallel, optimizer, assistant = assisted(subject, search, sizes)
-    assistant._mover.traces = traces
+    assistant._levers[0].mover.traces = traces
     alone = copy.deepcopy(subject[0])
     single = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
     random, far = Random(5), abs(step(parallel, optimizer, subject) - step(alone, single, subject))
@@ -268,20 +269,22 @@ def test_gradients_that_are_held_back_keep_their_shares() -> None:
     assert all("held back by no_sync()" in message for message in POOL.run(held_back))
 
 
-def staged() -> tuple[Subject, Any, torch.optim.Optimizer, Assistant]:
-    """Four stages with two blocks each."""
-    subject = built("gpt:small,layers=8,batch=4")
+def staged(stages: int = 4) -> tuple[Subject, Any, torch.optim.Optimizer, Assistant]:
+    """Four stages with two blocks each, or two with two replicas each."""
+    subject = built("gpt:small,layers=8,batch=4" if stages == 4 else "gpt:small,layers=2,batch=8")
     model, args, kwargs, graph = subject
     starts = [span_of(graph, path).start for path in block_paths(graph)]
-    cuts = [[op.name for op in graph.ops[a:b]] for a, b in pairwise([0, *starts[2::2], len(graph.ops)])]
+    apart = len(starts) // stages
+    cuts = [[op.name for op in graph.ops[a:b]] for a, b in pairwise([0, *starts[apart::apart], len(graph.ops)])]
+    plan = pipeline_plan(graph, cuts, 2, "1f1b", 4 // stages, inside="data" if stages < 4 else "alone")
     with all_double():
-        parallel = parallelize(model, pipeline_plan(graph, cuts, 2, "1f1b"), args, kwargs, graph=graph, keep=True)
+        parallel = parallelize(model, plan, args, kwargs, graph=graph, keep=True)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
     return subject, parallel, optimizer, assist(parallel, optimizer)
 
 
 def slowed(rank: int, what: str) -> Any:
-    """Every row takes 15 ms, on rank 1 five times as long, until rows have been moved; then no longer.
+    """Every row takes 15 ms, on rank 1 almost twice as long, until rows have been moved; then no longer.
 
     Time is the test's own, so that nothing depends on how busy the machine is.
     """
@@ -289,15 +292,18 @@ def slowed(rank: int, what: str) -> Any:
     clocks.perf_counter = acting.perf_counter = lambda: now[0]
     if what == "blocks":
         subject, parallel, optimizer, assistant = staged()
+    elif what == "replicas":
+        subject, parallel, optimizer, assistant = staged(2)
     else:
         subject = drawing() if what == "rows" else heads()
         search = "data-parallel" if what == "rows" else "megatron"
         parallel, optimizer, assistant = assisted(subject, search, (4,))
-    assistant._mover.traces = False
-    slow = 5.0
+    assistant._levers[0].mover.traces = False
+    slow = 1.9
 
     def work(*_: Any) -> None:
-        now[0] += 0.015 * assistant.rows[rank] * (slow if rank == 1 else 1.0)
+        rows = assistant.rows[rank] if rank < len(assistant.rows) else 2
+        now[0] += 0.015 * rows * (slow if rank == 1 else 1.0)
 
     hook = parallel.register_forward_pre_hook(work)
     seen = [assistant.rows]
@@ -315,13 +321,62 @@ def slowed(rank: int, what: str) -> Any:
     return seen, [(event.event, event.rank, str(event)) for event in assistant.events]
 
 
-@pytest.mark.parametrize("what", ["rows", "parts", "blocks"])
+@pytest.mark.parametrize("what", ["rows", "parts", "blocks", "replicas"])
 def test_a_slow_rank_gives_work_away_and_gets_it_back(what: str) -> None:
-    """The ranks that wait for it are not taken for slow; all ranks decide alike."""
+    """The ranks that wait for it are not taken for slow; all ranks decide alike. Replicas are those of a stage: two of them
+    share the rows of its micro-batches, the other stage keeps its own."""
     answers = POOL.run(slowed, what, seconds=200)
     assert all(rows == answers[0][0] for rows, _ in answers)
     rows, events = answers[0]
-    assert rows[0] == (2, 2, 2, 2) and (1 in [given[1] for given in rows]) and rows[-1][1] == 2
+    equal = (2, 2) if what == "replicas" else (2, 2, 2, 2)
+    assert rows[0] == equal and (1 in [given[1] for given in rows]) and rows[-1][1] == 2
     moves = [(rank, text) for event, rank, text in events if event == "moved"]
-    assert moves[0][0] == 1 and "× slower since step" in moves[0][1] and f"1 of 8 {what}; step" in moves[0][1]
+    moved = "1 of 4 rows" if what == "replicas" else f"1 of 8 {what}"
+    assert moves[0][0] == 1 and "× slower since step" in moves[0][1] and f"{moved}; step" in moves[0][1]
     assert not any(events for _, events in answers[1:])
+
+
+def without(rank: int, what: str) -> tuple[float, list[str], list[tuple[int, ...]], int]:
+    """Rank 1 is thirty times slower than the others for a while."""
+    subject, now, slow = gpt() if what == "rows" else heads(), [0.0], 30.0
+    clocks.perf_counter = acting.perf_counter = lambda: now[0]
+    changing.yardstick = fewer.yardstick = lambda _: 1 / slow
+    if what == "blocks":
+        subject, parallel, optimizer, assistant = staged()
+    else:
+        search = "data-parallel" if what == "rows" else "megatron"
+        parallel, optimizer, assistant = assisted(subject, search, (4,))
+    assistant._levers[0].mover.traces = False
+    alone = copy.deepcopy(subject[0])
+    single = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
+
+    def work(*_: Any) -> None:
+        own = assistant.rows[min(rank, len(assistant.rows) - 1)] if assistant.rows else 0
+        now[0] += 0.2 * own * (slow if rank == 1 else 1.0)
+
+    hook, far, seen, held = parallel.register_forward_pre_hook(work), 0.0, [assistant.left_out], 1
+    for _ in range(90):
+        far = max(far, abs(step(parallel, optimizer, subject) - step(alone, single, subject)))
+        if assistant.left_out != seen[-1]:
+            seen.append(assistant.left_out)
+            held = min(held, len(list(parallel.parameters())))
+            slow = 1.0
+        if len(seen) == 3:
+            break
+    far = max(far, abs(step(parallel, optimizer, subject) - step(alone, single, subject)))
+    hook.remove()
+    assistant.leave()
+    clocks.perf_counter = acting.perf_counter = time.perf_counter
+    changing.yardstick = fewer.yardstick = YARDSTICK
+    return far, [str(e) for e in assistant.events if e.event == "moved"], seen, held
+
+
+@pytest.mark.parametrize("what", ["rows", "parts", "blocks"])
+def test_a_rank_that_is_much_too_slow_is_left_out_and_taken_back(what: str) -> None:
+    """It holds nothing meanwhile, is told the losses, and all numbers stay those of one process."""
+    answers = POOL.run(without, what, seconds=240)
+    assert all(far < 1e-9 and seen == [(), (1,), ()] for far, _, seen, _ in answers)
+    assert [held > 0 for *_, held in answers] == [True, False, True, True]
+    left, back = answers[0][1]
+    assert left.startswith("rank 1 is 30 × slower since step") and "went on without it" in left
+    assert back.startswith("rank 1 is as fast as the others since step") and "took it back" in back

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from shardwright.runtime.assistant.fewer import Absence
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 
 COST = 1.0
@@ -110,6 +111,41 @@ def test_steps_that_a_rank_does_not_know_are_passed_over() -> None:
     for number in range(6):
         watch.add(number, [1.0, float("nan")], [0.0, 0.0])
     assert watch.verdict(0.0) is None and watch.step_seconds is None
+
+
+@pytest.mark.parametrize(("ranks", "slower"), [(4, 30.0), (16, 30.0), (256, 30.0), (64, 8.0)])
+def test_a_rank_that_is_much_too_slow_is_left_out(ranks: int, slower: float) -> None:
+    """And the step is within a row of what the others alone make possible."""
+    job = Ranks([2] * ranks, fixed=0.3)
+    job.watch.droppable = True
+    job.run(16)
+    job.slow[1] = slower
+    job.run(10)
+    (_, found), *_ = job.moves
+    assert found.rank == 1 and found.rows[1] == 0 and found.rows.count(0) == 1 and sum(found.rows) == 2 * ranks
+    assert found.expected <= found.possible + 0.011 and found.expected < 0.3 * found.seconds
+
+
+def test_a_rank_is_taken_back_when_it_is_worth_its_share() -> None:
+    watch = Watch((2,) * 8, droppable=True)
+    for number in range(8):
+        watch.add(number, [1.0, 30.0, *[1.0] * 6], [29.0, 0.0, *[29.0] * 6])
+    found = watch.verdict(1.0)
+    assert found is not None and found.rows[1] == 0
+    absence = Absence(found, tuple((rank,) for rank in range(8)), lambda rows: rows, 16, 1.0)
+    assert absence.left_out == {1: 1}
+    assert absence.rows_with({1: 30.0}, Rule(), 1.0) is None and absence.rows_with({1: 1.0}, Rule(), 1e6) is None
+    back = absence.rows_with({1: 1.0}, Rule(), 1.0)
+    assert back is not None and back.rows == (2,) * 8 and back.rank == 1 and back.expected < found.expected
+
+
+def test_a_stage_that_nobody_waits_for_keeps_its_rows() -> None:
+    """Its own ranks would be faster; the step would not."""
+    for others, moves in ((0.0, True), (2.5, False)):
+        watch = Watch((8, 8))
+        for number in range(8):
+            watch.add(number, [1.0, 2.0], [1.0, 0.0], others=others)
+        assert (watch.verdict(0.0) is not None) == moves
 
 
 def test_the_fixed_part_is_learnt_from_a_move() -> None:

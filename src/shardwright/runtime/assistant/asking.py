@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardwright.errors import RunError
-from shardwright.runtime.assistant.assistant import EVENTS_VARIABLE, assist, check_mode
 from shardwright.runtime.assistant.events import log
+from shardwright.runtime.assistant.starting import EVENTS_VARIABLE, assist, check_mode
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.pipeline import PipelineModule
 

@@ -9,13 +9,18 @@ after the last of them stays where it is.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
-import torch.distributed as dist
 
 from shardwright.errors import RunError, ShardwrightError
+from shardwright.graph import Op
+from shardwright.graph.repeats import block_paths
+from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
-from shardwright.program.steps import Line
+from shardwright.runtime.assistant.fewer import Plans
+from shardwright.runtime.assistant.prices import outside_part
+from shardwright.runtime.assistant.replicas import settle
 from shardwright.runtime.moving import move
 from shardwright.runtime.pipeline import PipelineModule
 
@@ -45,13 +50,16 @@ class BlockMover:
                 f"The plan has {len(plan.stages)} stages, several of them on the same ranks.",
                 "Assist a pipeline with one stage on every device.",
             )
-        self._module, self._optimizer, self._plan = module, optimizer, plan
+        self._module, self._optimizer = module, optimizer
         self.shares = Blocks(blocks_of(plan, module.graph))
-        world = dist.group.WORLD
-        assert world is not None
-        self.lines = [Line(world.group_name, dist.get_world_size(), dist.get_rank())]
+        assert module._workers is not None  # ranks that only look on move nothing
+        self.lines, self.traces, self.droppable = [module._workers], True, True
         self.device: torch.device = module._device
-        self.traces = True
+
+    @property
+    def _plan(self) -> Plan:
+        plan: Plan = self._module._stages.plan
+        return plan
 
     @property
     def held_back(self) -> bool:
@@ -59,18 +67,39 @@ class BlockMover:
         return bool(self._module._waiting)
 
     @property
-    def places(self) -> list[list[int]]:
-        """The ranks of every stage."""
+    def ranks(self) -> list[list[int]]:
+        """Those of every stage."""
         return [list(stage.ranks) for stage in self._plan.stages]
+
+    @property
+    def places(self) -> list[list[int]]:
+        """The same, counted among those that work."""
+        workers = self._module.pipeline.workers
+        return [[workers.index(rank) for rank in ranks] for ranks in self.ranks]
+
+    @cached_property
+    def fixed(self) -> float:
+        """By prices, what this rank's stage does before the first block and after the last."""
+        paths = block_paths(self._module.graph)
+
+        def inside(op: Op) -> bool:
+            return any(op.module == path or op.module.startswith(f"{path}.") for path in paths)
+
+        (number,) = self._module._stages.own
+        program = self._module._stages.largest(number).program
+        return outside_part(program, self._plan.stage_mesh(number), inside, self.shares.rows[number])
+
+    def plans(self) -> Plans:
+        """The plan with other blocks in its stages; where one has none, without it."""
+        return partial(with_blocks, self._plan, self._module.graph)
 
     def move(self, rows: tuple[int, ...]) -> bool:
         """Give every stage so many blocks from the next step on; false where some rank cannot, and nothing has changed."""
         try:
-            move(self._module, self._optimizer, with_blocks(self._plan, self._module.graph, rows))
+            move(self._module, self._optimizer, self.plans()(rows))
         except ShardwrightError:
             return False
         if self.traces:
-            for part in self._module._parts.values():
-                part.executor.settle()
+            settle(self._module)
         self.shares = replace(self.shares, rows=rows)
         return True

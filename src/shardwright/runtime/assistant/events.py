@@ -2,7 +2,8 @@
 
 A file of events holds one object per line: ``observed`` (speeds, rows and the step, at most one a second), ``moved``,
 ``could move`` (when it only watches), ``refused`` (some rank has no program for such rows) and ``reached`` (the step some
-steps after a move, beside what was expected); ``changed`` and ``could change`` speak of another plan, for slower links.
+steps after a move, beside what was expected); ``changed`` and ``could change`` speak of another plan, for slower links. A
+move that leaves nothing to a rank leaves the rank out, and one that gives it something again takes it back.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Event:
     rank 1 is 1.8 × slower since step 412: moved 9 of 32 rows; step 1.31 s → 1.02 s, possible 970 ms
     >>> print(Event("moved", 520, (25, 7), (16, 16), (1.0, 1.01), 1, 513, 1.1, 0.73, 0.73))
     rank 1 is as fast as the others since step 513: moved 9 of 32 rows; step 1.1 s → 730 ms, possible 730 ms
+    >>> print(Event("moved", 620, (16, 8, 8), (17, 15, 0), (1.0, 1.0, 40.0), 2, 612, 3.6, 0.8, 0.77))
+    rank 2 is 40 × slower since step 612: went on without it; step 3.6 s → 800 ms, possible 770 ms
     """
 
     event: str
@@ -62,7 +65,12 @@ class Event:
             since = f"links are {self.slowness[0]:.2g} × slower than planned since step {self.since}"
             times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
             return f"{since}: {done[self.event]} another plan; {times}"
-        own, rows = self.slowness[self.rank], f"{self.moved} of {sum(self.rows)} {self.what}"
+        own, rows = self.slowness[self.rank], f"move {self.moved} of {sum(self.rows)} {self.what}"
+        moved = rows.replace("move", "moved")
+        if 0 in self.rows and 0 not in self.rows_before:
+            rows, moved = "go on without it", "went on without it"
+        elif 0 in self.rows_before and 0 not in self.rows:
+            rows, moved = "take it back", "took it back"
         how = (
             f"{own:.2g} × slower"
             if own > 1.05
@@ -70,7 +78,7 @@ class Event:
             if own < 0.95
             else "as fast as the others"
         )
-        what = {"moved": f"moved {rows}", "could move": f"could move {rows}", "refused": f"could not move {rows}"}
+        what = {"moved": moved, "could move": f"could {rows}", "refused": f"could not {rows}"}
         times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
         possible = f"possible {seconds_text(self.possible_seconds)}"
         return f"rank {self.rank} is {how} since step {self.since}: {what[self.event]}; {times}, {possible}"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -21,9 +22,12 @@ from shardwright._torch_compat import start_gathering
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.operators.rules import chunk, divides_exactly
+from shardwright.plans import Plan
 from shardwright.program import Program
 from shardwright.program.dataflow import Compute
 from shardwright.program.steps import Line
+from shardwright.runtime.assistant.fewer import Plans, as_one_stage, bare_plan, on_fewer
+from shardwright.runtime.assistant.prices import uncut_part
 from shardwright.runtime.execution import Execution
 from shardwright.runtime.module import ParallelModule
 
@@ -176,6 +180,42 @@ class Mover:
     def held_back(self) -> bool:
         """By no_sync(): the sums belong to the shares as they are."""
         return bool(self._module._gradients.holding)
+
+    @property
+    def ranks(self) -> list[list[int]]:
+        """Whose every share is."""
+        table, axis = self._module.mesh.mesh, self.shares.axis
+        return [table.select(axis, index).flatten().tolist() for index in range(len(self.shares.rows))]
+
+    @property
+    def droppable(self) -> bool:
+        """Whether ranks can be left out: whatever they hold moves, and results are whole on every rank."""
+        return self._optimizer is not None and self._module._options["outputs"] == "whole"
+
+    @cached_property
+    def fixed(self) -> float:
+        """By prices, what this rank does whatever its share."""
+        mesh = self._plan.mesh
+        return uncut_part(self._module.program, mesh, self.shares.axis, self.shares.rows) / self.shares.unit
+
+    @property
+    def _plan(self) -> Plan:
+        """The plan as it runs now."""
+        module = self._module
+        known: Plan = module.__dict__.get("_plan") or bare_plan(module.graph, module.program.strategy)
+        return replace(known, strategy=module.program.strategy)
+
+    def plans(self) -> Plans:
+        """The plan with other shares; where one has nothing, without its ranks."""
+        plan, shares = self._plan, self.shares
+        every = as_one_stage(plan, self._module.graph, self._module.mesh.mesh.flatten().tolist())
+
+        def plan_for(rows: tuple[int, ...]) -> Plan:
+            stage = on_fewer(every.stages[0], shares, rows)
+            staged = replace(every, stages=(stage,), strategy=stage.strategy)
+            return staged if 0 in rows else replace(plan, strategy=stage.strategy)
+
+        return plan_for
 
     @property
     def places(self) -> list[list[int]]:

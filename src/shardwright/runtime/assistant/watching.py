@@ -1,9 +1,11 @@
 """What the steps say about the speeds of the ranks, and whether to share the work anew.
 
-A rank's work in a step is taken to be its slowness times (the rows it has + a fixed part, which every rank has whatever its
-rows: the update, seen by itself, and what else did not move with the rows when they were moved). Over a window of steps the
-median of each rank's work gives the slownesses; rows dealt out by them (:func:`shardwright.search.dealing.deal`) give a step
-that is expected, and work over summed speeds the one that is possible. A window asks for a move when nearly all of its steps
+A rank's work in a step is taken to be its slowness times (the rows it has + a fixed part, which it has whatever its rows:
+what prices say that the axis does not cut, the update, seen by itself, and what else did not move with the rows when they
+were moved). Over a window of steps the median of each rank's work gives the slownesses; rows dealt out by them
+(:func:`shardwright.search.dealing.deal`) give a step that is expected, and work over summed speeds the one that is possible.
+A rank so slow that its fixed part alone holds the others up is given no rows at all, where it can be left out. A window asks
+for a move when nearly all of its steps
 would gain by it, when its halves agree (what is still changing is not acted upon), when together they gain more than the
 noise of single steps explains (the median of successive differences, which a change of level enters only once), and when
 what is gained pays for the move within a stated number of steps. Short windows see large changes soon, long ones small
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,21 +64,33 @@ class Verdict:
     seconds: float
     expected: float
     possible: float
+    fixed: tuple[float, ...] = ()
+    """Of every rank, what it does whatever its rows, in rows."""
+
+
+class _Step(NamedTuple):
+    """One step as all ranks saw it."""
+
+    number: int
+    work: Floats
+    waited: Floats
+    others: float
 
 
 @dataclass
 class Watch:
-    """The steps of some ranks that share ``rows``; ``least`` rows stay with each."""
+    """The steps of some ranks that share ``rows``; each keeps one at least, or, where they are ``droppable``, none and is
+    left out."""
 
     rows: tuple[int, ...]
     rule: Rule = field(default_factory=Rule)
-    least: int = 1
-    fixed: float = 0.0
-    """Work that does not depend on the rows, in rows."""
+    droppable: bool = False
 
     def __post_init__(self) -> None:
         length = max(self.rule.windows)
-        self._steps: deque[tuple[int, Floats, Floats]] = deque(maxlen=length)
+        self._steps: deque[_Step] = deque(maxlen=length)
+        self._priced = self.fixed = np.zeros(len(self.rows))
+        """Of every rank, work that does not depend on the rows, in rows: by prices, and by all that is known."""
         self._differences: deque[Floats] = deque(maxlen=4 * length)
         self._updates: deque[float] = deque(maxlen=length)
         self._learnt, self._looks = 0.0, 0
@@ -83,20 +98,29 @@ class Watch:
         self.slowness: tuple[float, ...] = (1.0,) * len(self.rows)
         """As it was known when the rows were last dealt out."""
 
-    def add(self, step: int, work: Seconds, waited: Seconds, update: Seconds = ()) -> None:
+    def add(self, step: int, work: Seconds, waited: Seconds, update: Seconds = (), others: float = 0.0) -> None:
         """The seconds of one step, of every rank; a step that some rank does not know is passed over.
 
-        ``update``: the part of the work that comes after the backward pass, whatever the rows.
+        ``update``: the part of the work that comes after the backward pass, whatever the rows. ``others``: the longest work
+        of ranks that share none of these rows and are waited for all the same.
         """
         seconds = np.asarray(work, float)
-        if not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        if not (np.isfinite(seconds).all() and (seconds > 0).all() and np.isfinite(others)):
             return
         if self._steps:
-            self._differences.append(np.abs(np.log(seconds / self._steps[-1][1])))
-        self._steps.append((step, seconds, np.asarray(waited, float)))
+            self._differences.append(np.abs(np.log(seconds / self._steps[-1].work)))
+        self._steps.append(_Step(step, seconds, np.asarray(waited, float), others))
         if len(update):
             apart = np.asarray(update, float)
             self._updates.append(float((apart / (seconds - apart) * np.asarray(self.rows)).min()))
+
+    def priced(self, fixed: Seconds) -> None:
+        """What prices say of every rank's fixed part, in rows."""
+        self._priced = np.clip(np.nan_to_num(np.asarray(fixed, float)), 0.0, sum(self.rows) / len(self.rows))
+        self._reckon()
+
+    def _reckon(self) -> None:
+        self.fixed = np.maximum(self._priced, max(self._learnt, median(self._updates) if self._updates else 0.0))
 
     @property
     def noise(self) -> float:
@@ -107,11 +131,11 @@ class Watch:
 
     @property
     def step_seconds(self) -> float | None:
-        """What a step takes lately: the longest work, and what even the last rank waits for (the communication)."""
+        """What a step takes lately, working and waiting."""
         if len(self._steps) < min(self.rule.windows):
             return None
-        work, waited = self._window(min(self.rule.windows))
-        return float(np.median(work, axis=0).max() + np.median(waited, axis=0).min())
+        work, waited, _ = self._window(min(self.rule.windows))
+        return _whole(work, waited)
 
     @property
     def seen_slowness(self) -> tuple[float, ...]:
@@ -125,25 +149,38 @@ class Watch:
         if known < min(self.rule.windows):
             return None
         self._looks += 1
-        if self._updates:
-            self.fixed = max(self._learnt, median(self._updates))
-        work, waited = self._window(known)
+        self._reckon()
+        work, waited, others = self._window(known)
         noise = None
         for length in self.rule.windows:
-            if length > known or self._looks % max(length // 4, 1):
+            if length > known or self._looks % max(length // 8, 1):
                 continue  # a long window has not changed much since the last look
-            window = work[-length:]
-            levels = np.median(window, axis=0)
-            costs, now = levels / (np.asarray(self.rows) + self.fixed), float(levels.max())
-            possible = (sum(self.rows) + len(costs) * self.fixed) / float((1 / costs).sum())
+            window, beside = work[-length:], others[-length:]
+            levels, floor = np.median(window, axis=0), float(np.median(beside))
+            costs, now = levels / (np.asarray(self.rows) + self.fixed), max(float(levels.max()), floor)
+            possible = max(self._possible(costs), floor)
             if 1 - possible / now < self.rule.gain:
                 continue
             noise = self.noise if noise is None else noise
-            rows = self._asked(window, costs, 1 - possible / now, noise, move_seconds / now)
+            rows = self._asked(window, beside, costs, 1 - possible / now, noise, move_seconds / now)
             if rows is not None:
-                communication = float(np.median(waited[-length:], axis=0).min())
-                return self._told(rows, costs, now, possible, communication)
+                communication = max(_whole(window, waited[-length:]) - now, 0.0)  # what even the last rank waits for
+                expected = max(self._expected(rows, costs), floor)
+                return self._told(rows, costs, *(s + communication for s in (now, expected, possible)))
         return None
+
+    def _possible(self, costs: Floats) -> float:
+        """Work over summed speeds: of all ranks, or of the fastest of them where others can be left out."""
+        order = np.argsort(costs)
+        seconds = (sum(self.rows) + np.cumsum(self.fixed[order])) / np.cumsum(1 / costs[order])
+        return float(seconds.min() if self.droppable else seconds[-1])
+
+    def _expected(self, rows: tuple[int, ...], costs: Floats) -> float:
+        return max(float(costs[r] * (n + self.fixed[r])) for r, n in enumerate(rows) if n)
+
+    def _dealt(self, costs: Floats) -> tuple[int, ...]:
+        """The rows by speed; without a rank only where that is worth a dearer move."""
+        return dealt(sum(self.rows), costs, self.fixed, self.rule.gain if self.droppable else inf)
 
     def moved(self, rows: tuple[int, ...]) -> None:
         """The rows were dealt out anew: what is known of steps until now was known of other rows."""
@@ -166,26 +203,31 @@ class Watch:
         rest = work * np.asarray(self.rows) - now * np.asarray(rows)
         answers = rest[moved] / np.where(slope[moved] == 0, np.inf, slope[moved])
         self._learnt = float(np.clip(answers.min(initial=np.inf), 0.0, MOST_FIXED * sum(rows) / len(rows)))
-        self.fixed = max(self._learnt, median(self._updates) if self._updates else 0.0)
+        self._reckon()
 
-    def _window(self, length: int) -> tuple[Floats, Floats]:
+    def _window(self, length: int) -> tuple[Floats, Floats, Floats]:
         steps = list(self._steps)[-length:]
-        return np.stack([work for _, work, _ in steps]), np.stack([waited for _, _, waited in steps])
+        return (
+            np.stack([s.work for s in steps]),
+            np.stack([s.waited for s in steps]),
+            np.array([s.others for s in steps]),
+        )
 
     def _asked(
-        self, work: Floats, costs: Floats, most: float, noise: float, move_steps: float
+        self, work: Floats, others: Floats, costs: Floats, most: float, noise: float, move_steps: float
     ) -> tuple[int, ...] | None:
         """The rows that a window asks for, which could gain ``most`` of the step; a move takes as long as ``move_steps``."""
         needed = max(self.rule.gain, self.rule.certainty * noise / sqrt(len(work)))
         if most < needed:
             return None
-        rows = deal(sum(self.rows), len(costs), lambda r, n: float(costs[r]) * (n + self.fixed), self.least)
-        factors = (np.asarray(rows) + self.fixed) / (np.asarray(self.rows) + self.fixed)
-        levels = np.median(work, axis=0)
-        gain = 1 - float((levels * factors).max() / levels.max())
+        rows = self._dealt(costs)
+        share = np.asarray(rows)
+        factors = np.where(share == 0, 0.0, share + self.fixed) / (np.asarray(self.rows) + self.fixed)
+        levels, floor = np.median(work, axis=0), float(np.median(others))
+        gain = 1 - max(float((levels * factors).max()), floor) / max(float(levels.max()), floor)
         if gain < needed or gain * self.rule.steps < move_steps:
             return None
-        alone = 1 - (work * factors).max(axis=1) / work.max(axis=1)
+        alone = 1 - np.maximum((work * factors).max(axis=1), others) / np.maximum(work.max(axis=1), others)
         if float((alone >= self.rule.gain).mean()) <= NEARLY_ALL:
             return None
         half = len(work) // 2
@@ -193,25 +235,18 @@ class Watch:
         still_changing = float(shift.max()) > max(self.rule.gain, self.rule.certainty * noise * sqrt(2 / half))
         return None if still_changing else rows
 
-    def _told(self, rows: tuple[int, ...], costs: Floats, now: float, possible: float, communication: float) -> Verdict:
+    def _told(self, rows: tuple[int, ...], costs: Floats, seconds: float, expected: float, possible: float) -> Verdict:
         slowness = _relative(costs)
         rank = int(np.argmax(np.abs(np.log(slowness / np.asarray(self.slowness)))))
-        expected = float((costs * (np.asarray(rows) + self.fixed)).max())
-        return Verdict(
-            rows,
-            tuple(slowness.tolist()),
-            rank,
-            self._since(rank, float(slowness[rank])),
-            now + communication,
-            expected + communication,
-            possible + communication,
-        )
+        since = self._since(rank, float(slowness[rank]))
+        fixed = tuple(self.fixed.tolist())
+        return Verdict(rows, tuple(slowness.tolist()), rank, since, seconds, expected, possible, fixed)
 
     def _since(self, rank: int, slowness: float) -> int:
         """The first of the last steps in which the rank was nearer to its slowness now than to that before."""
         border = sqrt(slowness * self.slowness[rank])
         since = self._steps[-1][0]
-        for step, work, _ in reversed(self._steps):
+        for step, work, *_ in reversed(self._steps):
             costs = work / (np.asarray(self.rows) + self.fixed)
             own = float(_relative(costs)[rank])
             if (own > border) != (slowness > border):
@@ -220,6 +255,31 @@ class Watch:
         return since
 
 
+def _whole(work: Floats, waited: Floats) -> float:
+    """Seconds of a step, whoever worked and whoever waited in it."""
+    return float(np.median((work + waited).max(axis=1)))
+
+
 def _relative(costs: Floats) -> Floats:
     """To the median rank: one slow rank of many does not make the others fast. Of an even number, the faster of the two."""
     return costs / float(np.sort(costs)[(len(costs) - 1) // 2])
+
+
+def dealt(rows: int, costs: Seconds, fixed: Seconds, dear: float = inf) -> tuple[int, ...]:
+    """Rows by speed, one at least for every rank; none for ranks without which a step is shorter by ``dear`` of it.
+
+    >>> dealt(8, [1.0, 1.0, 9.0], [1.0] * 3), dealt(8, [1.0, 1.0, 9.0], [1.0] * 3, dear=0.04)
+    ((4, 3, 1), (4, 4, 0))
+    """
+
+    def seconds(rank: int, count: int) -> float:
+        return float(costs[rank] * (count + fixed[rank])) if count else 0.0
+
+    def slowest(shares: Sequence[int]) -> float:
+        return max(seconds(rank, count) for rank, count in enumerate(shares))
+
+    every = deal(rows, len(costs), seconds, 1)
+    if dear == inf:
+        return every
+    fewer = deal(rows, len(costs), lambda r, n: seconds(r, n) or costs[r] * 1e-9)
+    return fewer if slowest(fewer) < slowest(every) * (1 - dear) else every

@@ -1,0 +1,104 @@
+"""Another plan altogether, while a job runs: for links that have changed, or without ranks that are too slow.
+
+All ranks decide alike by the same numbers and go over together (:mod:`~shardwright.runtime.moving`), or none does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from shardwright.errors import ShardwrightError
+from shardwright.plans import Plan
+from shardwright.runtime.assistant.events import log
+from shardwright.runtime.assistant.fewer import Absence, look_every, yardstick
+from shardwright.runtime.assistant.levers import Lever
+from shardwright.runtime.assistant.links import Answer, LinkWatch, answer_for
+from shardwright.runtime.assistant.watching import Rule, Verdict
+from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.moving import move
+from shardwright.runtime.pipeline import PipelineModule
+
+
+class Changes:
+    """What a module's plan was changed for, and what it would be changed back for."""
+
+    def __init__(
+        self, module: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer | None, rule: Rule
+    ) -> None:
+        self._module, self._optimizer, self._rule = module, optimizer, rule
+        self._device: torch.device = module._device
+        self.slower = 1.0
+        """The factor by which links are slower than planned."""
+        self.absence: Absence | None = None
+        self._returned = 0
+
+    def to(self, plan: Plan) -> bool:
+        """Whether all ranks run this plan now; otherwise nothing has changed."""
+        try:
+            move(self._module, self._optimizer, plan)
+        except ShardwrightError as error:
+            log.info("shardwright: %s", error.message)
+            return False
+        return True
+
+    def leave_out(self, lever: Lever, found: Verdict) -> bool:
+        """Go on without the ranks that are given nothing."""
+        mover, unit = lever.mover, lever.mover.shares.unit
+        ranks, plans = tuple(map(tuple, mover.ranks)), mover.plans()
+
+        def plan_for(rows: tuple[int, ...]) -> Plan:
+            return plans(tuple(count * unit for count in rows))
+
+        try:
+            plan = plan_for(found.rows)
+        except ShardwrightError as error:  # the same on every rank
+            log.info("shardwright: %s", error.message)
+            return False
+        if self.absence is not None or not self.to(plan):
+            return False
+        absence = Absence(found, ranks, plan_for, look_every(found.expected, self._returned), 0.0)
+        here = dist.get_rank() in absence.left_out
+        self.absence = replace(absence, speed=yardstick(self._device)) if here else absence
+        return True
+
+    def worth_taking_back(self, move_seconds: float) -> Verdict | None:
+        """The rows to deal out with those that were left out, where that gains enough; every rank of the job calls this."""
+        absence, rank = self.absence, dist.get_rank()
+        assert absence is not None
+        own = absence.slowness(rank, self._device) if rank in absence.left_out else float("nan")
+        mine = torch.tensor([own], dtype=torch.float64, device=self._device)
+        every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, mine)
+        slowness = {other: float(every[other]) for other in absence.left_out}
+        return absence.rows_with(slowness, self._rule, move_seconds)
+
+    def take_back(self, found: Verdict) -> bool:
+        """Deal the work out to all again."""
+        absence = self.absence
+        assert absence is not None
+        if not self.to(absence.plans(found.rows)):
+            return False
+        self.absence, self._returned = None, self._returned + 1
+        return True
+
+    def for_links(self, links: LinkWatch, step_seconds: float, move_seconds: float) -> Answer | None:
+        """Where a link has changed: the plan for it that is enough faster than staying."""
+        plan = getattr(self._module, "_plan", None)
+        if plan is None or self._optimizer is None or isinstance(self._module, PipelineModule):
+            return None
+        ratio = links.changed(step_seconds)
+        if ratio is None:
+            return None
+        links.restart()
+        factor = max(self.slower * ratio, 1.0)
+        answer = answer_for(plan, self._module.graph, factor)
+        if answer is None or 1 - answer.expected / answer.staying < self._rule.gain:
+            return None
+        saved = step_seconds * (1 - answer.expected / answer.staying)
+        if saved * self._rule.steps < answer.spent + move_seconds:
+            return None
+        self.slower = factor
+        return answer

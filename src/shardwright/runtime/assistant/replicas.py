@@ -1,0 +1,125 @@
+"""What the ranks of one stage of a pipeline share, moved between them: rows of every micro-batch, or parts of cut loops.
+
+Replicas of a stage take rows of each micro-batch here, not micro-batches of their own, so giving one of them less to do is
+dealing out the rows of its stage in other shares. The neighbouring stages keep theirs: what crosses a border is cut by who
+holds which rows on either side (:mod:`shardwright.program.transfers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+
+from shardwright._torch_compat import group_named
+from shardwright.errors import RunError, ShardwrightError
+from shardwright.plans import Plan
+from shardwright.program import Program
+from shardwright.runtime.assistant.fewer import Plans, on_fewer
+from shardwright.runtime.assistant.moving import Shares, movable
+from shardwright.runtime.assistant.prices import uncut_part
+from shardwright.runtime.moving import move
+from shardwright.runtime.pipeline import PipelineModule
+
+
+class StageMover:
+    """Moves shares between the ranks of one stage."""
+
+    def __init__(
+        self, module: PipelineModule, optimizer: torch.optim.Optimizer | None, stage: int, shares: Shares
+    ) -> None:
+        self._module, self._optimizer, self._stage, self.shares = module, optimizer, stage, shares
+        assert module._workers is not None  # ranks that only look on move nothing
+        self.lines, self.traces = [module._workers], True
+        self.droppable = optimizer is not None
+        self.device: torch.device = module._device
+
+    @property
+    def _plan(self) -> Plan:
+        plan: Plan = self._module._stages.plan
+        return plan
+
+    @property
+    def held_back(self) -> bool:
+        """By no_sync(): the sums belong to the shares as they are."""
+        return bool(self._module._waiting)
+
+    @property
+    def ranks(self) -> list[list[int]]:
+        """Whose every share is."""
+        stage = self._plan.stages[self._stage]
+        table = torch.tensor(stage.ranks).view(stage.strategy.sizes)
+        return [table.select(self.shares.axis, index).flatten().tolist() for index in range(len(self.shares.rows))]
+
+    @property
+    def places(self) -> list[list[int]]:
+        """The same, counted among those that work."""
+        workers = self._module.pipeline.workers
+        return [[workers.index(rank) for rank in ranks] for ranks in self.ranks]
+
+    @cached_property
+    def fixed(self) -> float:
+        """By prices, what this rank does of the stage whatever its share; nothing where it does nothing of it."""
+        program = _program(self._module, self._stage)
+        if program is None:
+            return 0.0
+        return uncut_part(program, self._plan.stage_mesh(self._stage), self.shares.axis, self.shares.rows)
+
+    def plans(self) -> Plans:
+        """The plan with other shares in the stage; where one has nothing, without its ranks."""
+        plan, number, shares = self._plan, self._stage, self.shares
+
+        def plan_for(rows: tuple[int, ...]) -> Plan:
+            stages = list(plan.stages)
+            stages[number] = on_fewer(stages[number], shares, rows)
+            return replace(plan, stages=tuple(stages), strategy=stages[0].strategy)
+
+        return plan_for
+
+    def move(self, rows: tuple[int, ...]) -> bool:
+        """Deal the stage's work out like this from the next step on; false where some rank cannot: nothing has changed."""
+        try:
+            move(self._module, self._optimizer, self.plans()(rows))
+        except ShardwrightError:
+            return False
+        if self.traces:
+            settle(self._module)
+        self.shares = replace(self.shares, rows=rows)
+        return True
+
+
+def settle(module: PipelineModule) -> None:
+    """Trace the operators of a module's stages at once, and not only after some passes."""
+    for part in module._parts.values():
+        part.executor.settle()
+
+
+def stage_movers(module: PipelineModule, optimizer: torch.optim.Optimizer | None) -> Iterator[StageMover]:
+    """One for every stage whose ranks share something that can be moved; every rank that works calls this."""
+    plan: Plan = module._stages.plan
+    schedule, line = plan.schedule, module._workers
+    if schedule is None or schedule.devices != len(plan.stages) or line is None:
+        return  # ranks with several stages: what one of them takes longer is not known by itself
+    mine: dict[int, Shares] = {}
+    for number in range(len(plan.stages)):
+        program = _program(module, number)
+        if program is not None:
+            try:
+                mine[number] = movable(program)
+            except RunError:
+                continue
+    every: list[dict[int, Shares]] = [{}] * line.size
+    dist.all_gather_object(every, mine, group_named(line.group))
+    known = {number: shares for told in every for number, shares in told.items()}
+    for number, shares in sorted(known.items()):
+        if not shares.weights or optimizer is not None:
+            yield StageMover(module, optimizer, number, shares)
+
+
+def _program(module: PipelineModule, stage: int) -> Program | None:
+    """What this rank does of a stage for the largest micro-batches."""
+    part = module._parts.get((stage, max(module.pipeline.parts)))
+    return None if part is None else part.executor.program

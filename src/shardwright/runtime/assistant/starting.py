@@ -1,0 +1,66 @@
+"""``shardwright.assist``: an assistant for a module that trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from shardwright.errors import RunError
+from shardwright.runtime.assistant.assistant import Assistant, Mode
+from shardwright.runtime.assistant.watching import Rule
+from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.pipeline import PipelineModule
+
+EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST_EVENTS"
+
+
+def assist(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    mode: Mode = "act",
+    rule: Rule | None = None,
+    events: str | Path | None = None,
+) -> Assistant:
+    """Watch the steps of a parallelized model and move work away from ranks that have become slower, and back.
+
+    Called alike on every rank, after ``parallelize``. Losses, gradients and parameters stay those of one process: only
+    who computes what of the next batch changes, between two steps. Rows of the batch move where a plan cuts it and uses
+    parameters whole; parts of cut loops, with their parameters and optimizer state, where it cuts those (tensor
+    parallelism); blocks between stages in a pipeline.
+
+    Parameters
+    ----------
+    model
+        What :func:`shardwright.parallelize` gave.
+    optimizer
+        Its state moves with parameters. A step is over when it has been called; without one, every forward pass in
+        training begins a step, and only rows of the batch can move.
+    mode
+        ``"act"``, or ``"watch"``, which only tells what could be moved.
+    rule
+        When a move is worth making (:class:`~shardwright.runtime.assistant.watching.Rule`).
+    events
+        A file for one JSON object per decision (and one observation a second), written by rank 0.
+
+    Examples
+    --------
+    >>> model = shardwright.parallelize(model, plan)                      # doctest: +SKIP
+    >>> optimizer = torch.optim.AdamW(model.parameters())                 # doctest: +SKIP
+    >>> assistant = shardwright.assist(model, optimizer)                  # doctest: +SKIP
+    """
+    if not isinstance(model, ParallelModule | PipelineModule):
+        raise RunError(
+            f"A {type(model).__name__} is not a parallelized module.",
+            "Call assist() with what shardwright.parallelize() gave.",
+        )
+    check_mode(mode)
+    path = events if events is not None else os.environ.get(EVENTS_VARIABLE)
+    return Assistant(model, optimizer, mode, rule or Rule(), None if path is None else Path(path))
+
+
+def check_mode(mode: str) -> None:
+    if mode not in ("act", "watch"):
+        raise RunError(f"The assistant cannot {mode!r}.", "Its mode is 'act' or 'watch'.")
