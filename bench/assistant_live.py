@@ -4,9 +4,12 @@ A GPT is trained with AdamW, split by ``--search``: data-parallel and fsdp (rows
 their parameters), or a pipeline of two stages (blocks). ``slowed``: per slowdown, competitors on the core of rank 1
 (stopped and continued by signals) begin and end while the assistant is there; what it had chosen ten steps after the
 beginning is then compared, in rounds of blocks right after each other, with equal shares and with an undisturbed core.
-``possible`` is work over summed speeds: two over (1/undisturbed + 1/disturbed). ``shares``: two cores, one half busy;
+``possible`` is work over summed speeds: two over (1/undisturbed + 1/disturbed), the latter while something keeps the core of
+rank 0 busy whenever that waits: cores of a virtual machine may be threads of one real core, and a slow rank is faster as
+long as the other one has nothing to do, which ends when the work is shared out well. ``shares``: two cores, one half busy;
 shares by speed against equal ones, in turns. ``overhead``: with and without the assistant in turns, undisturbed.
-``healthy``: moves in an undisturbed run.
+``healthy``: moves in an undisturbed run. ``broken``: rank 1 is stopped and continued so that it is about 20 times slower,
+is left out, and is taken back when that ends.
 
 With ``REALTIME=1`` root runs ranks and competitors before everybody else (round robin among themselves; a short
 ``sched_rr_timeslice_ms`` makes them fair within a step). The machine's load is part of the output, one JSON object per
@@ -54,7 +57,7 @@ from shardwright.zoo.reference import resolve
 MODELS = {
     "data-parallel": "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256",
     "fsdp": "gpt:layers=2,width=128,heads=4,vocab=256,batch=32,seq=256",
-    "megatron": "gpt:layers=2,width=256,heads=16,vocab=256,batch=8,seq=256",
+    "megatron": "gpt:layers=1,width=1024,heads=16,vocab=256,batch=2,seq=256",
     "pipeline": "gpt:layers=16,width=96,heads=4,vocab=256,batch=16,seq=128",
 }
 """By the plan that splits it: rows of the batch, heads and blocks are what can be moved."""
@@ -71,6 +74,27 @@ while os.getppid() == own:  # it ends with whoever started it
     if part < 1:
         time.sleep(max(0.0, began + period - time.monotonic()))
 """
+FILLER = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # only where nobody else wants the core
+import torch
+torch.set_num_threads(1)
+own, matrix = os.getppid(), torch.randn(512, 512)
+while os.getppid() == own:
+    torch.mm(matrix, matrix)
+"""
+BROKEN = """
+import os, signal, sys, time
+own, rank = os.getppid(), int(sys.argv[1])
+try:
+    while os.getppid() == own:
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(0.095)
+        os.kill(rank, signal.SIGCONT)
+        time.sleep(0.005)
+finally:
+    os.kill(rank, signal.SIGCONT)
+"""
 PRIORITY = 50
 
 
@@ -83,11 +107,12 @@ def first_in_line(process: int) -> None:
 class Competitors:
     """Processes that keep a core busy between :meth:`begin` and :meth:`end`."""
 
-    def __init__(self, core: int, parts: Sequence[float]) -> None:
-        self._all = [subprocess.Popen([sys.executable, "-c", BUSY, str(part)]) for part in parts]
+    def __init__(self, core: int, parts: Sequence[float], program: str = BUSY) -> None:
+        self._all = [subprocess.Popen([sys.executable, "-c", program, str(part)]) for part in parts]
         for process in self._all:
             os.sched_setaffinity(process.pid, {core})
-            first_in_line(process.pid)
+            if program == BUSY:
+                first_in_line(process.pid)
         self.end()
 
     def begin(self) -> None:
@@ -166,6 +191,7 @@ def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
     after each other: undisturbed, disturbed with equal rows, disturbed with the rows that the assistant had chosen ten steps
     after the competitor began."""
     competitors = Competitors(1, parts if job.rank == 1 else ())
+    filler = Competitors(0, (1.0,) if job.rank == 0 else (), FILLER)
     assistant = assist(job.model, job.optimizer)
     equal, seen = assistant.rows, _recorded(assistant)
     try:
@@ -178,16 +204,19 @@ def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
         after = job.steps(20)
         back = assistant.rows
         assistant.leave()
-        blocks: dict[str, list[list[float]]] = {"undisturbed": [], "disturbed": [], "chosen": []}
+        blocks: dict[str, list[list[float]]] = {"undisturbed": [], "disturbed": [], "other core busy": [], "chosen": []}
         for _ in range(rounds):
-            for name, wanted in (("undisturbed", equal), ("disturbed", equal), ("chosen", rows)):
+            for name in blocks:
+                wanted = rows if name == "chosen" else equal
                 job.only(1, competitors.end if name == "undisturbed" else competitors.begin)
+                job.only(0, filler.begin if name == "other core busy" else filler.end)
                 assistant.move(wanted)
                 job.steps(1)
-                blocks[name].append([round(s, 5) for s in job.steps(4)])
+                blocks[name].append([round(s, 5) for s in job.steps(5)])
         assistant.move(equal)
     finally:
         competitors.close()
+        filler.close()
     series = zip(("before", "helped", "after"), (before, helped, after), strict=True)
     return (
         {name: [round(s, 5) for s in seconds] for name, seconds in series}
@@ -214,15 +243,16 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
     middle = statistics.median
     rounds = []
     for blocks in zip(*found["blocks"].values(), strict=True):
-        quiet, slow, chosen = map(middle, blocks)
-        possible = 2 / (1 / quiet + 1 / slow)
+        quiet, slow, busy, chosen = map(middle, blocks)
+        possible = 2 / (1 / quiet + 1 / busy)
         rounds.append((slow - chosen) / (slow - possible))
-    quiet, slow, chosen = (middle(s for block in blocks for s in block) for blocks in found["blocks"].values())
-    possible = 2 / (1 / quiet + 1 / slow)
+    quiet, slow, busy, chosen = (middle(s for block in blocks for s in block) for blocks in found["blocks"].values())
+    possible = 2 / (1 / quiet + 1 / busy)
     return {
         "slowdown": slow / quiet,
         "undisturbed": quiet,
         "disturbed": slow,
+        "other core busy": busy,
         "chosen": chosen,
         "possible": possible,
         "regained": (slow - chosen) / (slow - possible),
@@ -291,6 +321,35 @@ def healthy(job: Job, steps: int) -> dict[str, Any]:
     return {"steps": steps, "quantiles": spread, "moves": [str(e) for e in assistant.events], "rows": assistant.rows}
 
 
+def broken(job: Job) -> dict[str, Any]:
+    """Rank 1 works a twentieth of the time; rank 0 starts and ends what stops it."""
+    assistant = assist(job.model, job.optimizer)
+    process = torch.tensor([os.getpid()])
+    dist.broadcast(process, 1)
+    before, out, back = job.steps(12), assistant.left_out, assistant.left_out
+    stopping = subprocess.Popen([sys.executable, "-c", BROKEN, str(int(process))]) if job.rank == 0 else None
+    slow: list[float] = []
+    while not assistant.left_out and len(slow) < 30:
+        slow += job.steps(1)
+    out, without = assistant.left_out, job.steps(20)
+    if stopping is not None:
+        stopping.send_signal(signal.SIGINT)
+        stopping.wait()
+    dist.barrier()
+    after: list[float] = []
+    while assistant.left_out and len(after) < 200:
+        after += job.steps(1)
+    back = assistant.left_out
+    again = job.steps(12)
+    assistant.leave()
+    series = {"before": before, "slow": slow, "without": without, "after": after, "again": again}
+    return (
+        {"left_out": out, "left_out_after": back, "events": [str(e) for e in assistant.events]}
+        | {f"median {name}": round(statistics.median(s), 5) for name, s in series.items() if s}
+        | {name: [round(s, 5) for s in seconds] for name, seconds in series.items()}
+    )
+
+
 def measured(
     what: Sequence[str], search: str, repeats: int, steps: int, slowdowns: Sequence[float]
 ) -> list[dict[str, Any]]:
@@ -319,12 +378,14 @@ def measured(
         found.append({"what": "overhead", "with over without": round(ratio, 5), "own part": round(part, 6)} | own)
     if "healthy" in what:
         found.append({"what": "healthy"} | healthy(job, steps))
+    if "broken" in what:
+        found.append({"what": "broken"} | broken(job))
     return [line | about for line in found]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=("slowed", "shares", "overhead", "healthy"))
+    parser.add_argument("what", nargs="+", choices=("slowed", "shares", "overhead", "healthy", "broken"))
     parser.add_argument("--search", default="data-parallel", choices=MODELS)
     parser.add_argument("--slowdowns", type=float, nargs="+", default=list(SLOWDOWNS), choices=SLOWDOWNS)
     parser.add_argument("--repeats", type=int, default=3)

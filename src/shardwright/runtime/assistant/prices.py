@@ -8,6 +8,7 @@ program's instructions: only their ratio counts, so that even a roughly calibrat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardwright.cluster import Mesh
 from shardwright.costs.pricing import price
@@ -31,6 +32,8 @@ def outside_part(program: Program, mesh: Mesh, inside: Callable[[Op], bool], blo
 def _ratio(program: Program, mesh: Mesh, moves: Callable[[Compute], bool]) -> float:
     """Seconds of operators that stay over those of operators that move; none where nothing has a price."""
     stays = goes = 0.0
+    named = zip(mesh.axes, program.strategy.axes, strict=True)  # a strategy may call its axes otherwise
+    mesh = replace(mesh, axes=tuple(replace(axis, name=name) for axis, (name, _) in named))
     try:
         events = price(program, mesh).events
     except ShardwrightError:

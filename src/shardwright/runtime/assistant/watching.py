@@ -9,7 +9,8 @@ for a move when nearly all of its steps
 would gain by it, when its halves agree (what is still changing is not acted upon), when together they gain more than the
 noise of single steps explains (the median of successive differences, which a change of level enters only once), and when
 what is gained pays for the move within a stated number of steps. Short windows see large changes soon, long ones small
-changes late.
+changes late. Right after a move, which was made because something had changed, less is asked of a window to correct it, once:
+how fast ranks are with the work that they have now was an extrapolation before.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ NEARLY_ALL = 0.75
 """More than this part of a window's steps must gain by themselves: spikes come alone or in pairs."""
 MOST_FIXED = 0.4
 """Of a rank's usual rows: more of its work is not believed to be fixed."""
+CORRECTION, CORRECTED_WITHIN = 3, 12
+"""Steps that are enough to correct a move, and after it how many of them may be looked at for that."""
+CORRECTING_CERTAINTY = 2.0
 LEAST_NOISE = 0.01
 """Part of a step: clocks, caches and schedulers are never quieter for long."""
 
@@ -93,7 +97,8 @@ class Watch:
         """Of every rank, work that does not depend on the rows, in rows: by prices, and by all that is known."""
         self._differences: deque[Floats] = deque(maxlen=4 * length)
         self._updates: deque[float] = deque(maxlen=length)
-        self._learnt, self._looks = 0.0, 0
+        self._learnt: float | None = None
+        self._looks, self._correcting = 0, False
         self._before: tuple[Floats, tuple[int, ...]] | None = None
         self.slowness: tuple[float, ...] = (1.0,) * len(self.rows)
         """As it was known when the rows were last dealt out."""
@@ -116,11 +121,14 @@ class Watch:
 
     def priced(self, fixed: Seconds) -> None:
         """What prices say of every rank's fixed part, in rows."""
-        self._priced = np.clip(np.nan_to_num(np.asarray(fixed, float)), 0.0, sum(self.rows) / len(self.rows))
+        most = MOST_FIXED * sum(self.rows) / len(self.rows)
+        self._priced = np.clip(np.nan_to_num(np.asarray(fixed, float)), 0.0, most)
         self._reckon()
 
     def _reckon(self) -> None:
-        self.fixed = np.maximum(self._priced, max(self._learnt, median(self._updates) if self._updates else 0.0))
+        """What a move has taught counts more than prices."""
+        known = self._priced if self._learnt is None else np.full(len(self.rows), self._learnt)
+        self.fixed = np.maximum(known, median(self._updates) if self._updates else 0.0)
 
     @property
     def noise(self) -> float:
@@ -146,13 +154,14 @@ class Watch:
     def verdict(self, move_seconds: float) -> Verdict | None:
         """The rows to deal out now, where that is worth ``move_seconds``; nothing where it is not."""
         known = len(self._steps)
-        if known < min(self.rule.windows):
+        correcting = self._correcting and CORRECTION <= known <= CORRECTED_WITHIN
+        if known < (CORRECTION if correcting else min(self.rule.windows)):
             return None
         self._looks += 1
         self._reckon()
         work, waited, others = self._window(known)
         noise = None
-        for length in self.rule.windows:
+        for length in (known, *self.rule.windows) if correcting else self.rule.windows:
             if length > known or self._looks % max(length // 8, 1):
                 continue  # a long window has not changed much since the last look
             window, beside = work[-length:], others[-length:]
@@ -184,16 +193,18 @@ class Watch:
 
     def moved(self, rows: tuple[int, ...]) -> None:
         """The rows were dealt out anew: what is known of steps until now was known of other rows."""
+        known = len(self._steps) >= CORRECTION and rows != self.rows
         length = min(self.rule.windows)
-        known = len(self._steps) >= length and rows != self.rows
         self._before = (np.median(self._window(length)[0], axis=0), self.rows) if known else None
+        # What corrects a move is not corrected itself.
+        self._correcting = rows != self.rows and not (self._correcting and len(self._steps) <= CORRECTED_WITHIN)
         self.rows = rows
         self._steps.clear()
 
     def learn(self) -> None:
         """After a move: how much of the work did not move with the rows?"""
         length = min(self.rule.windows)
-        if self._before is None or len(self._steps) < length:
+        if self._before is None or len(self._steps) < CORRECTION:
             return
         (work, rows), now = self._before, np.median(self._window(length)[0], axis=0)
         self._before = None
@@ -217,7 +228,9 @@ class Watch:
         self, work: Floats, others: Floats, costs: Floats, most: float, noise: float, move_steps: float
     ) -> tuple[int, ...] | None:
         """The rows that a window asks for, which could gain ``most`` of the step; a move takes as long as ``move_steps``."""
-        needed = max(self.rule.gain, self.rule.certainty * noise / sqrt(len(work)))
+        correcting = self._correcting and len(work) <= CORRECTED_WITHIN
+        certainty, part = (CORRECTING_CERTAINTY, 0.5) if correcting else (self.rule.certainty, NEARLY_ALL)
+        needed = max(self.rule.gain, certainty * noise / sqrt(len(work)))
         if most < needed:
             return None
         rows = self._dealt(costs)
@@ -228,7 +241,7 @@ class Watch:
         if gain < needed or gain * self.rule.steps < move_steps:
             return None
         alone = 1 - np.maximum((work * factors).max(axis=1), others) / np.maximum(work.max(axis=1), others)
-        if float((alone >= self.rule.gain).mean()) <= NEARLY_ALL:
+        if float((alone >= self.rule.gain).mean()) <= part:
             return None
         half = len(work) // 2
         shift = np.abs(np.log(np.median(work[half:], axis=0) / np.median(work[:half], axis=0)))
