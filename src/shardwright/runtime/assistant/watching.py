@@ -9,7 +9,7 @@ for a move when nearly all of its steps
 would gain by it, when its halves agree (what is still changing is not acted upon), when together they gain more than the
 noise of single steps explains (the median of successive differences, which a change of level enters only once), and when
 what is gained pays for the move within a stated number of steps. Short windows see large changes soon, long ones small
-changes late. Right after a move, which was made because something had changed, less is asked of a window to correct it, once:
+changes late. Right after a move, made because something had changed, less is asked of a window to correct it, once:
 how fast ranks are with the work that they have now was an extrapolation before.
 """
 
