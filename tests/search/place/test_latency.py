@@ -135,11 +135,37 @@ def test_bert_is_proved_and_greedy_was_already_best(published: Path) -> None:
     assert min(slots.finish_times(fill)[0] for fill in greedy_fills(slots)) == pytest.approx(found.cost)
 
 
-@pytest.mark.parametrize(("name", "share", "known"), [("op_bert_l-3", 0.998, 408.474), ("op_resnet50", 0.939, 651.121)])
+@pytest.mark.parametrize(("name", "share", "known"), [("op_bert_l-3", 0.998, 408.474), ("op_resnet50", 0.974, 651.121)])
 def test_paths_pay_for_what_lies_beside_them(name: str, share: float, known: float, published: Path) -> None:
-    """Without that the bounds were 0.976 and 0.813 times the best latencies known."""
+    """Without that the bounds were 0.976 and 0.813 times the best latencies known (0.939 without the memory of ways)."""
     workload = read_workload(published / "place" / "latency" / f"{name}_inference.json.xz")
     assert share * known <= path_bound(workload) <= known
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(0, 2), st.integers(1, 2))
+def test_a_way_beside_the_path_is_never_charged_too_much(data: st.DataObject, beside: int, along: int) -> None:
+    """A diamond whose sides have so many nodes, tight in memory: every placement is looked at."""
+    nodes = along + beside + 2
+    chains = [[0, *range(1, 1 + along), nodes - 1], [0, *range(1 + along, nodes - 1), nodes - 1]]
+    edges = {edge for chain in chains for edge in itertools.pairwise(chain)}
+    numbers = st.sampled_from([0.25, 1.0, 2.0, 3.0, 5.0])
+    drawn = np.array([[data.draw(numbers) for _ in range(nodes)] for _ in range(3)])
+    workload = Workload(
+        kinds=(
+            DeviceKind("accelerator", 3, data.draw(st.sampled_from([5.0, 7.0, 9.0]))),
+            DeviceKind("cpu", 1, host=True),
+        ),
+        times=np.column_stack([drawn[0], 8 * drawn[0]]),
+        memory=drawn[1],
+        transfer=drawn[2],
+        edges=np.array(sorted(edges)),
+        classes=np.array([data.draw(st.integers(0, 2 * nodes)) for _ in range(nodes)]),
+    )
+    slots = slots_of(workload)
+    every = (np.array(choice) for choice in itertools.product(range(-1, 3), repeat=nodes))
+    best = min(slots.finish_times(choice)[0] for choice in every if slots.fits(choice))
+    assert path_bound(workload) <= best * (1 + 1e-9)
 
 
 def test_refuses_training() -> None:

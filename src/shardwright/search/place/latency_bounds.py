@@ -3,14 +3,16 @@
 Nodes on a path run one after the other. On an accelerator a contiguous subgraph holds a consecutive piece of the path, and
 every change of place is paid on both sides; memory says how long a piece can be, and the accelerators how many pieces
 there are; edges that skip along the path are paid like those of the path. A piece that holds an ancestor and a descendant
-of a node beside the path holds that node too, its time and its memory; one that is left or entered by a way beside the
-path pays for the cheapest tensor on it. The cheapest way to cut the path into pieces, by
-dynamic programming, is therefore below every placement's latency. Paths are chosen by time alone and by mixtures of time,
-memory and transfer cost; the best bound counts.
+of a node beside the path holds that node too, its time and its memory. One that is left by a way beside the path holds
+the way's first nodes, none or all of them, and sends what the last of these makes; one that is entered holds the last ones
+and receives what comes before: of those choices that fit into memory the cheapest counts. The cheapest way to cut the path
+into pieces, by dynamic programming, is therefore below every placement's latency. Paths are chosen by time alone and by
+mixtures of time, memory and transfer cost; the best bound counts.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -61,11 +63,7 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
             links = _links(workload, path)
             ways = _Ways(*_ways_beside(order, start, target, _positions(workload, path), transfer, together, len(path)))
             beside = _beside(workload, path, ways)
-            routes = (
-                ways.reach,
-                ways.cost,
-                *rows(len(path), ways.reach[ways.reach >= 0], np.flatnonzero(ways.reach >= 0)),
-            )
+            routes = _routes(workload, path, ways, transfer, device_time, together)
             bound = _cheapest_pieces(
                 host_time[path], device_time[path], held, transfer[path], links, beside, routes, low, high, room, pieces
             )
@@ -114,7 +112,49 @@ class _Ways(NamedTuple):
     above: np.ndarray  # node -> position, or -1
     below: np.ndarray  # node -> position, or the number of nodes
     reach: np.ndarray  # position -> where its way comes back, or -1
-    cost: np.ndarray  # position -> the cheapest tensor on that way, its own output included
+    end: np.ndarray  # position -> the last node of that way
+    via: np.ndarray  # node -> the node before it on its way, on the path or beside it
+
+
+class _Routes(NamedTuple):
+    """Ways beside a path, flat: where each leaves it and comes back, and for every cut of it what lies before that cut."""
+
+    leaves: np.ndarray  # [ways] position
+    returns: np.ndarray  # [ways] position
+    start: np.ndarray  # [ways + 1] its cuts
+    tensor: np.ndarray  # [cuts] what crosses, infinite where a class must stay together
+    memory: np.ndarray  # [cuts] bytes of the nodes before it
+    time: np.ndarray  # [cuts] their seconds
+
+
+def _routes(
+    workload: Workload,
+    path: np.ndarray,
+    ways: _Ways,
+    transfer: np.ndarray,
+    device_time: np.ndarray,
+    together: np.ndarray,
+) -> _Routes:
+    """Memory counts only where no node of the class is on the path, which counts that of the whole class."""
+    met = np.isin(workload.classes, workload.classes[path])
+    leaves = np.flatnonzero(ways.reach >= 0)
+    start, tensor, memory, time = [0], list[float](), list[float](), list[float]()
+    for position in leaves.tolist():
+        nodes = [int(ways.end[position])]
+        while nodes[-1] != path[position]:
+            nodes.append(int(ways.via[nodes[-1]]))
+        nodes = [*reversed(nodes), int(path[ways.reach[position]])]
+        held = seconds = 0.0
+        for node, after in itertools.pairwise(nodes):
+            if node != nodes[0]:
+                held += 0.0 if met[node] else float(workload.memory[node])
+                seconds += float(device_time[node])
+            tensor.append(np.inf if together[node] == together[after] else float(transfer[node]))
+            memory.append(held)
+            time.append(seconds)
+        start.append(len(tensor))
+    flat = (np.array(values, dtype=float) for values in (tensor, memory, time))
+    return _Routes(leaves, ways.reach[leaves], np.array(start, dtype=np.int64), *flat)
 
 
 def _beside(workload: Workload, path: np.ndarray, ways: _Ways) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -142,11 +182,13 @@ def _ways_beside(
     transfer: np.ndarray,
     together: np.ndarray,
     length: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The fields of `_Ways`. A node's way comes from the last position above it, so ways of two positions share no node."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The fields of `_Ways`. A node's way comes from the last position above it, so ways of two positions share no node;
+    of the ways of a position the one counts whose cheapest tensor is dearest."""
     n = len(position)
     above, below = np.full(n, -1, dtype=np.int64), np.full(n, n, dtype=np.int64)
     reach, cost, narrow = np.full(length, -1, dtype=np.int64), np.zeros(length), np.zeros(n)
+    end, via = np.full(length, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     most = transfer.sum()
     for v in order:
         here = position[v] if position[v] >= 0 else above[v]
@@ -157,16 +199,16 @@ def _ways_beside(
                 least = min(least, narrow[v])
             back = position[w] >= 0 and position[v] < 0 and here >= 0
             if back and (least > cost[here] or (least == cost[here] and position[w] > reach[here])):
-                reach[here], cost[here] = position[w], least
+                reach[here], cost[here], end[here] = position[w], least, v
             if here > above[w]:
-                above[w], narrow[w] = here, least
-            elif here == above[w]:
-                narrow[w] = max(narrow[w], least)
+                above[w], narrow[w], via[w] = here, least, v
+            elif here == above[w] and least > narrow[w]:
+                narrow[w], via[w] = least, v
     for v in order[::-1]:
         for e in range(start[v], start[v + 1]):
             w = target[e]
             below[v] = min(below[v], position[w] if position[w] >= 0 else below[w])
-    return above, below, reach, cost
+    return above, below, reach, end, via
 
 
 def _spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,6 +220,19 @@ def _spans(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @kernel()
+def _cheapest_cut(routes: _Routes, way: int, room: float, first: bool) -> float:
+    """What a piece pays for a way it holds the first nodes of, or the last ones, as many as fit; infinite if none may do."""
+    best, whole = np.inf, routes.start[way + 1] - 1
+    for cut in range(routes.start[way], routes.start[way + 1]):
+        memory, time = routes.memory[cut], routes.time[cut]
+        if not first:
+            memory, time = routes.memory[whole] - memory, routes.time[whole] - time
+        if memory <= room:
+            best = min(best, routes.tensor[cut] + time)
+    return best
+
+
+@kernel()
 def _cheapest_pieces(
     host_time: np.ndarray,
     device_time: np.ndarray,
@@ -185,7 +240,7 @@ def _cheapest_pieces(
     transfer: np.ndarray,
     links: tuple[np.ndarray, np.ndarray, np.ndarray],
     beside: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-    routes: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    routes: _Routes,
     low: np.ndarray,
     high: np.ndarray,
     room: float,
@@ -198,12 +253,11 @@ def _cheapest_pieces(
     """
     last, before_start, before = links
     beside_start, beside_below, beside_time, beside_memory = beside
-    reach, way, into_start, into = routes
     n = len(held)
     pieces = min(pieces, n)
     best = np.full((n + 1, pieces + 1), np.inf)
     best[0, :] = 0.0
-    arrived, entered = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    arrived = np.full(n, -1, dtype=np.int64)
     for end in range(1, n + 1):
         for used in range(pieces + 1):
             best[end, used] = best[end - 1, used] + host_time[end - 1]
@@ -212,20 +266,12 @@ def _cheapest_pieces(
             time += device_time[begin]
             if last[begin] >= end:
                 time += transfer[begin]  # it leaves the piece
-            elif reach[begin] >= end:
-                time += way[begin]
             if arrived[begin] == end:
                 received -= transfer[begin]  # it is inside now
-            elif entered[begin] == end:
-                received -= way[begin]
             for e in range(before_start[begin], before_start[begin + 1]):
                 if arrived[before[e]] != end:
                     arrived[before[e]] = end
-                    received += transfer[before[e]] - (way[before[e]] if entered[before[e]] == end else 0.0)
-            for e in range(into_start[begin], into_start[begin + 1]):
-                if arrived[into[e]] != end and entered[into[e]] != end:
-                    entered[into[e]] = end
-                    received += way[into[e]]
+                    received += transfer[before[e]]
             memory += held[begin]
             for u in range(beside_start[begin], beside_start[begin + 1]):
                 if beside_below[u] < end:  # an ancestor and a descendant are inside, so is the node
@@ -236,6 +282,13 @@ def _cheapest_pieces(
                 break
             if least < begin:
                 continue
+            total = time + received
+            for way in range(len(routes.leaves)):
+                there, back = routes.leaves[way], routes.returns[way]
+                if begin <= there < end and back >= end and last[there] < end:
+                    total += _cheapest_cut(routes, way, room - memory, True)
+                elif there < begin <= back < end and arrived[there] != end:
+                    total += _cheapest_cut(routes, way, room - memory, False)
             for used in range(1, pieces + 1):
-                best[end, used] = min(best[end, used], best[begin, used - 1] + time + received)
+                best[end, used] = min(best[end, used], best[begin, used - 1] + total)
     return best[n, pieces]
