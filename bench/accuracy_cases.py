@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 import paced
+
+ANNOTATIONS = ("Optimizer.", "ProfilerStep")
+"""Names of spans that PyTorch marks on the device's timeline, over kernels that are listed themselves."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,40 @@ def _training_step(case: Case, device: str) -> Any:
     return step
 
 
-def _kernel_table(step: Any) -> tuple[list[dict[str, Any]], float]:
-    """Device seconds per operator of one step, and of all its kernels together."""
+def kernels_of(averages: Iterable[Any]) -> list[Any]:
+    """What the device did: kernels and copies, not the annotations that span them (an optimizer's step is one)."""
+    return [
+        row
+        for row in averages
+        if "cuda" in str(row.device_type).lower()
+        and not getattr(row, "is_user_annotation", False)
+        and not row.key.startswith(ANNOTATIONS)
+    ]
+
+
+def _profiled(step: Any) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         step()
         torch.cuda.synchronize()
+    return recorded.key_averages()
+
+
+def launch_gap() -> float:
+    """Seconds between two kernels in a full queue: what a tiny one takes there, less what the profiler says it runs."""
+    from shardwright.cluster.timing import Stopwatch
+
+    x = torch.zeros(64, device="cuda")
+    queued = Stopwatch(torch.device("cuda")).seconds(lambda: x.add_(1.0), repeats=9)
+    rows = kernels_of(_profiled(lambda: [x.add_(1.0) for _ in range(200)]))
+    alone = sum(row.self_device_time_total for row in rows) * 1e-6 / max(sum(row.count for row in rows), 1)
+    return max(queued - alone, 0.0)
+
+
+def _kernel_table(step: Any) -> dict[str, Any]:
+    """Device seconds per operator of one step, and of all its kernels together, with their number."""
+    averages = _profiled(step)
     rows = [
         {
             "name": r.key,
@@ -98,11 +129,14 @@ def _kernel_table(step: Any) -> tuple[list[dict[str, Any]], float]:
             "device": r.self_device_time_total * 1e-6,
             "host": r.self_cpu_time_total * 1e-6,
         }
-        for r in recorded.key_averages()
+        for r in averages
     ]
-    kernels = [r for r in recorded.key_averages() if "cuda" in str(r.device_type).lower()]
-    busy = sum(r.self_device_time_total for r in kernels) * 1e-6
-    return sorted(rows, key=lambda row: -row["device"])[:80], busy
+    kernels = kernels_of(averages)
+    return {
+        "kernels": sorted(rows, key=lambda row: -row["device"])[:80],
+        "device_seconds": sum(r.self_device_time_total for r in kernels) * 1e-6,
+        "kernel_count": sum(r.count for r in kernels),
+    }
 
 
 def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
@@ -128,7 +162,7 @@ def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
         step(mark)
         torch.cuda.synchronize()
         row["phases"] = [a.elapsed_time(b) * 1e-3 for a, b in itertools.pairwise(marks)]
-        row["kernels"], row["device_seconds"] = _kernel_table(step)
+        row |= _kernel_table(step)
     except Exception as error:  # one model that cannot run here must not cost the others
         row["error"] = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
     gc.collect()

@@ -5,13 +5,15 @@ default configuration without dropout, and the zoo with random sizes. Drawn are 
 one seed; a model of more than ``LARGEST`` parameters is first cut to four layers, then left out, and what was left out
 is reported with its reason. Draw *after* prices and profile are frozen, with a seed that was not looked at before.
 
-    python bench/drawn.py --seed 16 -o drawn.json                            # on a machine with a GPU: 5 minutes
-    python bench/drawn.py --seed 16 -o drawn.json --cluster device.toml      # prices of a calibration made there
+    python bench/drawn.py --seed 16 -o drawn.json                            # on a machine with a GPU: 4 minutes
+    python bench/drawn.py --predict drawn.json --cluster device.toml         # anywhere: predictions, by some calibration
     python bench/drawn.py --table drawn.json                                 # anywhere: the table again
     python bench/drawn.py --seed 16 --list                                   # anywhere: what would be drawn
 
 Measuring runs in a process of its own, which a failing kernel may take down; the others are then measured in the next.
-Predictions are made afterwards, so that they disturb no measurement. Needs torch (and transformers for its models).
+Needs torch (and transformers for its models). Device time is the sum of all kernels' seconds and, beside it, with the gaps
+between kernels that a full queue has on that machine (:func:`accuracy_cases.launch_gap`): prices are those of kernels in a
+full queue, gaps included.
 """
 
 from __future__ import annotations
@@ -134,10 +136,12 @@ def _measure(log: Path) -> None:
     import torch
 
     torch.set_float32_matmul_precision("highest")
+    gap = accuracy_cases.launch_gap()
     for content in json.load(sys.stdin):
         began = time.perf_counter()
         row = accuracy_cases.measure(Case(**content), REPEATS)
         row["device"], row["torch"] = torch.cuda.get_device_properties(0).name, torch.__version__
+        row["gap"] = gap
         with log.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
@@ -147,14 +151,24 @@ def _measure(log: Path) -> None:
             raise SystemExit(0)  # the device is lost to this process; the row is written
 
 
+def kernel_seconds(row: dict[str, Any]) -> float:
+    """Seconds of all kernels of a step. Rows without their number counted the optimizer's annotation in, which spans its
+    kernels and the gaps between them."""
+    if "kernel_count" in row:
+        return row["device_seconds"]
+    spans = [kernel["device"] for kernel in row["kernels"] if kernel["name"].startswith(accuracy_cases.ANNOTATIONS)]
+    return row["device_seconds"] - sum(spans)
+
+
 def _predict(row: dict[str, Any], cluster: str) -> dict[str, Any]:
     """The row with predicted seconds of step and device, and bytes."""
     import paced
     from accuracy_table import predict
     from shardwright.cluster import mesh_of, parse_cluster
 
-    if "error" in row:
+    if "error" in row and not row["error"].startswith("prediction"):
         return row
+    row = {key: value for key, value in row.items() if key != "error"}
     mesh = mesh_of(parse_cluster(cluster))
     try:
         timeline = predict(Case(row["reference"], row["batch"], row["dtype"], row["seq"], row["family"]), mesh)
@@ -169,31 +183,48 @@ def _predict(row: dict[str, Any], cluster: str) -> dict[str, Any]:
         "step_error": times.error,
         "fastest_error": times.unhurried / min(times.measured) - 1,
         "predicted_device_seconds": busy,
-        "device_error": busy / row["device_seconds"] - 1,
         "predicted_bytes": timeline.peak_bytes,
         "memory_error": timeline.peak_bytes / row["peak_bytes"] - 1,
     }
 
 
+def device_error(row: dict[str, Any], gaps: bool) -> float | None:
+    """Of the predicted device time against all kernels, or these with the gaps between them, where that was measured."""
+    if gaps and "gap" not in row:
+        return None
+    between = row["gap"] * row["kernel_count"] if gaps else 0.0
+    return row["predicted_device_seconds"] / (kernel_seconds(row) + between) - 1
+
+
 def table(content: dict[str, Any]) -> str:
     """All rows, the failed ones too, and medians and worst of what was measured."""
-    about = f"Seed {content['seed']}, {content['cluster']}, {content.get('device')}, torch {content.get('torch')}."
-    lines = [about, "", "| model | batch | length | dtype | device ms | error | step ms | error | peak GiB | error |"]
-    lines.append("|---|--:|--:|---|--:|--:|--:|--:|--:|--:|")
+    about = f"Seed {content['seed']}, {content.get('cluster')}, {content.get('device')}, torch {content.get('torch')}."
+    lines = [about, "", "| model | batch | length | dtype | kernels ms | error | with gaps, error | step ms | error "
+             "| peak GiB | error |", "|---|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     for row in content["rows"]:
         head = f"| {row['reference']} | {row['batch']} | {row['seq'] or '–'} | {row['dtype']} |"
         if "error" in row:
-            lines.append(f"{head} not compared: {row['error']} | | | | | |")
+            lines.append(f"{head} not compared: {row['error']} | | | | | | |")
             continue
         step = statistics.median(wall for wall, _ in row["repeats"])
+        alone, queued = (device_error(row, gaps) for gaps in (False, True))
         lines.append(
-            f"{head} {1e3 * row['device_seconds']:.2f} | {100 * row['device_error']:+.1f} % | {1e3 * step:.2f} "
+            f"{head} {1e3 * kernel_seconds(row):.2f} | {100 * (alone or 0.0):+.1f} % "
+            f"| {'–' if queued is None else f'{100 * queued:+.1f} %'} | {1e3 * step:.2f} "
             f"| {100 * row['step_error']:+.1f} % | {row['peak_bytes'] / 2**30:.2f} | {100 * row['memory_error']:+.1f} % |"
         )
     good = [row for row in content["rows"] if "error" not in row]
-    for name, key in (("Device time", "device_error"), ("Step time", "step_error"),
-                      ("Step time, fastest repeat", "fastest_error"), ("Peak memory", "memory_error")):  # fmt: skip
-        errors = [abs(row[key]) for row in good] or [float("nan")]
+    measures = {
+        "Device time, kernels alone": [device_error(row, False) for row in good],
+        "Device time, with gaps": [device_error(row, True) for row in good],
+        "Step time": [row["step_error"] for row in good],
+        "Step time, fastest repeat": [row["fastest_error"] for row in good],
+        "Peak memory": [row["memory_error"] for row in good],
+    }
+    for name, found in measures.items():
+        errors = [abs(error) for error in found if error is not None]
+        if not errors:
+            continue
         lines.append(f"\n{name}: median {100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %.")
     lines.append(f"\n{len(good)} of {len(content['rows'])} compared; left out by the rule: {len(content['refused'])}.")
     return "\n".join(lines)
@@ -204,6 +235,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=16)
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--cluster", default="1xH200", help="a preset or the file that `shardwright calibrate` wrote")
+    parser.add_argument("--predict", type=Path, help="predict what an output measured")
+    parser.add_argument("--processes", type=int, default=8, help="that predict side by side")
     parser.add_argument("--list", action="store_true", help="only draw")
     parser.add_argument("--table", type=Path, help="print the table of an output")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
@@ -212,17 +245,21 @@ def main() -> None:
         return _measure(asked.measure)
     if asked.table:
         return print(table(json.loads(asked.table.read_text())))
+    if asked.predict:
+        content = json.loads(asked.predict.read_text())
+        with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
+            content["rows"] = list(pool.map(_predict, content["rows"], [asked.cluster] * len(content["rows"])))
+        content["cluster"] = asked.cluster
+        asked.predict.write_text(json.dumps(content))
+        return print(table(content))
     cases, refused = draw_cases(asked.seed)
     if asked.list or asked.output is None:
         return print(json.dumps({"cases": [asdict(case) for case in cases], "refused": refused}, indent=1))
-    log = asked.output.with_suffix(".measured.jsonl")
-    rows = _measure_all(cases, log)
-    with ProcessPoolExecutor(8, get_context("spawn")) as pool:
-        rows = list(pool.map(_predict, rows, [asked.cluster] * len(rows)))
-    content = {"seed": asked.seed, "cluster": asked.cluster, "refused": refused, "rows": rows}
+    rows = _measure_all(cases, asked.output.with_suffix(".measured.jsonl"))
+    content = {"seed": asked.seed, "refused": refused, "rows": rows}
     content |= {key: row[key] for row in rows for key in ("device", "torch") if key in row}
     asked.output.write_text(json.dumps(content))
-    print(table(content))
+    print(f"{sum('error' not in row for row in rows)} of {len(rows)} measured; --predict {asked.output} compares them")
 
 
 if __name__ == "__main__":

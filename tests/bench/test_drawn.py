@@ -1,0 +1,39 @@
+"""Device time of a measured step: kernels, each once; annotations that span them are none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace as Row
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+from accuracy_cases import kernels_of
+from drawn import device_error, kernel_seconds, table
+
+AVERAGES = [
+    Row(key="aten::mul", device_type="DeviceType.CPU", is_user_annotation=False, self_device_time_total=7.0),
+    Row(key="mul_kernel", device_type="DeviceType.CUDA", is_user_annotation=False, self_device_time_total=7.0),
+    Row(key="marked", device_type="DeviceType.CUDA", is_user_annotation=True, self_device_time_total=40.0),
+    Row(key="Optimizer.step#AdamW.step", device_type="DeviceType.CUDA", self_device_time_total=90.0),
+]
+KERNELS = [{"name": "aten::mul", "device": 2.0}, {"name": "Optimizer.step#AdamW.step", "device": 3.0}]
+
+
+def test_spans_over_kernels_are_not_counted_as_kernels() -> None:
+    """The optimizer's step once counted twice: as its kernels, and as the span from the first to the last of them."""
+    assert [row.key for row in kernels_of(AVERAGES)] == ["mul_kernel"]
+    assert kernel_seconds({"device_seconds": 5.0, "kernels": KERNELS}) == 2.0
+    assert kernel_seconds({"device_seconds": 2.0, "kernels": KERNELS, "kernel_count": 1}) == 2.0
+
+
+def test_prices_are_compared_with_kernels_alone_and_in_a_queue() -> None:
+    row = {"reference": "gpt", "batch": 1, "seq": 8, "dtype": "float32", "device_seconds": 2.0, "kernels": KERNELS}
+    row |= {"kernel_count": 4, "gap": 0.125, "predicted_device_seconds": 2.5, "repeats": [(3.0, 1.0)]}
+    row |= {"step_error": 0.0, "fastest_error": 0.0, "peak_bytes": 2**30, "memory_error": 0.0}
+    assert device_error(row, gaps=False) == pytest.approx(0.25)
+    assert device_error(row, gaps=True) == pytest.approx(0.0)
+    assert device_error({k: v for k, v in row.items() if k != "gap"}, gaps=True) is None
+    assert "| +25.0 % | +0.0 % |" in table({"seed": 1, "rows": [row], "refused": []})
