@@ -4,9 +4,9 @@
 
 All runs compute the same mathematics on one process without any code of Shardwright's runtime, and differ in rounding alone:
 the batch in another order; batch norms from sums over halves of the batch and over halves of the images, as a cut batch norm
-is computed; convolutions by PyTorch's own loops instead of its library; the weights moved by one rounding. What they
+is computed; images with channels last; the weights moved by one rounding. What they
 differ by is what no split can be held to. ``relative`` is what ``shardwright verify`` compares with 1e-9: the difference of
-a gradient over its largest value and a thousandth of the model's largest gradient. ``same start`` computes the second step's
+a gradient over its largest value and a thousandth of the model's largest gradient. ``same start`` computes the last step's
 gradients at the parameters of the run it is compared with, so that AdamW's division of noise by itself drops out.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from shardwright.zoo.reference import resolve
 
 Tensors = Mapping[str, Tensor]
-STEPS = 2
+STEPS = 3
 
 
 def gradients(model: nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -80,8 +80,17 @@ def one_rounding_away(model: nn.Module, kwargs: Mapping[str, Any]) -> tuple[nn.M
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(1 + torch.finfo(p.dtype).eps * (torch.randint(0, 2, p.shape, generator=draw) - 0.5).sign())
+            up = torch.randint(0, 2, p.shape, generator=draw, dtype=p.dtype)
+            p.copy_(torch.nextafter(p, torch.where(up > 0, torch.inf, -torch.inf).to(p.dtype)))
     return model, dict(kwargs)
+
+
+def channels_last(model: nn.Module, kwargs: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    changed = {
+        name: v.contiguous(memory_format=torch.channels_last) if torch.is_tensor(v) and v.dim() == 4 else v
+        for name, v in kwargs.items()
+    }
+    return model.to(memory_format=torch.channels_last), changed
 
 
 def as_it_is(model: nn.Module, kwargs: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
@@ -94,7 +103,7 @@ VARIANTS: dict[str, tuple[Change, Callable[[], Any]]] = {
     "the batch in another order": (reversed_rows, nullcontext),
     "batch norms from halves of the batch": (as_it_is, lambda: in_halves(0)),
     "batch norms from halves of the images": (as_it_is, lambda: in_halves(2)),
-    "convolutions by PyTorch's own loops": (as_it_is, lambda: torch.backends.mkldnn.flags(enabled=False)),
+    "channels last": (channels_last, nullcontext),
     "every weight one rounding away": (one_rounding_away, nullcontext),
 }
 
@@ -110,17 +119,19 @@ def main() -> None:
     plain, starts = trained(copy.deepcopy(resolved.model), resolved.kwargs)
     sizes = [max(float(g.abs().max()) for g in step.values()) for step in plain]
     noise = sum(float(g.abs().max()) < 1e-12 for g in plain[0].values())
-    print(f"{asked.reference}, batch {asked.batch}: largest gradient {sizes[0]:.3g}, then {sizes[1]:.3g}; {noise} of")
-    print(f"{len(plain[0])} parameters have gradients below 1e-12 at the first step: zero but for rounding\n")
-    print("| | step 1, relative | step 2 | step 2, same start | worst at step 2 |\n|---|--:|--:|--:|---|")
+    largest = ", ".join(f"{size:.3g}" for size in sizes)
+    print(f"{asked.reference}, batch {asked.batch}: largest gradients {largest}; {noise} of {len(plain[0])}")
+    print("parameters have gradients below 1e-12 at the first step: zero but for rounding\n")
+    print(f"| | {' | '.join(f'step {n}' for n in range(1, STEPS + 1))} | step {STEPS}, same start | worst at the end |")
+    print("|---|" + "--:|" * (STEPS + 1) + "---|")
     for name, (change, context) in VARIANTS.items():
         model, kwargs = change(copy.deepcopy(resolved.model), resolved.kwargs)
         with context():
             other, _ = trained(model, kwargs)
-            model.load_state_dict({**model.state_dict(), **starts[1]})
-            same = relative(plain[1], gradients(model, kwargs))[0]
-        (first, _), (second, where) = relative(plain[0], other[0]), relative(plain[1], other[1])
-        print(f"| {name} | {first:.1e} | {second:.1e} | {same:.1e} | {where} |")
+            model.load_state_dict({**model.state_dict(), **starts[STEPS - 1]})
+            same = relative(plain[-1], gradients(model, kwargs))[0]
+        apart = [relative(one, two) for one, two in zip(plain, other, strict=True)]
+        print(f"| {name} | {' | '.join(f'{size:.1e}' for size, _ in apart)} | {same:.1e} | {apart[-1][1]} |")
 
 
 if __name__ == "__main__":
