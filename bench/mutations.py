@@ -12,145 +12,25 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from shardwright.lowering import collectives, randomness
-from shardwright.operators.kernels import convolutions, losses, normalisations
-from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.registry import KERNELS
 from shardwright.program import binding
 from shardwright.runtime import buckets, bundles, execution, executor, summing
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-class Words(nn.Module):
-    """A table of 11 rows that is also the head, a layer norm, attention by hand and by one operator, labels."""
+import faulty_kernels  # noqa: F401  # registers its faults
+from planting import MUTATIONS, around, forgetting, last_rank, mutation, perceptron, pictures, planted, words
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.norm, self.mix = nn.Embedding(11, 6), nn.LayerNorm(6), nn.Linear(6, 6)
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        x = self.norm(self.table(tokens))
-        x = x + ((x @ x.transpose(1, 2)).softmax(-1) @ self.mix(x))
-        x = F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        logits = x @ self.table.weight.T
-        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
-
-
-class Pictures(nn.Module):
-    """Two convolutions with halos around a batch norm whose statistics are kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.norm, self.last = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.BatchNorm2d(4, momentum=0.3),
-            nn.Conv2d(4, 2, 3),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.norm(self.first(x)))).square().mean()
-
-
-class Perceptron(nn.Module):
-    """Three layers, the last two of them one and the same."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.first(x))
-        return self.last(torch.tanh(self.second(torch.tanh(self.second(x))))).square().mean()
-
-
-class Forgetting(nn.Module):
-    """A layer before and after a dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(F.dropout(self.first(x), 0.4)).square().mean()
-
-
-def words() -> Any:
-    return Words(), (torch.randint(11, (8, 5)), torch.randint(11, (8, 5))), {}
-
-
-def pictures() -> Any:
-    return Pictures(), (torch.randn(8, 3, 9, 8),), {}
-
-
-def perceptron() -> Any:
-    return Perceptron(), (torch.randn(8, 5),), {}
-
-
-def forgetting() -> Any:
-    return Forgetting(), (torch.randn(16, 8),), {}
-
-
-Patch = Callable[[ExitStack], None]
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A fault, the model that shows it, how it is planted, and on how few processes it can be seen."""
-
-    name: str
-    model: Callable[[], Any]
-    plant: Patch
-    processes: int = 2
-
-
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(name: str, model: Callable[[], Any], processes: int = 2) -> Callable[[Patch], Patch]:
-    def register(plant: Patch) -> Patch:
-        MUTATIONS[name] = Mutation(name, model, plant, processes)
-        return plant
-
-    return register
-
-
-@contextmanager
-def planted(name: str) -> Iterator[None]:
-    """The fault is there inside (no fault for an empty name)."""
-    with ExitStack() as stack:
-        if name:
-            MUTATIONS[name].plant(stack)
-        yield
-
-
-def around(stack: ExitStack, owner: Any, attribute: str, change: Callable[..., Any]) -> None:
-    """Replace a function by ``change(original, *args)``; it must exist."""
-    original = getattr(owner, attribute)
-
-    @functools.wraps(original)
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        return change(original, *args, **kwargs)
-
-    stack.enter_context(mock.patch.object(owner, attribute, changed))
-
-
-def in_kernel(stack: ExitStack, target: str, change: Callable[[Callable[[Call], Piece | None], Call], Any]) -> None:
-    original = KERNELS[target]
-    stack.enter_context(mock.patch.dict(KERNELS, {target: functools.partial(change, original)}))
-
-
-def last_rank() -> bool:
-    return dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
+__all__ = ["MUTATIONS", "forgetting", "perceptron", "pictures", "planted", "words"]
 
 
 @mutation("gradient share not sent", perceptron)
@@ -239,28 +119,6 @@ def _(stack: ExitStack) -> None:
         around(stack, owner, "in_place", swapped)
 
 
-@mutation("embedding boundary off by one", words)
-def _(stack: ExitStack) -> None:
-    def shifted(original: Any, call: Call) -> Any:
-        made = original(call)
-        span = call.input_spans(0).get(0)
-        if made is None or span is None:
-            return made
-
-        def kernel(weight: Tensor, indices: Tensor, exchange: Any = None) -> Tensor:
-            found = made.kernel(weight, indices, exchange=exchange)
-            return found * (indices != span.stop - 1).unsqueeze(-1)
-
-        return Piece(kernel=kernel)
-
-    in_kernel(stack, "aten.embedding.default", shifted)
-
-
-@mutation("padding of ones", pictures)
-def _(stack: ExitStack) -> None:
-    around(stack, convolutions, "padded", lambda original, x, missing, fill: original(x, missing, 1.0))
-
-
 @mutation("shards padded with ones in sums", perceptron)
 def _(stack: ExitStack) -> None:
     def ones(original: Any, x: Tensor, dim: int, before: int, after: int) -> Tensor:
@@ -270,47 +128,6 @@ def _(stack: ExitStack) -> None:
         return made
 
     around(stack, collectives, "_surround", ones)
-
-
-@mutation("batch-norm momentum", pictures)
-def _(stack: ExitStack) -> None:
-    def other(original: Any, call: Call) -> Any:
-        values = call.op.args
-        momentum = call.argument("momentum")
-        args = tuple(1 - momentum if value == momentum else value for value in values)
-        return original(replace(call, op=replace(call.op, args=args)))
-
-    in_kernel(stack, "aten._native_batch_norm_legit_functional.default", other)
-
-
-@mutation("biased variance", pictures)
-def _(stack: ExitStack) -> None:
-    def biased(original: Any, call: Call) -> Any:
-        made = original(call)
-        x = call.tensors[call.op.inputs[0]].shape
-        count = x[0] * x[2] * x[3]
-        if made is None or made.kernel is None:
-            return made
-
-        def kernel(*tensors: Tensor, exchange: Any = None) -> Any:
-            *results, variance = made.kernel(*tensors, exchange=exchange)
-            momentum = call.argument("momentum")
-            old = tensors[-1]
-            return (*results, old * (1 - momentum) + (variance - old * (1 - momentum)) * (count - 1) / count)
-
-        return Piece(kernel=kernel)
-
-    in_kernel(stack, "aten._native_batch_norm_legit_functional.default", biased)
-
-
-@mutation("local label count", words)
-def _(stack: ExitStack) -> None:
-    around(stack, losses, "everywhere", lambda original, exchange, x, reduce, loops: x)
-
-
-@mutation("doubled loss divisor", words)
-def _(stack: ExitStack) -> None:
-    around(stack, losses, "everywhere", lambda original, *arguments: original(*arguments) * 2)
 
 
 @mutation("halo off by one", pictures)
@@ -328,46 +145,6 @@ def _(stack: ExitStack) -> None:
         return original(x * inside, step)
 
     around(stack, collectives, "halo_reduce", own_only)
-
-
-@mutation("layer-norm count", words)
-def _(stack: ExitStack) -> None:
-    def local(original: Any, x: Tensor, dims: Any, count: int, loops: Any, exchange: Any) -> Any:
-        return original(x, dims, count // 2, loops, exchange)
-
-    around(stack, normalisations, "moments", local)
-
-
-@mutation("causal offset", words)
-def _(stack: ExitStack) -> None:
-    def from_zero(original: Any, call: Call) -> Any:
-        rank = len(call.output.shape)
-        span = call.output_spans().get(rank - 2)
-        if span is None:
-            return original(call)
-        return call.kernel(
-            lambda exchange, **a: F.scaled_dot_product_attention(
-                a["query"],
-                a["key"],
-                a["value"],
-                torch.arange(span.size, device=a["key"].device).unsqueeze(1)
-                >= torch.arange(a["key"].shape[-2], device=a["key"].device),
-                scale=a["scale"],
-            )
-        )
-
-    in_kernel(stack, "aten.scaled_dot_product_attention.default", from_zero)
-
-
-@mutation("softmax exchange", words)
-def _(stack: ExitStack) -> None:
-    def alone(original: Any, call: Call) -> Any:
-        made = original(call)
-        if made is None or made.kernel is None:
-            return made
-        return Piece(kernel=lambda *tensors, exchange=None: made.kernel(*tensors, exchange=lambda x, *_: x))
-
-    in_kernel(stack, "aten.softmax.int", alone)
 
 
 @mutation("a rank that never updates buffers", pictures)
