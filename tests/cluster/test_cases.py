@@ -7,6 +7,7 @@ import torch
 
 from shardwright.cluster import cases, cases_memory
 from shardwright.cluster.cases import Case, Maker
+from shardwright.cluster.timing import FASTEST_LAUNCH, QUEUE, queued_calls
 
 MAKE = Maker(torch.device("cpu"))
 
@@ -51,3 +52,26 @@ def test_every_pass_is_covered() -> None:
 def test_bytes_are_those_of_inputs_and_outputs() -> None:
     (case,) = [c for c in cases_memory.memory_kernels(MAKE, "float32", (2**12,)) if c.kernel == "add"]
     assert case.bytes == 3 * 4 * 2**12
+
+
+def test_stopping_early_leaves_every_curve_its_ends() -> None:
+    """Where time ran out, casts had been measured up to 98 kB, and one of 3 GB was priced at a hundred times its seconds."""
+    sizes = tuple(2**e for e in range(6, 13))
+    ordered = cases.ends_first(cases_memory.memory_kernels(MAKE, "float32", sizes))
+    everything = list(cases_memory.memory_kernels(MAKE, "float32", sizes))
+    assert sorted(c.bytes for c in ordered) == sorted(c.bytes for c in everything)
+    curves = {
+        (c.kernel, c.step): [d.bytes for d in everything if (d.kernel, d.step) == (c.kernel, c.step)] for c in ordered
+    }
+    for seen, wanted in ((1, max), (2, min)):
+        for key, all_sizes in curves.items():
+            early = [c.bytes for c in ordered[: seen * len(curves)] if (c.kernel, c.step) == key]
+            assert wanted(all_sizes) in early
+
+
+@pytest.mark.parametrize("host", [1e-6, 2e-5, 4e-4, 4e-3])
+def test_what_is_timed_at_once_fits_into_the_queue(host: float) -> None:
+    """A recurrence launches hundreds of kernels a call; several calls overflow the queue, and the host was timed instead."""
+    calls = queued_calls(1e-6, host)
+    assert calls == 1 or calls * host / FASTEST_LAUNCH <= QUEUE
+    assert queued_calls(1e-3, 1e-5) == 2

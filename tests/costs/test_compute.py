@@ -109,6 +109,33 @@ def test_curves_interpolate_between_and_hold_outside() -> None:
     assert at == pytest.approx([1.0, 16.0, 4.0, 16.0], rel=0.02)
 
 
+def test_bytes_cost_a_fixed_time_and_a_rate_however_few_sizes_were_measured() -> None:
+    """Of 2 µs and twice the ideal rate, two far points say everything; the fixed cost does not grow beyond them."""
+    sizes = np.array([1e4, 1e5, 1e6, 1e7, 1e8, 1e10])
+    ratios = 2.0 + 2e-6 * 1e12 / sizes
+    measured = Curve(("bytes",), ((1e5,), (1e8,)), (float(ratios[1]), float(ratios[4])))
+    assert measured(sizes[:, None]) == pytest.approx(ratios, rel=1e-9)
+    small = Curve(("bytes",), ((1e4,), (1e5,)), (float(ratios[0]), float(ratios[1])))
+    assert small(sizes[:, None]) == pytest.approx(ratios, rel=1e-9)
+    alone = Curve(("bytes",), ((1e5,), (1e5,)), (3.0, 5.0))  # a rate is all that one size tells
+    assert alone(sizes[:, None]) == pytest.approx(4.0)
+
+
+def test_the_gradient_of_an_operator_nobody_measured_is_one_kernel() -> None:
+    """It reads two tensors and writes one; what a product of three with all its gradients takes says nothing about it."""
+    graph = graph_of(lambda w, x: torch.nn.functional.hardtanh(w).sum(), torch.empty(2, device="meta"))
+    flat = {
+        f"elementwise/float32/{step}": Curve(("bytes",), ((1.0,),), (r,))
+        for step, r in (("forward", 1.0), ("backward", 6.0))
+    }
+    mesh = Mesh((LINE,), replace(DEVICE, profile=Profile("by hand", tuple(flat.items()))))
+    op = next(op for op in graph.ops if "hardtanh" in op.target)
+    amount = 4 * graph.tensors[op.inputs[0]].elements
+    assert price(graph, "hardtanh", (None,), mesh) == pytest.approx(
+        [2 * amount / DEVICE.bandwidth, 3 * amount / DEVICE.bandwidth]
+    )
+
+
 @pytest.mark.parametrize("kind", sorted(collectives.SECONDS))
 def test_collectives_grow_with_bytes_and_vanish_on_one_device(kind: str) -> None:
     amounts = np.array([1e3, 1e6, 1e9])

@@ -54,6 +54,18 @@ def test_every_gradient_of_a_product_is_a_kernel(device):
     assert found["tanh"] == pytest.approx((6e-6, 9e-6))  # a kernel, and a function of the backward pass
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_recurrence_is_issued_step_by_step_and_layer_by_layer(device, first):
+    """Its kernels are launched one by one, so that it is the host's time that a small recurrence takes."""
+    model = torch.nn.LSTM(4, 4, num_layers=2, bidirectional=True, batch_first=first)
+    graph = capture(model, (torch.zeros(*((3, 5) if first else (5, 3)), 4),))
+    op = next(op for op in graph.ops if "lstm" in op.target)
+    timed = replace(device, profile=Profile("by hand", (), (*TABLE, ("lstm", 1e-5, 3e-5))))
+    steps = 5 * 2 * 2
+    assert dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), timed) == pytest.approx((steps * 1e-5, steps * 3e-5))
+    assert dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), device) == pytest.approx((6e-6, 9e-6))
+
+
 class Broadcasts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

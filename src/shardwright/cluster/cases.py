@@ -3,7 +3,7 @@
 A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.costs.kernels`), so that the
 ratio of measured to ideal seconds carries over. Shapes are ranges: batches of tokens by widths, convolutions drawn at
 random, heads by sequence lengths; none is taken from a model that predictions are judged on. Lists are
-long; whoever runs them may stop at any point, because they are shuffled.
+long; whoever runs them may stop at any point, because they are shuffled, or curve by curve in turn, ends first.
 """
 
 from __future__ import annotations
@@ -293,3 +293,24 @@ def shuffled(cases: Iterator[Case], seed: int = 0) -> list[Case]:
     items = list(cases)
     random.Random(seed).shuffle(items)
     return items
+
+
+def ends_first(cases: Iterator[Case], seed: int = 0) -> list[Case]:
+    """The cases of all curves in turn, of each the largest, the smallest, then halfway between those before: stopping early
+    leaves every curve its whole range. Without its upper end it says little: small kernels cost the same whatever they do.
+    """
+    curves: dict[tuple[str, str, str], list[Case]] = {}
+    for case in cases:
+        curves.setdefault((case.kernel, case.step, case.dtype), []).append(case)
+    turns: list[list[Case]] = []
+    for items in curves.values():
+        items.sort(key=lambda case: case.bytes)
+        order, spans = [len(items) - 1, 0], [(0, len(items) - 1)]
+        for low, high in spans:
+            if high - low > 1:
+                middle = (low + high) // 2
+                order.append(middle)
+                spans += [(low, middle), (middle, high)]
+        turns.append([items[place] for place in dict.fromkeys(order)])
+    random.Random(seed).shuffle(turns)
+    return [case for turn in itertools.zip_longest(*turns) for case in turn if case is not None]

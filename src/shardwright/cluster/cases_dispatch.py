@@ -89,7 +89,8 @@ class _Module(nn.Module):
 
 
 def cases(device: torch.device) -> Mapping[str, Insert]:
-    """By name; ``accumulate`` is the sum of two gradients of one tensor, ``mm`` a product of two matrices.
+    """By name; ``accumulate`` is the sum of two gradients of one tensor, ``mm`` a product of two matrices, ``lstm`` one step
+    of one layer.
 
     ``joined`` (two tensors and a piece cut off) only serves to tell ``slice`` and ``cat`` apart.
     """
@@ -117,6 +118,11 @@ def cases(device: torch.device) -> Mapping[str, Insert]:
     def viewed(view: tuple[int, ...], apply: Callable[[int, Tensor], Tensor], *weights: list[Tensor]) -> Insert:
         made = weighted(lambda place, x: apply(place, x.view(view)).view(shape), *weights)
         return Insert(made.apply, made.weights, beside=(("view", 2),))
+
+    layers = [nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype) for _ in range(PLACES)]
+    recurrent = Insert(
+        lambda place, x: layers[place](x)[0], [w for layer in layers for w in layer.parameters()], times=shape[1]
+    )
 
     def normed(place: int, x: Tensor) -> Tensor:
         return F.batch_norm(x, mean, variance, gains[place], offsets[place], training=True)
@@ -148,6 +154,7 @@ def cases(device: torch.device) -> Mapping[str, Insert]:
         "batch_norm": viewed(image, normed, gains, offsets),
         "max_pool2d": viewed(image, lambda place, x: F.max_pool2d(x, 3, 1, 1)),
         "scaled_dot_product_attention": simple(attended, ("view", 2), ("accumulate", 2)),
+        "lstm": recurrent,
         "sum": simple(lambda x: x.sum(0, keepdim=True).expand(shape), ("view", 1)),
         "module": simple(module, ("mul", 1), times=2),
     }

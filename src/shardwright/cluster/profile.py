@@ -1,10 +1,11 @@
 """What calibration learned about a device: efficiency curves per kind of kernel, dispatch times, optimizer steps.
 
 A curve holds measured points: features of a shape (such as m, n and k of a matrix product) and the ratio of measured
-seconds to the ideal seconds of the datasheet's roofline. Between points the logarithm of the ratio follows a straight line
-fitted to the nearest points in log-feature space (local regression, Cleveland 1979), never beyond what they span; outside,
-the efficiency at the border holds. Ratios rather than seconds are stored, so that an interpolated price still scales
-exactly with the work.
+seconds to the ideal seconds of the datasheet's roofline. Ratios rather than seconds are stored, so that an interpolated
+price still scales exactly with the work. Where bytes are all that matters, seconds follow a straight line from one point
+to the next, a fixed cost and a rate; beyond the largest, the rate goes on, not the fixed cost. Where a shape has several
+features, the logarithm of the ratio follows a straight line fitted to the nearest points in log-feature space (local
+regression, Cleveland 1979), never beyond what they span; outside, the efficiency at the border holds.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Curve:
     Example
     -------
     >>> curve = Curve(("bytes",), ((1e3,), (1e6,)), (100.0, 1.0))
-    >>> [round(float(r), 1) for r in curve(np.array([[1e2], [1e3], [1e9]]))]
-    [100.0, 100.0, 1.0]
+    >>> [round(float(r), 1) for r in curve(np.array([[1e2], [1e3], [5.005e5], [1e9]]))]
+    [991.9, 100.0, 1.1, 1.0]
     """
 
     features: tuple[str, ...]
@@ -39,13 +40,29 @@ class Curve:
     def _logs(self) -> tuple[np.ndarray, np.ndarray]:
         return np.log2(np.array(self.points, dtype=float)), np.log2(np.array(self.ratios, dtype=float))
 
+    @cached_property
+    def _line(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sizes in order and, in units of a size's ideal seconds per byte, the seconds measured there (their mean)."""
+        sizes, which = np.unique(np.array(self.points, dtype=float)[:, 0], return_inverse=True)
+        ratios = np.bincount(which, weights=np.array(self.ratios)) / np.bincount(which)
+        return sizes, sizes * ratios
+
+    def _by_bytes(self, asked: np.ndarray) -> np.ndarray:
+        sizes, seconds = self._line
+        rates = np.diff(seconds) / np.diff(sizes) if len(sizes) > 1 else seconds / sizes
+        border = seconds[-1] / sizes[-1]  # with the fixed cost in it: beyond, no kernel is slower than that
+        last = np.clip(rates[-1], min(1.0, border), border)
+        first = np.clip(rates[0], 0.0, seconds[0] / sizes[0])
+        above, below = np.maximum(asked - sizes[-1], 0.0), np.maximum(sizes[0] - asked, 0.0)
+        return (np.interp(asked, sizes, seconds) + last * above - first * below) / asked
+
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """Ratio of real to ideal seconds for each row of features."""
         points, ratios = self._logs
-        asked = np.log2(np.maximum(np.asarray(features, dtype=float), 1e-12))
+        asked = np.maximum(np.asarray(features, dtype=float), 1e-12)
         if points.shape[1] == 1:
-            order = np.argsort(points[:, 0])
-            return np.exp2(np.interp(asked[:, 0], points[order, 0], ratios[order]))
+            return self._by_bytes(asked[:, 0])
+        asked = np.log2(asked)
         asked = np.clip(asked, points.min(axis=0), points.max(axis=0))
         squares = ((asked[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
         count = min(NEIGHBOURS, len(points))

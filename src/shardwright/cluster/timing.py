@@ -21,6 +21,23 @@ from shardwright.cluster.pace import Yardstick
 
 Run = Callable[[], Any]
 
+QUEUE = 1000
+"""Kernels that CUDA takes before it makes the host wait: 1,024, less those of the delay."""
+FASTEST_LAUNCH = 1.5e-6
+"""Seconds: no host launches kernels faster than this."""
+
+
+def queued_calls(seconds: float, host: float) -> int:
+    """How many calls to time at once, each so many seconds on the device and on the host: about 1.5 ms of them, and no more
+    than the queue holds for certain (a recurrence of 256 steps launches 800 kernels: from the second call on the device
+    would wait for the host).
+
+    >>> queued_calls(1e-5, 2e-5), queued_calls(1e-3, 2e-5), queued_calls(1e-5, 4e-3)
+    (16, 2, 1)
+    """
+    calls = int(min(max(1.5e-3 / max(seconds, 5e-6), 2), 16))
+    return max(1, min(calls, int(QUEUE * FASTEST_LAUNCH / max(host, 1e-9))))
+
 
 def clock() -> Callable[[], float]:
     """The clock for work on this process's CPU threads."""
@@ -59,7 +76,7 @@ class Stopwatch:
         host = time.perf_counter() - began
         torch.cuda.synchronize()
         once = time.perf_counter() - began
-        calls = int(min(max(1.5e-3 / max(once - host, 5e-6), 2), 16))
+        calls = queued_calls(once - host, host)
         # The host must have queued everything before the delay ends, or the device would wait for it.
         delays = min(1 + int(1.5 * host * calls / self._delay), 40)
         return statistics.median(self._events(run, calls, delays) for _ in range(repeats))

@@ -21,6 +21,9 @@ KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "depthwis
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
+BACKWARD = 1.5
+"""Bytes of an elementwise operator's backward kernel over those of its forward one: the output's gradient, what was saved
+and the input's gradient, where there were an input and an output."""
 
 
 def _cuts(rules: OpRules, splits: Sequence[Split]) -> np.ndarray:
@@ -104,7 +107,9 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
     family, which = work.curve.split("/")
     curve = _curve(family, work.dtype, which, device)
     if curve is None and device.profile is not None and family not in KINDS_WITHOUT_CURVE:
-        curve = _curve("elementwise", work.dtype, which, device)
+        curve = _curve("elementwise", work.dtype, "forward", device)
+        if curve is not None and which == "backward":
+            return BACKWARD * curve(BACKWARD * work.features[:, : len(curve.features)])
     if curve is None:
         return _assumed_ratio(work, device, ideal, peak)
     ratio = curve(work.features[:, : len(curve.features)])

@@ -25,6 +25,8 @@ LIKE = {"bmm": "mm", "mv": "mm", "addmm": "linear", "baddbmm": "linear"}
 LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution": "conv2d", "div": "mul"}
 LIKE |= dict.fromkeys(LINEAR, "add") | dict.fromkeys(CUTS, "slice") | dict.fromkeys(PIECES, "chunk") | SAME_KERNEL
 """Which timed operator another one is issued like."""
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Issued step by step and layer by layer, each like a step of an LSTM."""
 KERNELS = {"linear": 3, "matmul": 2, "mm": 2, "conv2d": 2}
 """Kernels of the backward passes that were timed: one for each of two factors, and a sum for a linear layer's bias."""
 
@@ -48,9 +50,18 @@ def dispatch_seconds(
     if name == "einsum" and "mm" in table:  # its operands are turned by views, then multiplied
         product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0, 0), device)[0]
         forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
+    elif name in RECURRENT and "lstm" in table:
+        forward, backward = (_steps(op, inputs) * seconds for seconds in table["lstm"])
     else:
         forward, backward = table[name] if name in table else several_seconds(issued, device)
     return forward, _gradients(name, inputs, output, backward, table) if training else 0.0
+
+
+def _steps(op: Op, inputs: list[Tensor]) -> int:
+    """How many steps a recurrence takes, over all its layers and directions: each has two matrices of weights."""
+    first = any(a is True for a in op.args[-1:]) and len(inputs[0].shape) == 3  # batch_first is the last argument
+    matrices = sum(len(tensor.shape) == 2 for tensor in inputs[2:])
+    return inputs[0].shape[1 if first else 0] * max(matrices // 2, 1)
 
 
 def modules_entered(ops: Iterable[Op]) -> dict[str, int]:
