@@ -1,6 +1,7 @@
 """A training run against one process: every number of both, and how far each may be from the truth.
 
-The truth is one process running the unmodified model in float64. A run in float64 must stay within 1e-9 of it for all steps.
+The truth is one process running the unmodified model in float64. A run in float64 must stay within 1e-9 of it for all steps,
+or, where rounding leads one process away from itself (see below), within 1e-9 in every step from where that began.
 A run in float32 adds its numbers in another order than one process does, so it is held to the error that one process
 makes in float32 itself: its distance from the truth may be at most :data:`TIMES` that of the one process (as accurate as the
 algorithm it replaces, the yardstick of numerical analysis; Higham, Accuracy and Stability, 2002, chapter 1). A number

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import highspy
 import numpy as np
 import pytest
 
 from shardwright.errors import Infeasible, TooLarge
-from shardwright.search.choose import Edge, Problem, evaluate, read_problem, solve
+from shardwright.search.choose import Edge, Problem, evaluate, integer, read_problem, solve
 from shardwright.search.choose.eliminate import eliminate, solve_by_elimination
 
 from .random_problems import random_problem
@@ -35,6 +36,28 @@ def test_elimination_equals_brute_force_without_limit(seed):
 def test_integer_program_equals_brute_force_under_a_limit(seed):
     problem = random_problem(seed)
     assert solve(problem, method="integer").cost == pytest.approx(solve(problem, method="brute").cost)
+
+
+def test_every_run_of_the_integer_program_ends_within_the_time_that_is_left(monkeypatch):
+    """HiGHS counts the seconds of each run by itself; what earlier ones took was once added to the limit of the next."""
+    limits = []
+
+    class Slow(highspy.Highs):
+        def getRunTime(self):
+            return 100.0 * len(limits)
+
+        def setOptionValue(self, name, value):
+            if name == "time_limit":
+                limits.append(value)
+            return super().setOptionValue(name, value)
+
+    monkeypatch.setattr(highspy, "Highs", Slow)
+    monkeypatch.setattr(integer, "FIRST_ROWS", 0)
+    monkeypatch.setattr(integer, "ROWS_PER_TURN", 1)
+    for seed in range(10):
+        solve(random_problem(seed), method="integer", time_limit=20.0)
+    assert len(limits) > 10  # rows were added, and the program run again
+    assert max(limits) <= 20.0
 
 
 @pytest.mark.parametrize("name", PASE)

@@ -62,7 +62,7 @@ def solve_by_integer_program(
             left = time_limit - (time.perf_counter() - started)
             if left <= 0:
                 break
-            solver.setOptionValue("time_limit", solver.getRunTime() + left)
+            solver.setOptionValue("time_limit", left)  # of each run, not of all of them
         if best is not None:
             start = highspy.HighsSolution()
             start.col_value = program.columns_of(best)

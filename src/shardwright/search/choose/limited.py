@@ -4,14 +4,15 @@ Rounds of a fixed amount of work: one core raises the lower bound (`ascent`), th
 `neighbourhoods` where holding a few nodes makes the rest easy), and at the end of a round they exchange the prices of
 memory and the best known cost; so a run depends on the seed and the number of rounds, not on the clock. When the two are
 close, options that no better choice can take are struck out, the reductions run again on what is left, and the rounds go
-on with a smaller problem; when nothing is left, the choice is optimal. Parts that nothing joins (`components`) are
-searched one after the other.
+on with a smaller problem; when nothing is left, the choice is optimal. What is small and moves no more is closed by an
+integer program, which has the second core to itself while choices are improved on. Parts that nothing joins
+(`components`) are searched one after the other.
 """
 
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import count
 
@@ -44,6 +45,7 @@ PATIENT_NEIGHBOURHOODS = 60  # without a better choice, after which only every o
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
 INTEGER_ENTRIES = 50_000  # edge entries up to which an integer program closes the gap that is left
+SOON = 1.0  # seconds to wait for it before choices are improved on beside it
 WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing again
 
 
@@ -124,6 +126,7 @@ class _Stage:
         self.entries = sum(edge.costs.size for edge in core.edges)
         self.patience = PATIENT_ROUNDS if self.entries > 5000 else 3
         self.tried = False
+        self.closing: Future[Solution[np.ndarray]] | None = None  # the integer program, while it runs
         self.work = 2 * self.entries + len(self.flat.amount) + 4 * len(self.flat.times) + 1000
         self.share = QUICK_SHARE if progress.enough else 1.0
         self.iterations = int(np.clip(self.share * ROUND_WORK / self.work, 4, 400))
@@ -135,21 +138,24 @@ class _Stage:
         gap, idle, swings = np.inf, 0, QUICK_SWINGS if progress.enough else 1
         for turn in count(1):
             progress.raise_bound(ascent.best)
-            if progress.done or progress.late:
+            ended = self.closing is not None and (progress.late or self.closing.done()) and not self._close()
+            if progress.done or progress.late or ended:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()
             effort = min(self.share * WALK_WORK, self.work * self.iterations / 2)
-            if idle >= self.patience and turn % 3:
+            beside = None
+            if self.closing is None and idle >= self.patience and turn % 3:
                 self.helper.adopt(walker)
                 beside = pool.submit(self.helper.walk, effort, prices, swings)
-            else:
+            elif self.closing is None:
                 beside = pool.submit(ascent.run, self.iterations, target)
             if self.wide and self.wide.useful and (turn % 2 or self.wide.wasted < PATIENT_NEIGHBOURHOODS):
                 walker.jump(self.wide.search(walker.best_choice if walker.found else walker.choice, prices, effort))
             else:
                 walker.walk(effort, prices, swings)
-            beside.result()
+            if beside is not None:
+                beside.result()
             walker.adopt(self.helper)
             if walker.found and walker.best_cost < progress.cost:
                 progress.offer(self.back(walker.best_choice))
@@ -158,39 +164,50 @@ class _Stage:
                 gap, idle = progress.gap, 0
             else:
                 idle += 1
-            if progress.enough and idle >= QUICK_PATIENCE and progress.choice is not None:
+            if progress.enough and idle >= QUICK_PATIENCE and progress.choice is not None and self.closing is None:
                 return None
-            if idle >= self.patience and not self._go_on():
+            if idle >= self.patience and self.closing is None and not self._go_on(pool):
                 return None
             if turn % (ROUNDS_PER_QUICK_START if progress.enough else ROUNDS_PER_START) == 0:
                 self._round_off()
-            if turn % ROUNDS_PER_LOOK == 0:
+            if turn % ROUNDS_PER_LOOK == 0 and self.closing is None:
                 following = self._narrow()
                 if following is not self:
                     return following
         raise AssertionError("rounds end by returning")
 
-    def _go_on(self) -> bool:
+    def _go_on(self, pool: ThreadPoolExecutor) -> bool:
         """Nothing moves any more: let the integer program finish what is small; go on only where time is left."""
         progress = self.progress
-        if self.entries <= INTEGER_ENTRIES and not self.tried:
-            self.tried = True
-            left = None if progress.time_limit is None else progress.time_limit - progress.spent
-            nodes = INTEGER_NODES if left is None else None
-            start = self.walker.best_choice if self.walker.found else None
-            try:
-                solution = solve_by_integer_program(
-                    self.core, time_limit=left, seed=self.seed, incumbent=start, max_nodes=nodes
-                )
-            except Infeasible:
-                progress.exhausted()
-                return False
-            except TooLarge:
-                return progress.time_limit is not None
-            progress.offer(self.back(solution.answer))
-            progress.raise_bound(solution.lower_bound)
+        if self.entries > INTEGER_ENTRIES or self.tried:
+            return progress.time_limit is not None
+        self.tried = True
+        left = None if progress.time_limit is None else progress.time_limit - progress.spent
+        nodes = INTEGER_NODES if left is None else None
+        start = self.walker.best_choice.copy() if self.walker.found else None
+        self.closing = pool.submit(
+            solve_by_integer_program, self.core, time_limit=left, seed=self.seed, incumbent=start, max_nodes=nodes
+        )
+        wait([self.closing], None if left is None else SOON)
+        if not self.closing.done():
+            return True
+        return self._close()
+
+    def _close(self) -> bool:
+        """Take what the integer program has come to; whether to go on without it."""
+        progress, closing = self.progress, self.closing
+        assert closing is not None
+        self.closing = None
+        try:
+            solution = closing.result()
+        except Infeasible:
+            progress.exhausted()
             return False
-        return progress.time_limit is not None
+        except TooLarge:
+            return progress.time_limit is not None
+        progress.offer(self.back(solution.answer))
+        progress.raise_bound(solution.lower_bound)
+        return False
 
     def _round_off(self) -> None:
         """Send the walker to what the messages say at the present prices."""
