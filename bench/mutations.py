@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shardwright.lowering import collectives, randomness
 from shardwright.program import binding
-from shardwright.runtime import buckets, bundles, execution, executor, summing
+from shardwright.runtime import buckets, bundles, execution, homeward, summing, travelling
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -106,7 +106,7 @@ def _(stack: ExitStack) -> None:
 
         return last_only
 
-    around(stack, executor.Executor, "_accumulate", forgetful)
+    around(stack, homeward.Homeward, "_accumulate", forgetful)
 
 
 @mutation("swapped gather", perceptron)
@@ -115,7 +115,7 @@ def _(stack: ExitStack) -> None:
         parts = stacked.chunk(line.size)
         return original(torch.cat([parts[1], parts[0], *parts[2:]]), dim, extent, line)
 
-    for owner in (collectives, executor):
+    for owner in (collectives, travelling):
         around(stack, owner, "in_place", swapped)
 
 
