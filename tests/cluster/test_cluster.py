@@ -27,7 +27,7 @@ from shardwright.errors import ClusterError
 
 
 def test_presets_are_those_promised_and_cite_their_source() -> None:
-    wanted = {"GTX-1080Ti", "RTX-2080Ti", "K80", "V100", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}
+    wanted = {"GTX-1080Ti", "RTX-2080Ti", "K80", "V100", "A100-40GB", "A100-80GB", "H100", "H800", "H200", "B200"}
     assert wanted == set(preset_names())
     for name in preset_names():
         node, network = preset(name)
@@ -43,6 +43,7 @@ def test_only_the_measured_preset_is_calibrated() -> None:
     ("text", "nodes", "size"),
     [
         ("8xH200", 1, 8),
+        ("4xA100 + 2x4xH100", 3, 12),
         ("4x8xA100-80GB", 4, 32),
         ("16xB200", 2, 16),
         ("H100", 1, 1),

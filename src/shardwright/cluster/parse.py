@@ -1,4 +1,4 @@
-"""From a few words to a cluster: ``8xH200``, ``4x8xA100-80GB``, ``local:2``, or the path of a TOML file.
+"""From a few words to a cluster: ``8xH200``, ``4x8xA100-80GB``, ``4xA100+4xH100``, ``local:2``, or a TOML file's path.
 
 Presets are TOML files beside this module, with the figures of the vendors' datasheets and where they were read; one that
 was never calibrated says so wherever its prices are shown.
@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardwright.cluster.hardware import MOST_DEVICES, NEVER_CALIBRATED, Cluster, Link, Node
+from shardwright.cluster.hardware import MOST_DEVICES, NEVER_CALIBRATED, Cluster, Link, Node, weakest
 from shardwright.cluster.local import local_cluster
 from shardwright.cluster.profile import Profile
 from shardwright.cluster.serial import cluster_from, device_from, link_from, profile_from, read_toml
@@ -102,10 +102,13 @@ def parse_cluster(text: str) -> Cluster:
 
     ``8xH200`` is one node of eight, ``16xH200`` two of them (a preset knows how many devices a node has), ``4x8xH200``
     four nodes of eight, ``local:2`` two processes on this machine's CPU, ``slurm`` what this Slurm job has been given
-    (``slurm:H100`` where Slurm does not say what its GPUs are), anything ending in ``.toml`` a file.
+    (``slurm:H100`` where Slurm does not say what its GPUs are), anything ending in ``.toml`` a file. ``4xA100+4xH100`` are
+    both, behind the slower of their networks.
 
     >>> parse_cluster("16xH200").name, len(parse_cluster("16xH200").nodes)
     ('16xH200', 2)
+    >>> [node.device.name for node in parse_cluster("4xA100-80GB+4xH100").nodes]
+    ['A100-80GB', 'H100']
     """
     text = text.strip()
     if text.endswith(".toml"):
@@ -115,6 +118,9 @@ def parse_cluster(text: str) -> Cluster:
             node = _resolve(path.parent, path.name)
             return Cluster(node.device.name, (node,), node.link)
         return cluster_from(data, path.stem, lambda name: _resolve(path.parent, name))
+    if "+" in text:
+        parts = [parse_cluster(part) for part in text.split("+")]
+        return Cluster(text, tuple(n for part in parts for n in part.nodes), weakest(part.network for part in parts))
     if match := re.fullmatch(r"slurm(?::([A-Za-z].*))?", text, re.IGNORECASE):
         text = job_cluster(os.environ, match.group(1) or "")
     if match := re.fullmatch(r"local(?::(\d+))?", text):
