@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 
-from shardwright.cluster import Cluster, parse_cluster
+from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -37,17 +37,10 @@ CASES = {
     "llama-70b": Case(LLAMA_70B, 80, "8x8xH100", 256, (4, 16)),
     "llama-70b-160": Case(LLAMA_70B, 160, "8x8xH100", 256, (4, 16)),
     "llama-405b": Case(LLAMA_405B, 126, "2048x8xH100", 2048, (128, 256)),
-    "deepseek-v3-like": Case(DEEPSEEK, 61, "256x8xH100", 4096, (256,)),
+    "deepseek-v3-like": Case(DEEPSEEK, 61, "256x8xH800", 4096, (256, 512)),
     "deep": Case("gpt:layers=4,width=2048,heads=16", 1024, "8x8xH100", 256, (8,)),
-    "unlike": Case("gpt:layers=4,width=4096,heads=32", 32, "4xA100-80GB + 4xH100", 64, (2, 4)),
+    "unlike": Case("gpt:layers=4,width=4096,heads=32", 32, "4xA100+4xH100", 64, (2, 4)),
 }
-
-
-def cluster_of(text: str) -> Cluster:
-    """A cluster, or several behind one network, joined by ``+``."""
-    parts = [parse_cluster(part.strip()) for part in text.split("+")]
-    slowest = min((part.network for part in parts), key=lambda link: link.bandwidth)
-    return Cluster(text, tuple(node for part in parts for node in part.nodes), slowest)
 
 
 def main() -> int:
@@ -63,7 +56,7 @@ def main() -> int:
         for size in case.sizes:
             resolved = resolve(case.model, batch=size, dtype="bfloat16")
             graphs[size] = capture(resolved.model, resolved.args, resolved.kwargs)
-        model, cluster = Model(graphs.__getitem__, case.blocks), cluster_of(case.cluster)
+        model, cluster = Model(graphs.__getitem__, case.blocks), parse_cluster(case.cluster)
         began = time.process_time()
         try:
             best, others = search_pipelines(

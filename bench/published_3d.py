@@ -169,12 +169,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", help="numbers of rows, from 0; all without it")
     parser.add_argument("--theirs-only", action="store_true", help="do not search for plans of ours")
-    parser.add_argument("--write", action="store_true", help=f"write {WRITTEN.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"into {WRITTEN.relative_to(ROOT)}, row by row; others stay as they are there",
+    )
     asked = parser.parse_args()
     with DATA.open() as file:
         rows = list(csv.DictReader(file))
     wanted = [int(n) for n in asked.rows.split(",")] if asked.rows else range(len(rows))
-    lines = []
+    known = json.loads(WRITTEN.read_text())["rows"] if asked.write and WRITTEN.exists() else []
+    lines = {line["row"]: line for line in known}
     for number in wanted:
         row = rows[number]
         line: dict[str, Any] = {"row": number, **{k: row[k] for k in ("model", "parameters_billion", "gpu", "gpus")}}
@@ -184,12 +189,12 @@ def main() -> None:
             line["left_out"] = "its context parallelism inside the attention is no recipe of ours"
         else:
             line |= priced(row, not asked.theirs_only)
-        lines.append(line)
+        lines[number] = line
         print(json.dumps(line), flush=True)
-    found_out = summary(lines)
-    print(json.dumps(found_out, indent=1))
-    if asked.write:
-        WRITTEN.write_text(json.dumps({"rows": lines, **found_out}, indent=1) + "\n")
+        if asked.write:  # row by row: what was done is kept
+            done = [lines[n] for n in sorted(lines)]
+            WRITTEN.write_text(json.dumps({"rows": done, **summary(done)}, indent=1) + "\n")
+    print(json.dumps(summary(list(lines.values())), indent=1))
 
 
 if __name__ == "__main__":

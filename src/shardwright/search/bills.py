@@ -23,11 +23,13 @@ from shardwright.search.prices import EdgePrices
 @dataclass(frozen=True)
 class Pricing:
     """What a second counts: one of operators, of changes of layout between them, of parameters' traffic (gathers, sums of
-    gradients). ``least``: at prices that no execution undercuts."""
+    gradients), of what comes ``once`` a step however many micro-batches it has (gradients on their way home, updates).
+    ``least``: at prices that no execution undercuts."""
 
     compute: float = 1.0
     changes: float = 1.0
     traffic: float = 1.0
+    once: float = 1.0
     least: bool = False
 
 
@@ -56,7 +58,7 @@ class Seconds:
         if self.least_back is None:
             return pricing.compute * (self.own * self.runs + self.back * self.backs)
         sums = self.least_back if pricing.least else self.back
-        return pricing.compute * (self.own * self.runs) + pricing.traffic * (sums * self.backs)
+        return pricing.once * (pricing.compute * (self.own * self.runs) + pricing.traffic * (sums * self.backs))
 
 
 @dataclass
@@ -129,7 +131,8 @@ class Bill:
             times = 2 if again and tensor.grad and self.prices.training else 1
         else:
             times = 2 if change.again else 1
-        paid = there * (times * change.times) + back * change.backs
+        once = pricing.once if change.parameter else 1.0
+        paid = there * (times * change.times) + (back * (once * change.backs) if once else 0.0)
         weight = pricing.traffic if change.parameter else pricing.changes
         if weight != 1.0:
             paid = np.multiply(paid, weight, out=np.full(paid.shape, np.inf), where=np.isfinite(paid))

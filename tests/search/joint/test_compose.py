@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.compose import compose, may_be_below, no_schedule_below
 from shardwright.search.joint.problem import (
     THROUGHPUT,
@@ -62,13 +63,13 @@ def problems(draw: st.DrawFn) -> tuple[PipelineProblem, list[StageTable]]:
 
 
 def every_pipeline(problem: PipelineProblem, tables: list[StageTable], key: str):  # type: ignore[no-untyped-def]
-    """(seconds per stage, closing per stage) of every pipeline, from the last stage backwards, by the letter of the
-    rules.
+    """(seconds, closing, micro-batches held, each per stage) of every pipeline, from the last stage backwards, by the letter
+    of the rules.
     """
 
-    def extend(cut: int, devices: int, shares: int, times: list[float], closings: list[float]):  # type: ignore[no-untyped-def]
+    def extend(cut: int, devices: int, shares: int, *lists: list[float]):  # type: ignore[no-untyped-def]
         if cut == 0:
-            yield list(reversed(times)), list(reversed(closings))
+            yield tuple(list(reversed(one)) for one in lists)
             return
         for table in tables:
             for row in range(len(table.start)):
@@ -89,11 +90,10 @@ def every_pipeline(problem: PipelineProblem, tables: list[StageTable], key: str)
                     int(table.start[row]),
                     used,
                     shares + table.share,
-                    [*times, seconds],
-                    [*closings, table.closing[row]],
+                    *([*one, more] for one, more in zip(lists, (seconds, table.closing[row], held), strict=True)),
                 )
 
-    yield from extend(problem.cuts - 1, 0, 0, [], [])
+    yield from extend(problem.cuts - 1, 0, 0, [], [], [])
 
 
 @settings(max_examples=150, deadline=None)
@@ -104,7 +104,7 @@ def test_the_composition_is_the_best_of_all(drawn: tuple[PipelineProblem, list[S
     plain = {
         key: [
             objective.slowest * max(times) + objective.total * sum(times)
-            for times, _ in every_pipeline(problem, tables, key)
+            for times, _, _ in every_pipeline(problem, tables, key)
         ]
         for key in ("seconds", "bound")
     }
@@ -122,19 +122,32 @@ def test_the_composition_is_the_best_of_all(drawn: tuple[PipelineProblem, list[S
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.integers(1, 5))
-def test_no_schedule_bound_is_the_least_critical_stage(
+@given(problems(), st.integers(1, 9))
+def test_no_step_of_any_pipeline_is_below_the_bound(
     drawn: tuple[PipelineProblem, list[StageTable]], microbatches: int
 ) -> None:
+    """Each is timed as 1F1B that holds what its stages were priced for."""
     problem, tables = drawn
-    values = [
-        max(
-            sum(times[:i]) + microbatches * t + closing
-            for i, (t, closing) in enumerate(zip(times, closings, strict=True))
-        )
-        for times, closings in every_pipeline(problem, tables, "bound")
+    bound, steps = no_schedule_below(problem, microbatches, 9), [np.inf]
+    for times, closings, held in every_pipeline(problem, tables, "bound"):
+        ends = last_backwards(np.array(times), microbatches, np.minimum(held, microbatches))
+        steps.append(float((ends + closings).max()))
+    assert bound <= min(steps) * (1 + 1e-12)
+    assert no_schedule_below(problem, microbatches, 1) <= bound  # with room for any number of micro-batches
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.98, 0.96, 0.94), (1.0, 0.9, 0.9), (1.0, 0.5)])
+def test_stages_that_get_lighter_to_the_end_are_bounded_by_what_they_wait_for(seconds: tuple[float, ...]) -> None:
+    """Each holds what 1F1B does and has no room for more: the first stage idles until the first micro-batch is back."""
+    count = len(seconds)
+    tables = [
+        StageTable(np.array([i]), np.array([i + 1]), 1, times, times)
+        for i, one in enumerate(seconds)
+        for times in [np.array([[one] * (count - i) + [np.inf] * i])]
     ]
-    assert no_schedule_below(problem, microbatches) == pytest.approx(min(values, default=np.inf))
+    problem = PipelineProblem("a chain", count + 1, count, pack(tables), filled_and_drained(8))
+    step = float(last_backwards(np.array(seconds), 8, np.arange(count, 0, -1)).max())
+    assert 0.98 * step <= no_schedule_below(problem, 8, count + 1) <= step * (1 + 1e-12)
 
 
 def test_a_stage_that_leads_backwards_is_refused() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.cluster import Cluster, parse_cluster
+from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -47,13 +47,6 @@ def every_step(space: Space) -> Iterator[float]:
                 yield from map(timed.step, itertools.product(*ways) if ways else ())
 
 
-def joined(where: str) -> Cluster:
-    """A cluster, or several behind the slowest of their networks, joined by ``+``."""
-    parts = [parse_cluster(part) for part in where.split("+")]
-    network = min((part.network for part in parts), key=lambda link: link.bandwidth)
-    return Cluster(where, tuple(node for part in parts for node in part.nodes), network)
-
-
 @pytest.mark.parametrize(
     ("where", "size", "limit"),
     [
@@ -72,7 +65,7 @@ def joined(where: str) -> Cluster:
 def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
     where: str, size: int, limit: float | None
 ) -> None:
-    cluster = joined(where)
+    cluster = parse_cluster(where)
     space = Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
     fastest = min(every_step(space))
     assert space.bound() <= fastest * (1 + 1e-9)
@@ -105,9 +98,7 @@ def test_no_worse_than_any_baseline_and_bounded() -> None:
 
 
 def test_stages_do_not_stand_across_unlike_nodes() -> None:
-    cluster = parse_cluster("2xH100")
-    weak = parse_cluster("2xA100-80GB")
-    both = type(cluster)("two kinds", (*cluster.nodes, *weak.nodes), cluster.network)
+    both = parse_cluster("2xH100+2xA100-80GB")
     best, _ = search_pipelines(Model(graph_at, blocks=8), both, batch=16, microbatch_sizes=(4,))
     for stage in best.stages:
         devices = range(stage.first_device, stage.first_device + stage.devices)

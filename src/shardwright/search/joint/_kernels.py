@@ -61,6 +61,15 @@ def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: f
 
 
 @kernel()
+def _step_that_holds(holds: np.ndarray, step: int, beyond: int, shares: int, share: int) -> int:
+    """The first step from ``step`` on that holds what a stage must with such shares after it; ``beyond`` if none does."""
+    held = 1 + (shares + share - 1) // share
+    while step < beyond and holds[step] < held:
+        step += 1
+    return step
+
+
+@kernel()
 def least_seconds(
     cuts: int,
     devices: int,
@@ -84,19 +93,13 @@ def least_seconds(
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align:
                 continue
-            more = 0.0
-            if far[after]:
-                more += rows.far_out[c]
-            if far[after + own]:
-                more += rows.far_in[c]
+            more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
             step = first
             for shares in range(most_shares - share + 1):
                 later = value[end, after, shares]
                 if later == np.inf:
                     continue
-                held = 1 + (shares + share - 1) // share
-                while step < beyond and rows.holds[step] < held:
-                    step += 1
+                step = _step_that_holds(rows.holds, step, beyond, shares, share)
                 if step == beyond:
                     break
                 t = times[step] + more
@@ -109,51 +112,94 @@ def least_seconds(
     return value, chosen
 
 
+FRONT = 24
+"""Partial pipelines that are told apart per (cut, devices); of more, the likest become one that is as good as both."""
+
+
 @kernel()
 def least_step(
     cuts: int,
     devices: int,
-    most_shares: int,
     rows: Candidates,
-    microbatches: float,
+    microbatches: int,
+    most_held: int,
     closing: np.ndarray,
     far: np.ndarray,
+    beyond: float,
 ) -> float:
-    """What no schedule of any pipeline undercuts, by the candidates' bounds.
+    """What no schedule of any pipeline undercuts, by the candidates' bounds; what holds ``most_held`` may hold more.
 
-    ``busy`` is ``least_seconds`` without closing: m t, or t and then the same of the stages after. With closing a stage
-    takes m t + closing; or t and ``busy`` of those after it; or its first forward pass, a third of t, and then all that
-    those after it take with their closing, which runs beside this stage's last backward pass. Each of both tables is the
-    least over all pipelines by itself, so no pipeline is below.
+    Per (cut, devices used) the pipelines from there on, each by three numbers of which none is worse in all: ``total``, the
+    seconds of its stages; ``busy``, from the first forward pass of the first of them to its last backward pass; ``whole``,
+    the same with closing. A stage that holds h micro-batches takes ``_span`` of t, h and the total after it; or t and
+    ``busy`` of those after it; or its first forward pass, a third of t, and then all that those after it take with their
+    closing, which runs beside this stage's last backward pass. Nothing above ``beyond`` is followed.
     """
-    busy = np.full((cuts, devices + 1, most_shares + 1), np.inf)
-    whole = np.full((cuts, devices + 1, most_shares + 1), np.inf)
-    busy[cuts - 1, 0, 0] = 0.0
-    whole[cuts - 1, 0, 0] = 0.0
+    fronts = np.full((cuts, devices + 1, FRONT, 3), np.inf)
+    counts = np.zeros((cuts, devices + 1), dtype=np.int64)
+    fronts[cuts - 1, 0, 0] = 0.0
+    counts[cuts - 1, 0] = 1
+    label = np.zeros(3)
     for c in range(len(rows.start)):
-        first, beyond = rows.first_step[c], rows.first_step[c + 1]
-        start, end, own, share, align = rows.start[c], rows.end[c], rows.devices[c], rows.share[c], rows.align[c]
+        start, end, own, align = rows.start[c], rows.end[c], rows.devices[c], rows.align[c]
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
-            if after % align:
+            if after % align or counts[end, after] == 0:
                 continue
             more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
-            step = first
-            for shares in range(most_shares - share + 1):
-                if busy[end, after, shares] == np.inf:
-                    continue
-                held = 1 + (shares + share - 1) // share
-                while step < beyond and rows.holds[step] < held:
-                    step += 1
-                if step == beyond:
-                    break
+            for step in range(rows.first_step[c], rows.first_step[c + 1]):
                 t = rows.bound[step] + more
-                alone, drained = microbatches * t, t + busy[end, after, shares]
-                closed = max(alone + closing[step], drained, t / 3.0 + whole[end, after, shares])
-                busy[start, after + own, shares + share] = min(
-                    busy[start, after + own, shares + share], max(alone, drained)
-                )
-                whole[start, after + own, shares + share] = min(whole[start, after + own, shares + share], closed)
-    return whole[0].min()
+                held = microbatches if rows.holds[step] >= most_held else min(rows.holds[step], microbatches)
+                for place in range(counts[end, after]):
+                    later = fronts[end, after, place]
+                    alone, drained = _span(t, held, microbatches, later[0]), t + later[1]
+                    label[0], label[1] = t + later[0], max(alone, drained)
+                    label[2] = max(alone + closing[step], drained, t / 3.0 + later[2])
+                    if label[2] <= beyond:
+                        counts[start, after + own] = _kept(
+                            fronts[start, after + own], counts[start, after + own], label
+                        )
+    least = beyond
+    for used in range(devices + 1):
+        for place in range(counts[0, used]):
+            least = min(least, fronts[0, used, place, 2])
+    return least
+
+
+@kernel()
+def _kept(front: np.ndarray, count: int, label: np.ndarray) -> int:
+    """A front with one more label, unless another is nowhere worse; how many there are then. A full one loses no pipeline:
+    the new label and the one with the nearest total become one that is as good as both."""
+    left = 0
+    for place in range(count):
+        one = front[place]
+        if one[0] <= label[0] and one[1] <= label[1] and one[2] <= label[2]:
+            return count  # nothing was moved yet: what the label is worse than is worse than nothing before it
+        if not (label[0] <= one[0] and label[1] <= one[1] and label[2] <= one[2]):
+            front[left] = one
+            left += 1
+    if left == len(front):
+        nearest = 0
+        for place in range(left):
+            if abs(front[place, 0] - label[0]) < abs(front[nearest, 0] - label[0]):
+                nearest = place
+        front[nearest] = np.minimum(front[nearest], label)
+        return left
+    front[left] = label
+    return left + 1
+
+
+@kernel()
+def _span(t: float, held: int, microbatches: int, later: float) -> float:
+    """Seconds between a stage's first forward pass and its last backward pass, at least, in any schedule.
+
+    A micro-batch is away for the ``later`` seconds of the stages after it. Before the first one is back only ``held``
+    forward passes can run, after the last has left only ``held`` backward passes: the rest of both times is idle (both where
+    more micro-batches come than are held, so that the two do not overlap). And each takes the place of one that has gone.
+    """
+    waits = max(0.0, later - (held - 1) * t / 3.0)
+    if microbatches > held:
+        waits += max(0.0, later - (held - 1) * 2.0 * t / 3.0)
+    return max(microbatches * t + waits, ((microbatches + held - 1) // held) * (t + later))
 
 
 @kernel()
@@ -176,17 +222,11 @@ def least_through(
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align:
                 continue
-            more = 0.0
-            if far[after]:
-                more += rows.far_out[c]
-            if far[after + own]:
-                more += rows.far_in[c]
+            more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
             step = first
             for shares in range(most_shares - share + 1):
                 earlier = before[start, after + own, shares + share]
-                held = 1 + (shares + share - 1) // share
-                while step < beyond and rows.holds[step] < held:
-                    step += 1
+                step = _step_that_holds(rows.holds, step, beyond, shares, share)
                 if step == beyond:
                     break
                 t = times[step] + more

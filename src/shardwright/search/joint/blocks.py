@@ -16,43 +16,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from torch.distributed.tensor import Shard
 
-from shardwright.cluster import Mesh
+from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.graph import Graph
-from shardwright.graph.core import DTYPE_BYTES
-from shardwright.graph.repeats import Repeat
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.operators import analyse
-from shardwright.operators.rules import Need, Placement, Window, input_layouts, largest_shard, local_shape
 from shardwright.operators.strategy import Strategy
-from shardwright.program.sums import replica_axes
+from shardwright.search.bills import Pricing
 from shardwright.search.choose import solve
-from shardwright.search.formulate import END, FORWARD, UPDATE
-from shardwright.search.formulation import Formulation, Node
+from shardwright.search.formulation import Formulation
+from shardwright.search.joint.parts import BLOCK, HEAD, TAIL, Parts, Priced, Sums, sums_of
 from shardwright.search.labels import label_loops
-from shardwright.search.saving import is_replaced
 from shardwright.search.strategies import Described, state
 
-HEAD, BLOCK, TAIL = range(3)
 BYTE_PRICES = (0.0, 0.1, 1.0, 10.0)
 """Seconds per byte, in units of (all seconds / all bytes) of the fastest strategy."""
 NAMED = ("data-parallel", "megatron", "fsdp")
 """Recipes priced beside, so that no answer is worse than a pipeline of them."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Something measured before the blocks, per block, and after them."""
-
-    head: float
-    block: float
-    tail: float
-
-    def of(self, blocks: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Of stages with so many blocks, which may be the first or the last."""
-        return blocks * self.block + first * self.head + last * self.tail
 
 
 @dataclass(frozen=True)
@@ -63,6 +44,7 @@ class BlockPrice:
     name: str
     strategy: Strategy
     seconds: Parts  # per micro-batch, forward and backward
+    traffic: Parts  # of them, parameters on their way to their readers: what may hide under computation
     closing: Parts  # once per step: gradient sums over replicas, update
     resting: Parts  # bytes, whatever is in flight: parameters, optimizer state, gradients, gathered copies
     held: Parts  # bytes per micro-batch in flight
@@ -123,16 +105,10 @@ class BlockPricer:
         found: list[BlockPrice] = []
         for name in ("auto", *(names if mesh.devices > 1 else ())):
             try:
-                larger = state(self._larger, mesh, name, optimizer=self.optimizer)
+                larger = Priced.of(state(self._larger, mesh, name, optimizer=self.optimizer))
             except Infeasible:
                 continue
-            per_step = replace(
-                larger.problem,
-                costs=[
-                    costs / microbatches if node.kind == "parameter" else costs
-                    for costs, node in zip(larger.problem.costs, larger.nodes, strict=True)
-                ],
-            )
+            per_step = larger.stated.repriced(Pricing(once=1.0 / microbatches)).problem
             free = replace(per_step, usages=(), usage_limit=None)
             amounts = [np.zeros(len(costs)) for costs in free.costs]
             for usage in per_step.usages:
@@ -153,129 +129,58 @@ class BlockPricer:
                     scale = solution.cost / max(size, 1.0)
                 if choice.tobytes() not in seen:
                     seen.add(choice.tobytes())
-                    found.append(self._price(larger, choice, mesh, name, price == 0.0))
+                    found.append(self._price(larger, choice, microbatches, name, price == 0.0))
         return found
 
-    def _price(self, larger: Formulation, choice: np.ndarray, mesh: Mesh, name: str, fastest: bool) -> BlockPrice:
-        strategy = larger.strategy(choice)
-        smaller = self._stated(self._smaller, larger, mesh, ())
-        again_large = self._stated(self._larger, larger, mesh, self._larger.blocks)
-        sums = [
-            _sums(stated, stated.choice(strategy), self.run, blocks)
-            for stated, blocks in ((larger, self.count), (smaller, self.count - 1))
-        ]
-        once_more = _sums(again_large, again_large.choice(strategy), self.run, self.count)
+    def _price(self, larger: Priced, choice: np.ndarray, microbatches: int, name: str, fastest: bool) -> BlockPrice:
+        like = larger.stated
+        strategy, mesh = like.strategy(choice), like.mesh
+        smaller = self._stated(self._smaller, like, mesh, ())
+        again = self._stated(self._larger, like, mesh, self._larger.blocks)
+        counts = ((larger, self.count), (smaller, self.count - 1), (again, self.count))
+        *sums, once_more = (sums_of(priced, strategy, self.run, blocks, microbatches) for priced, blocks in counts)
 
-        def parts(key: int) -> Parts:
-            large, small = sums[0][key], sums[1][key]
+        def parts(key: str) -> Parts:
+            large, small = (getattr(one, key) for one in sums)
             return Parts(large[HEAD], max(large[BLOCK] - small[BLOCK], 0.0), large[TAIL])
 
         return BlockPrice(
             mesh=mesh,
             name=name,
             strategy=strategy,
-            seconds=parts(0),
-            closing=parts(1),
-            resting=parts(2),
-            held=parts(3),
-            recompute_seconds=max(once_more[0][BLOCK] - sums[0][0][BLOCK], 0.0) / self.count,
-            recompute_saves=max(sums[0][3][BLOCK] - once_more[3][BLOCK], 0.0) / self.count,
+            **{key: parts(key) for key in Sums._fields},
+            recompute_seconds=max(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK], 0.0) / self.count,
+            recompute_saves=max(sums[0].held[BLOCK] - once_more.held[BLOCK], 0.0) / self.count,
             fastest=fastest,
         )
 
-    def _stated(self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str]) -> Formulation:
+    def _stated(self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str]) -> Priced:
         """The same problem of another graph or with blocks recomputed, kept for the next strategy."""
         key = (id(described), mesh, bool(recompute), like.within.name)
         if key not in self._kept:
-            self._kept[key] = state(
-                described, mesh, "auto", optimizer=self.optimizer, recompute=recompute, within=like.within
+            self._kept[key] = Priced.of(
+                state(described, mesh, "auto", optimizer=self.optimizer, recompute=recompute, within=like.within)
             )
         return self._kept[key]
 
     @cached_property
-    def _kept(self) -> dict[tuple[object, ...], Formulation]:
+    def _kept(self) -> dict[tuple[object, ...], Priced]:
         return {}
 
 
-def _added_up(stated: Formulation, node: Node, choice: np.ndarray) -> float:
-    """Bytes of a parameter's gradient beyond what the choice problem counts.
+def computing_all_the_time(pricer: BlockPricer, cluster: Cluster, blocks: int | None, microbatches: int) -> float:
+    """Seconds that no pipeline's step undercuts: all devices compute, whole operators, and nothing else takes time.
 
-    From micro-batch to micro-batch it is added up as the parameter is read (:mod:`shardwright.simulator.held`): whole where
-    that is gathered, and beside the buckets that replicas are summed in.
+    >>> computing_all_the_time(pricer, parse_cluster("8xH100"), None, 16)  # doctest: +SKIP
     """
-    graph, sizes, readers = stated.graph, stated.mesh.sizes, stated.graph.consumers[node.name]
-    if not readers or not graph.parameter_of[node.name].trainable:
-        return 0.0
-    op, meta = readers[0], graph.tensors[node.name]
-    reader = stated.stands_for["op", op.name]
-    needs = input_layouts(stated.rules[op.name], stated.nodes[reader].options[choice[reader]], len(op.inputs))
-    read = _plain(needs[op.inputs.index(node.name)])
-    rests = node.options[choice[stated.stands_for["parameter", node.name]]]
-    counted = 0 if replica_axes(rests, sizes) else largest_shard(meta.shape, rests, sizes)
-    return float((largest_shard(meta.shape, read, sizes) - counted) * DTYPE_BYTES[meta.dtype])
-
-
-def _probabilities(stated: Formulation, node: Node, choice: np.ndarray) -> float:
-    """Bytes of attention's weights between positions, which are kept where a kernel of ours cuts along the sequence."""
-    graph, sizes = stated.graph, stated.mesh.sizes
-    op, rules = next(op for op in graph.ops if op.name == node.name), stated.rules[node.name]
-    split = node.options[choice[stated.stands_for["op", node.name]]]
-    if not is_replaced(graph, op, rules, split, sizes):
-        return 0.0
-    needs = input_layouts(rules, split, len(op.inputs))
-    query, key = (graph.tensors[op.inputs[i]] for i in (0, 1))
-    rows, columns = (
-        local_shape(tensor.shape, _plain(need), sizes, [0] * len(sizes))
-        for tensor, need in zip((query, key), needs, strict=False)
-    )
-    return float(np.prod(rows[:-1]) * columns[-2] * DTYPE_BYTES[query.dtype])
-
-
-def _plain(need: Sequence[Need]) -> list[Placement]:
-    return [Shard(p.dim) if isinstance(p, Window) else p for p in need]
+    rate = 0.0
+    for group in cluster.groups():
+        price = pricer.prices(mesh_of(part_of(group, [0])), microbatches)[0]
+        whole = price.seconds.of(np.array(blocks or pricer.run.count), np.array(1), np.array(1))
+        rate += group.size / float(whole * microbatches)
+    return 1.0 / rate
 
 
 def _described(graph: Graph) -> Described:
     rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
     return Described(graph, rules, label_loops(graph, rules))
-
-
-def _sums(stated: Formulation, choice: np.ndarray, run: Repeat, blocks: int) -> list[list[float]]:
-    """[what][part]: seconds per micro-batch, seconds per step, bytes at rest, bytes per micro-batch held."""
-    graph = stated.graph
-    stop = run.start + run.period * blocks
-    place = {op.name: index for index, op in enumerate(graph.ops)}
-
-    def part_of(name: str, kind: str) -> int:
-        if kind == "op":
-            index = place[name]
-        elif kind == "kept":
-            index = place[graph.producer[name].name]
-        else:
-            readers = graph.consumers[name]
-            index = place[readers[0].name] if readers else 0
-        return HEAD if index < run.start else BLOCK if index < stop else TAIL
-
-    parts = [part_of(node.name, node.kind) for node in stated.nodes]
-    totals = [[0.0] * 3 for _ in range(4)]
-    saving = {usage.node for usage in stated.problem.usages}
-    for node, part, costs, pick in zip(stated.nodes, parts, stated.problem.costs, choice, strict=True):
-        totals[1 if node.kind == "parameter" else 0][part] += float(costs[pick])
-        if node.kind == "parameter":
-            totals[2][part] += _added_up(stated, node, choice) * node.times
-        elif (
-            node.kind == "op"
-            and stated.rules[node.name].kind == "attention"
-            and stated.stands_for["op", node.name] in saving
-        ):
-            totals[3][part] += _probabilities(stated, node, choice) * node.times
-    for edge in stated.problem.edges:
-        ends = sorted((parts[edge.first], parts[edge.second]))
-        part = ends[0] if ends[0] == ends[1] else HEAD if ends == [HEAD, BLOCK] else TAIL
-        totals[0][part] += float(edge.costs[choice[edge.first], choice[edge.second]])
-    for usage in stated.problem.usages:
-        amount = float(usage.amounts[choice[usage.node]])
-        flies = stated.nodes[usage.node].kind != "parameter" and (usage.start, usage.stop) == (FORWARD, UPDATE)
-        assert usage.stop <= END
-        totals[3 if flies else 2][parts[usage.node]] += amount
-    return totals

@@ -70,16 +70,16 @@ def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipel
     return Solution(answer, cost, bound, bound >= cost, time.perf_counter() - started)
 
 
-def no_schedule_below(problem: PipelineProblem, microbatches: int) -> float:
-    """Seconds that no pipeline of the problem undercuts with any schedule of ``microbatches``.
+def no_schedule_below(problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf) -> float:
+    """Seconds that no pipeline of the problem undercuts with any schedule of ``microbatches``; at most those ``known``.
 
-    A stage must do its m micro-batches after the first was brought to it and before the last is taken back. Its closing
-    seconds come after them, beside the draining of the stages before it.
+    A stage must do its m micro-batches after the first was brought to it and before the last is taken back; the fewer it
+    holds at once, the longer it waits for those that are away. Its closing seconds come after them, beside the draining of
+    the stages before it. Candidates that hold ``most_held`` are taken to have room for more.
     """
     rows = problem.candidates
-    shares = most_shares(problem)
     return float(
-        least_step(problem.cuts, problem.devices, shares, rows, float(microbatches), rows.closing, problem.far)
+        least_step(problem.cuts, problem.devices, rows, microbatches, most_held, rows.closing, problem.far, known)
     )
 
 

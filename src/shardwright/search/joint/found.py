@@ -47,6 +47,8 @@ class JointPlan:
     scope: str
     boundary_bytes: float = 0.0
     """What a device sends to other stages in one step, at most."""
+    unhidden_seconds: float = 0.0
+    """About what the step takes at least, were all traffic of parameters hidden under computation."""
 
     @property
     def gap(self) -> float:

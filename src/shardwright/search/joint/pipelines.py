@@ -16,14 +16,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.joint.blocks import BlockPricer, computing_all_the_time
 from shardwright.search.joint.found import JointPlan, JointStage, Model
 from shardwright.search.joint.recipes import BASELINES, recipe
 from shardwright.search.joint.space import Space
+from shardwright.units import seconds_text
 
-__all__ = ["BASELINES", "JointPlan", "JointStage", "Model", "Pipelines", "search_pipelines"]
+__all__ = ["BASELINES", "JointPlan", "JointStage", "Model", "NothingToGain", "Pipelines", "search_pipelines"]
 
 
 def search_pipelines(
@@ -66,8 +69,16 @@ def search_pipelines(
     return replace(best, search_seconds=time.perf_counter() - started), found
 
 
+class NothingToGain(Infeasible):
+    """No pipeline can be as fast as is asked: computation alone takes longer."""
+
+
 class Pipelines:
-    """All pipelines of a model on a cluster, its blocks priced once for whatever is asked then."""
+    """All pipelines of a model on a cluster, its blocks priced once for whatever is asked then.
+
+    Micro-batches are left out whose steps cannot take less than ``below`` seconds; where all are, that is
+    :class:`NothingToGain`.
+    """
 
     def __init__(
         self,
@@ -80,14 +91,24 @@ class Pipelines:
         optimizer: str = "adamw",
         max_axes: int = 2,
         most_stages: int = 64,
+        below: float = inf,
     ) -> None:
         for size in microbatch_sizes:
             if batch % size:
                 raise ProblemError(f"micro-batches of {size} do not divide a batch of {batch}.", "Choose a divisor.")
         self.cluster = cluster
+        pricers = {size: BlockPricer(model.graph_at(size), optimizer=optimizer) for size in microbatch_sizes}
+        least = {size: computing_all_the_time(pricers[size], cluster, model.blocks, batch // size) for size in pricers}
+        if min(least.values()) >= below:
+            raise NothingToGain(
+                f"no pipeline is searched: were all devices computing all the time, a step would still take "
+                f"{seconds_text(min(least.values()))}.",
+                "--stages auto searches them all the same.",
+            )
         self.spaces = [
-            Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages)
+            Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages, pricers[size])
             for size in microbatch_sizes
+            if least[size] < below
         ]
 
     def best(self, memory_limit: float | None = None) -> JointPlan:

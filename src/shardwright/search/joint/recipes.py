@@ -1,6 +1,7 @@
 """The recipes for pipelines as restrictions of the same space, by the same prices and the same timing.
 
-``megatron-3d``: equal runs of blocks, all stages on the same mesh with the same strategy, every factorisation tried;
+``megatron-3d``: equal runs of blocks, all stages on meshes of the same sizes with the same strategy, every factorisation
+tried (on unlike devices too: it does not know that they are);
 ``gpipe``: the same with all forward passes first; ``pipedream``: free cuts, stages replicated, nothing recomputed; ``alpa``:
 free cuts, the fastest strategy of every mesh, all blocks recomputed or none (two levels, solved one after the other).
 """
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from shardwright.errors import ProblemError
 from shardwright.search.joint.found import JointPlan
-from shardwright.search.joint.space import Space
+from shardwright.search.joint.space import Row, Space
 from shardwright.search.joint.timed import Run, Timed
 
 BASELINES = ("megatron-3d", "gpipe", "pipedream", "alpa")
@@ -36,8 +37,11 @@ def recipe(space: Space, name: str) -> JointPlan | None:
     for count in (count for count in range(1, space.most + 1) if space.devices % count == 0):
         units, cuts = space.devices // count, even_cuts(space.cuts - 1, count)
         runs = [Run(cuts[k], cuts[k + 1], units) for k in range(count)]
-        for mesh, kind in {(row.price.mesh, row.price.name): None for row in space.rows if row.units == units}:
-            alike = [row for row in space.rows if (row.units, row.price.mesh, row.price.name) == (units, mesh, kind)]
+        alike_rows: dict[tuple[object, ...], list[Row]] = {}
+        for row in space.rows:
+            if row.units == units:
+                alike_rows.setdefault((row.price.mesh.names, row.price.name), []).append(row)
+        for alike in alike_rows.values():
             plans.append(Timed(space, alike, "gpipe" if name == "gpipe" else "1f1b").plan(runs))
     return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
 

@@ -54,9 +54,10 @@ class Space:
         optimizer: str,
         max_axes: int,
         most_stages: int,
+        pricer: BlockPricer | None = None,
     ) -> None:
         self.cluster, self.size, self.microbatches = cluster, size, batch // size
-        self.pricer = BlockPricer(model.graph_at(size), optimizer=optimizer)
+        self.pricer = pricer or BlockPricer(model.graph_at(size), optimizer=optimizer)
         self.blocks = model.blocks or self.pricer.run.count
         self.grain = ceil(self.blocks / (2 * MOST_UNITS))
         self.cuts = ceil(self.blocks / self.grain) + 1
@@ -167,7 +168,7 @@ class Space:
 
     def bound(self) -> float:
         """Seconds that no pipeline of this micro-batch size undercuts."""
-        return no_schedule_below(self.problem(self.rows, for_bound=True), self.microbatches)
+        return no_schedule_below(self.problem(self.rows, for_bound=True), self.microbatches, self.most)
 
     def best(self, rows: Sequence[Row] | None = None, improved: bool = True) -> JointPlan | None:
         """The fastest pipeline of these rows that is found; nothing where none fits."""

@@ -139,6 +139,12 @@ class Timed:
         if found is None:
             return None
         space, (seconds, chosen), stages, first = self.space, found, [], 0
+        unhidden = self.step(
+            [
+                choice._replace(seconds=choice.seconds - choice.row.price.traffic.of(*self.kind(run))[0], closing=0.0)
+                for run, choice in zip(runs, chosen, strict=True)
+            ]
+        )
         for place, (run, choice) in enumerate(zip(runs, chosen, strict=True)):
             held = space.microbatches if self.schedule == "gpipe" and len(runs) > 1 else len(runs) - place
             price, kind = choice.row.price, self.kind(run)
@@ -165,8 +171,8 @@ class Timed:
         return JointPlan(
             tuple(stages), space.size, space.microbatches, self.schedule, seconds, 0.0, 0.0,
             f"pipelines with micro-batches of {space.size} or another size that was tried: contiguous runs of blocks on "
-            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any schedule",
-            sent * (len(stages) > 1),
+            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any schedule of whole passes",
+            sent * (len(stages) > 1), unhidden,
         )  # fmt: skip
 
 
