@@ -12,13 +12,17 @@ from shardwright.errors import Infeasible, LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
+from shardwright.planner.delivering import delivered
 from shardwright.planner.frontier import spanning
-from shardwright.planner.joint import Joint, find_pipelines
+from shardwright.planner.joint import NEVER, PROMISING, Joint, find_pipelines
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
 from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
+from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
-from shardwright.search.joint.pipelines import JointPlan
+from shardwright.search.joint.blocks import computing_all_the_time
+from shardwright.search.joint.pipelines import JointPlan, Model, NothingToGain
+from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
 from shardwright.simulator import simulate_plan_pipeline
 from shardwright.zoo.reference import resolve
@@ -85,26 +89,78 @@ def test_where_nothing_fits_on_one_mesh_the_plan_is_a_pipeline(graph: Graph, joi
     plan, _ = plan_jointly(graph, CLUSTER, options)
     assert plan.stages and plan.prediction.fits
     with pytest.raises(Infeasible, match="fits"):  # a search by name is one on one mesh
-        plan_jointly(graph, CLUSTER, options, always=False)
+        plan_jointly(graph, CLUSTER, options, pipelines=PROMISING)
     curve = spanning([], joint)
     assert all(
         a.memory_bytes > b.memory_bytes and a.step_seconds < b.step_seconds for a, b in itertools.pairwise(curve)
     )
 
 
-def test_pipelines_are_searched_unasked_only_where_nothing_fits_on_one_mesh(
+def test_where_nothing_fits_on_one_mesh_pipelines_are_searched_unasked(
     graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plan_jointly(graph, CLUSTER, QUICK, always=False)[1] is None
+    assert plan_jointly(graph, CLUSTER, QUICK, pipelines=PROMISING)[1] is None  # a search by name is one on one mesh
 
     def nothing(*_: object, **__: object) -> Plan:
         raise Infeasible("nothing fits.", f"Ask for less. {PIPELINES_NOT_SEARCHED}")
 
     monkeypatch.setattr("shardwright.planner.joint.plan_graph", nothing)
-    plan, joint = plan_jointly(graph, CLUSTER, Options(), always=False)
+    plan, joint = plan_jointly(graph, CLUSTER, Options(), pipelines=PROMISING)
     assert plan.stages and joint is not None
     with pytest.raises(Infeasible, match=r"nothing fits\. Ask for less\. Pipelines: no pipeline of this model fits"):
-        plan_jointly(graph, CLUSTER, Options(memory_limit=1e5), always=False)
+        plan_jointly(graph, CLUSTER, Options(memory_limit=1e5), pipelines=PROMISING)
+    with pytest.raises(Infeasible, match=PIPELINES_NOT_SEARCHED):
+        plan_jointly(graph, CLUSTER, Options(), pipelines=NEVER)
+
+
+@pytest.mark.parametrize(
+    ("where", "large", "seconds", "recomputed", "pipelines", "searched"),
+    [
+        ("2x2xH100", True, 1.0, False, PROMISING, True),
+        ("2x2xH100", False, 1.0, False, PROMISING, False),
+        ("2x2xH100", True, 1.0, False, NEVER, False),
+        ("2x2xH100", True, 1e-6, False, PROMISING, False),  # faster than computation alone: nothing to gain
+        ("4xH100", True, 1.0, False, PROMISING, False),
+        ("4xH100", False, 1.0, True, PROMISING, True),
+    ],
+)
+def test_pipelines_are_searched_unasked_where_they_may_be_faster(
+    graph: Graph,
+    joint: Joint,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    large: bool,
+    seconds: float,
+    recomputed: bool,
+    pipelines: str,
+    searched: bool,
+) -> None:
+    """Of large models on several nodes, or where the plan on one mesh recomputes; the faster of both is the plan."""
+    flat = plan_graph(graph, CLUSTER, QUICK)
+    strategy = replace(flat.strategy, recomputed=("blocks.0",) if recomputed else ())
+    flat = replace(flat, strategy=strategy, prediction=replace(flat.prediction, step_seconds=seconds))
+    least = computing_all_the_time(joint.space.spaces[-1].pricer, CLUSTER, None, 16)
+
+    def found(*_: object, below: float) -> Joint:
+        if below < least:
+            raise NothingToGain("with all devices computing all the time, it takes longer.", "")
+        return joint
+
+    monkeypatch.setattr("shardwright.planner.joint.LARGE", 0 if large else 10**12)
+    monkeypatch.setattr("shardwright.planner.joint.plan_graph", lambda *_, **__: flat)
+    monkeypatch.setattr("shardwright.planner.joint.find_pipelines", found)
+    plan, tried = plan_jointly(graph, parse_cluster(where), Options(), pipelines=pipelines)
+    assert (tried is not None) == searched == bool(plan.stages)
+    assert plan.prediction.step_seconds <= seconds
+    assert any("computing all the time" in note for note in plan.notes) == (seconds == 1e-6)
+
+
+def test_micro_batches_whose_computation_takes_too_long_are_not_searched(graph: Graph, joint: Joint) -> None:
+    least = {s.size: computing_all_the_time(s.pricer, CLUSTER, None, s.microbatches) for s in joint.space.spaces}
+    assert least[4] < least[1]  # fewer and larger ones compute faster
+    assert least[joint.best.microbatch] < joint.best.step_seconds
+    with pytest.raises(NothingToGain, match="computing all the time"):
+        find_pipelines(graph, CLUSTER, QUICK, below=min(least.values()))
 
 
 def test_a_model_without_blocks_says_so_and_keeps_its_plan() -> None:
@@ -115,3 +171,20 @@ def test_a_model_without_blocks_says_so_and_keeps_its_plan() -> None:
     plan, joint = plan_jointly(graph, parse_cluster("2xH100"), QUICK)
     assert isinstance(plan, Plan) and joint is None
     assert any("no pipeline of this model" in note for note in plan.notes)
+
+
+def test_a_stage_is_priced_as_its_program_is_simulated() -> None:
+    """Micro-batches pay for gathers and for adding gradients up; what brings gradients home comes once a step."""
+    resolved = resolve("gpt:layers=3,width=4096,heads=32,vocab=1024,seq=512", batch=8, dtype="bfloat16")
+    graph, cluster = capture(resolved.model, resolved.args, resolved.kwargs), parse_cluster("2xH100")
+    space = Space(Model(lambda size: microbatches(graph, 8 // size).graphs[size]), cluster, 8, 2, None, "adamw", 2, 64)
+    plans = {row.price.name: Timed(space, [row]).plan([Run(0, 3, 2)]) for row in space.rows if row.units == 2}
+    assert {"auto", "fsdp", "data-parallel", "megatron"} <= plans.keys()
+    for name, found in plans.items():
+        assert found is not None
+        plan = delivered(graph, cluster, QUICK, found, "", ())
+        times = simulate_plan_pipeline(plan, graph).times[0, 2].events
+        passes = sum(times.events[n].seconds for kind in ("F", "B") for n in times.passes[kind])
+        closing = sum(times.events[n].seconds for numbers in times.closing for n in numbers)
+        assert found.stages[0].seconds == pytest.approx(passes, rel=0.05), name
+        assert found.stages[0].closing_seconds == pytest.approx(closing, rel=0.25), name

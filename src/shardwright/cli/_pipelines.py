@@ -31,11 +31,10 @@ def pipelining(
 
     if norm not in ("whole", "per-piece"):
         raise ShardwrightError(f"--batch-norm {norm!r} is not known.", "Write whole or per-piece.")
-    if stages == "auto":
+    if stages in ("auto", "none"):
         if microbatches is not None or cuts or schedule != "auto":
-            raise ShardwrightError(
-                "--stages auto chooses micro-batches, cuts and schedule itself.", "Give a number of stages with these."
-            )
+            what = "chooses micro-batches, cuts and schedule itself" if stages == "auto" else "asks for no pipeline"
+            raise ShardwrightError(f"--stages {stages} {what}.", "Give a number of stages with these.")
         return None
     if stages is None and microbatches is None and not cuts:
         if schedule != "auto":

@@ -55,8 +55,8 @@ def plan(
     stages: Annotated[
         str | None,
         typer.Option(
-            help="Run as a pipeline of so many stages (with --microbatches alone: one), or auto: search pipelines too and "
-            "take the faster of both"
+            help="Run as a pipeline of so many stages (with --microbatches alone: one); auto: search pipelines too and take "
+            "the faster of both; none: no pipelines; otherwise large models on several nodes have them searched"
         ),
     ] = None,
     microbatches: Annotated[
@@ -121,6 +121,7 @@ def plan(
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_jointly, plan_pipeline, plan_serving
+    from shardwright.planner.joint import ALWAYS, NEVER, PROMISING
     from shardwright.planner.sizing import batch_and_tokens
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
@@ -208,9 +209,8 @@ def plan(
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
         else:
-            found, joint = plan_jointly(
-                graph, target, options, progress=say, reference=reference, always=stages == "auto"
-            )
+            pipelines = {"auto": ALWAYS, "none": NEVER}.get(stages or "", PROMISING)
+            found, joint = plan_jointly(graph, target, options, progress=say, reference=reference, pipelines=pipelines)
         curve = _frontier(graph, target, options, found, joint, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)

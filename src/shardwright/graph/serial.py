@@ -18,6 +18,7 @@ from typing import Any
 from shardwright.errors import GraphError
 from shardwright.files import parse_json
 from shardwright.graph.core import DTYPE_BYTES, Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
+from shardwright.graph.repeats import remembered
 from shardwright.records import read_record, shown
 
 FORMAT = "shardwright-graph-1"
@@ -180,5 +181,9 @@ def _bytes(text: str) -> bytes:
 
 def fingerprint(graph: Graph) -> str:
     """A short stable hash of what the graph computes, the same in every process and on every machine."""
-    text = json.dumps(_document(graph, provenance=False), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def find() -> str:
+        text = json.dumps(_document(graph, provenance=False), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    return remembered(graph, "_fingerprint", find)

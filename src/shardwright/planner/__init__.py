@@ -2,9 +2,10 @@
 
 from shardwright.planner.joint import plan_jointly
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan, plan_graph
+from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan_graph
 from shardwright.planner.serving import plan_serving
 from shardwright.planner.trials import predict
+from shardwright.planner.whole_way import plan
 
 __all__ = [
     "DEFAULT_BASELINES",

@@ -9,41 +9,36 @@ the plan is simulated on all its ranks, and its simulated step decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
+from typing import NamedTuple
 
 from shardwright.cluster import Cluster
-from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError
+from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError, ShardwrightError
 from shardwright.graph import Graph
-from shardwright.graph.shorten import longest_run
-from shardwright.planner.decided import decided
+from shardwright.planner.delivering import delivered, predicted
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
-from shardwright.planner.staging import Twins, held_by_several, operators_of, stage_strategy
-from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
-from shardwright.plans.plan import Asked, Signature
+from shardwright.planner.trials import NEARLY
+from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.program.microbatches import batch_of, microbatches
-from shardwright.program.pipeline import Pipeline, check
-from shardwright.program.stages import stage_graphs
-from shardwright.schedules import Schedule, gpipe, one_f_one_b
-from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, Pipelines
+from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
 from shardwright.search.limits import limit_of
-from shardwright.simulator.pipelines import simulate_plan_pipeline
-from shardwright.units import bytes_text, seconds_text
+
+ALWAYS, PROMISING, NEVER = "always", "promising", "never"
+
+GAIN = 0.05
+"""Pipelines that nobody asked for are searched where they could be faster by this share."""
+
+LARGE = 1_000_000_000
+"""So they are on several nodes of models with as many bytes of parameters: what smaller ones send hardly matters."""
 
 COUNTS = (4, 16, 64)
 """Numbers of micro-batches that are tried: for each, the largest divisor of the batch that is no larger."""
 
-MOST_PLAYED = 256
-"""Pipelines of more ranks are not played and simulated rank by rank while planning."""
-
 LESS = (0.9, 0.8)
 """Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
-
-SUMMED = (
-    "pipelines were searched, bounded and, but for those that could be the plan, compared by sums of their operators"
-)
 
 Simulated = Mapping[str, Prediction | str]
 """By name, what simulating a pipeline said of it: its step, or why it cannot be run."""
@@ -83,46 +78,58 @@ class Joint:
         LoweringError, PlanError
             When the runtime could not run it; the message says why.
         """
-        return _delivered(self, found, reference)
+        return delivered(self.graph, self.cluster, self.options, found, reference, self.candidates())
 
-    def fastest(self, reference: str = "") -> tuple[Plan, Simulated]:
+    def fastest(self, reference: str = "", beat: float = inf) -> tuple[Plan | None, Simulated]:
         """The pipeline whose simulated step is shortest, as a plan, and what the simulation said of each that was tried.
 
-        Sums leave out what overlaps and what waits, so every pipeline whose sum is below the best simulated step is
-        simulated too. Where none of them fits, those found under a little less memory are.
+        Sums leave out what overlaps and what waits, so every pipeline is simulated whose step may be below ``beat`` and
+        the best simulated one, were all traffic of its parameters hidden; nothing is found where none is below ``beat``.
+        Where the fastest does not fit, those found under a little less memory are tried.
 
         Raises
         ------
         LoweringError, PlanError
-            When none can be run; the message is about the first.
+            When some may be below and none can be run; the message is about the first.
         """
         limit = limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
         known = {"pipeline": self.best, **{n: p for n, p in self.recipes.items() if isinstance(p, JointPlan)}}
         best: Plan | None = None
         said: dict[str, Prediction | str] = {}
+        tried: dict[tuple[object, ...], Prediction | str] = {}
         first: LoweringError | PlanError | None = None
-        for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
-            if best is None or found.step_seconds < best.prediction.step_seconds:
+
+        def attempt(name: str, found: JointPlan) -> None:
+            nonlocal best, beat, first
+            stages = [(s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks) for s in found.stages]
+            key = (found.microbatch, found.schedule if len(stages) > 1 else "", *stages)
+            if key not in tried:
                 try:
                     plan = self.deliver(found, reference)
                 except (LoweringError, PlanError) as error:
-                    first, said[name] = first or error, error.message
+                    first, tried[key] = first or error, error.message
                 else:
-                    said[name] = plan.prediction
-                    best = plan if best is None else min(best, plan, key=lambda p: p.prediction.step_seconds)
-        for share in LESS if best is None else ():
-            for found in self.under([share * limit]) if best is None else ():
-                with suppress(LoweringError, PlanError):
-                    best = self.deliver(found, reference)
-                    said["pipeline"] = best.prediction
-        if best is None:
-            assert first is not None
+                    tried[key] = plan.prediction
+                    if best is None or plan.prediction.step_seconds < best.prediction.step_seconds:
+                        best, beat = plan, min(beat, plan.prediction.step_seconds)
+            said[name] = tried[key]
+
+        for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
+            if NEARLY * found.unhidden_seconds < beat:
+                attempt(name, found)
+        for share in LESS:
+            for found in self.under([share * limit]) if isinstance(said.get("pipeline"), str) else ():
+                attempt("pipeline", found)
+        if best is None and first is not None:
             raise first
         return best, said
 
 
-def find_pipelines(graph: Graph, cluster: Cluster, options: Options, names: Sequence[str] = BASELINES) -> Joint:
-    """Search pipelines of a captured graph, and those of the recipes ``names``.
+def find_pipelines(
+    graph: Graph, cluster: Cluster, options: Options, names: Sequence[str] = BASELINES, below: float = inf
+) -> Joint:
+    """Search pipelines of a captured graph, and those of the recipes ``names``; of micro-batches whose computation alone
+    keeps all devices busy for ``below`` seconds, none.
 
     Raises
     ------
@@ -134,25 +141,41 @@ def find_pipelines(graph: Graph, cluster: Cluster, options: Options, names: Sequ
     >>> find_pipelines(graph, parse_cluster("8xH100"), Options()).best.step_seconds  # doctest: +SKIP
     """
     started = perf_counter()
-    if not graph.training:
-        raise Infeasible("There are no pipelines of a model in evaluation mode.", "Call model.train() before planning.")
+    pieces = _pieces(graph)
     try:
-        batch = batch_of(graph)
-        sizes = tuple(batch // count for count in _counts(batch))
-        model = Model(lambda size: microbatches(graph, batch // size).graphs[size])
         space = Pipelines(
-            model,
+            Model(pieces.graph_at),
             cluster,
-            batch=batch,
-            microbatch_sizes=sizes,
+            batch=pieces.batch,
+            microbatch_sizes=pieces.sizes,
             memory_limit=options.memory_limit,
             optimizer=options.optimizer,
             max_axes=options.max_axes,
+            below=below,
         )
     except (LoweringError, ProblemError) as error:
         raise Infeasible(f"There is no pipeline of this model: {error.message}", error.remedy) from None
     best, recipes = space.compared(names)
     return Joint(graph, cluster, options, space, replace(best, search_seconds=perf_counter() - started), recipes)
+
+
+class _Pieces(NamedTuple):
+    """The micro-batches that are tried: their sizes, and the graph of one."""
+
+    batch: int
+    sizes: tuple[int, ...]
+    graph_at: Callable[[int], Graph]
+
+
+def _pieces(graph: Graph) -> _Pieces:
+    if not graph.training:
+        raise Infeasible("There are no pipelines of a model in evaluation mode.", "Call model.train() before planning.")
+    try:
+        batch = batch_of(graph)
+        sizes = tuple(batch // count for count in _counts(batch))
+    except LoweringError as error:
+        raise Infeasible(f"There is no pipeline of this model: {error.message}", error.remedy) from None
+    return _Pieces(batch, sizes, lambda size: microbatches(graph, batch // size).graphs[size])
 
 
 def plan_jointly(
@@ -162,49 +185,59 @@ def plan_jointly(
     *,
     progress: Progress | None = None,
     reference: str = "",
-    always: bool = True,
+    pipelines: str = ALWAYS,
 ) -> tuple[Plan, Joint | None]:
     """The faster of the best plan on one mesh and the best pipeline, and what was found out about pipelines.
 
-    A pipeline that the runtime cannot run is never the plan; a note says what it would take and what is in the way. Not
-    ``always``: pipelines are searched only where nothing fits on one mesh, or unlike nodes have none.
+    A pipeline that the runtime cannot run is never the plan; a note says what it would take and what is in the way.
+    ``pipelines``: search them ``always``, ``never``, or where they are ``promising``: nothing fits on one mesh, or there is
+    none (unlike nodes); or a :data:`LARGE` model has several nodes, or what fits recomputes, and computation alone would
+    take so much less time that they could be faster by :data:`GAIN`.
 
     Example
     -------
     >>> plan_jointly(graph, parse_cluster("8xH100"))[0].stages                                   # doctest: +SKIP
     """
+    if pipelines not in (ALWAYS, PROMISING, NEVER):
+        raise ShardwrightError(f"There is no {pipelines!r} for pipelines.", f"Known: {ALWAYS}, {PROMISING}, {NEVER}.")
     options, say = options or Options(), progress or (lambda text: None)
     flat, refused = None, None
     try:
         flat = plan_graph(graph, cluster, options, progress=progress, reference=reference)
     except (Infeasible, ClusterError) as error:  # nothing fits, or unlike nodes have no mesh
+        if pipelines == NEVER:
+            raise
         refused = error
     asked = options.search == "auto" and not (options.pins or options.forbidden) and cluster.size > 1
-    if not always and (flat is not None or not asked):
-        if flat is None:
-            assert refused is not None
-            raise refused
-        return flat, None
+    if refused is not None and pipelines == PROMISING and not asked:
+        raise refused
+    below = inf
+    if flat is not None and pipelines != ALWAYS:
+        spread = len(cluster.nodes) > 1 and graph.parameter_bytes >= LARGE
+        if pipelines == NEVER or not asked or not (spread or flat.strategy.recomputed):
+            return flat, None
+        below = (1 - GAIN) * flat.prediction.step_seconds
     say("searching pipelines")
     try:
-        joint = find_pipelines(graph, cluster, options)
+        joint = find_pipelines(graph, cluster, options, below=below)
     except Infeasible as error:
         if flat is None and refused is not None:
             remedy = refused.remedy.removesuffix(PIPELINES_NOT_SEARCHED)
             raise Infeasible(refused.message, f"{remedy}Pipelines: {error.message}") from None
         assert flat is not None
-        return replace(flat, notes=(*flat.notes, error.message)), None
-    if flat is not None and flat.prediction.step_seconds <= joint.best.step_seconds:
-        return _beside(flat, joint), joint
+        told = pipelines == ALWAYS or isinstance(error, NothingToGain)
+        return replace(flat, notes=(*flat.notes, *([error.message] if told else []))), None
+    beat = inf if flat is None else flat.prediction.step_seconds
     try:
-        found, said = joint.fastest(reference)
+        found, said = joint.fastest(reference, beat)
     except (LoweringError, PlanError) as error:
         if flat is None:
             raise
         text = f"a pipeline of {joint.best.step_seconds:.4g} s a step was found that cannot be run: {error.message}"
         return replace(_beside(flat, joint), notes=(*flat.notes, text)), joint
-    if flat is not None and flat.prediction.step_seconds <= found.prediction.step_seconds:
+    if flat is not None and (found is None or beat <= found.prediction.step_seconds):
         return _beside(flat, joint, said), joint
+    assert found is not None  # it need not be below anything
     shape = (("stage", len(found.stages)), ("micro-batch", found.microbatches))
     rows: tuple[Candidate, ...] = (Candidate("auto", shape, found.prediction),)
     if flat is not None:
@@ -244,85 +277,9 @@ def _candidate(name: str, plan: JointPlan | str, said: Prediction | str | None =
         return Candidate(name, (("stage", 1),), None, plan)
     if isinstance(said, str):
         return Candidate(name, shape_of(plan), None, said)
-    return Candidate(name, shape_of(plan), said or _prediction(plan))
+    return Candidate(name, shape_of(plan), said or predicted(plan))
 
 
 def shape_of(plan: JointPlan) -> tuple[tuple[str, int], ...]:
     """A pipeline in the words of a mesh: its stages and its micro-batches."""
     return (("stage", len(plan.stages)), ("micro-batch", plan.microbatches))
-
-
-def _prediction(plan: JointPlan) -> Prediction:
-    busiest = max(stage.seconds * plan.microbatches + stage.closing_seconds for stage in plan.stages)
-    memory = max(stage.memory_bytes for stage in plan.stages)
-    return Prediction(plan.step_seconds, busiest, memory, plan.boundary_bytes, 0.0, True)
-
-
-def _delivered(joint: Joint, found: JointPlan, reference: str) -> Plan:
-    graph, cluster, options = joint.graph, joint.cluster, joint.options
-    cut = microbatches(graph, found.microbatches)
-    micro = cut.graphs[found.microbatch]
-    run = longest_run(micro)
-    assert run is not None  # it was priced by its blocks
-    cuts = [operators_of(graph, micro, run, stage) for stage in found.stages]
-    parts = stage_graphs(micro, cuts)
-    twins, shared = Twins(micro, run), held_by_several(parts)
-    for name in sorted(shared):
-        holding = {s.mesh.sizes for s, part in zip(found.stages, parts, strict=True) if name in part.graph.parameter_of}
-        if len(holding) > 1:
-            raise LoweringError(
-                f"stages on meshes of unlike sizes ({' and '.join(map(str, sorted(holding)))}) share {name}.",
-                "Plan without stages, or untie that parameter.",
-            )
-    stages = []
-    for stage, part, names in zip(found.stages, parts, cuts, strict=True):
-        strategy = stage_strategy(stage, part, twins, shared)
-        ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
-        decisions = decided(part.graph, strategy, stage.mesh)
-        stages.append(Stage(tuple(names), ranks, strategy, decisions))
-    make = gpipe if found.schedule == "gpipe" or cut.tail is not None else one_f_one_b
-    order: Schedule = make(len(stages), found.microbatches)
-    devices = sum(stage.devices for stage in found.stages)
-    if devices <= MOST_PLAYED:
-        check(Pipeline.of(graph, stages, found.microbatches, order))
-    proof = Proof(0.0, 0.0, False, found.search_seconds, found.scope, found.bound_seconds)
-    plan = Plan(
-        model=reference,
-        signature=Signature.of(graph),
-        cluster=cluster,
-        strategy=stages[0].strategy,
-        search="pipeline",
-        optimizer=options.optimizer,
-        prediction=_prediction(found),
-        proof=proof,
-        calibration=found.stages[0].mesh.calibration,
-        candidates=joint.candidates(),
-        notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
-        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
-        captured=graph,
-        decisions=stages[0].decisions,
-        stages=tuple(stages),
-        microbatches=found.microbatches,
-        schedule=order,
-    )
-    plan.check(graph)
-    if devices > MOST_PLAYED:
-        text = f"its {devices} ranks were not played together: parallelize() does that before the first step"
-        return replace(plan, notes=(*plan.notes, text))
-    return _simulated(plan, graph, limit_of(cluster.device, options.memory_limit, options.ignore_device_memory))
-
-
-def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
-    """The same with what the simulation of all ranks says beside the sums; refused where that does not fit."""
-    timeline = simulate_plan_pipeline(plan, graph)
-    peak = max(one.memory_bytes for one in timeline.stages)
-    if peak > limit:
-        raise LoweringError(
-            f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(limit)}.",
-            "Ask for a little less memory (--memory), or for more devices.",
-        )
-    stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
-    text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(plan.prediction.step_seconds)}"
-    prediction = replace(plan.prediction, step_seconds=timeline.seconds, memory_bytes=peak)
-    proof = replace(plan.proof, step_bound=min(plan.proof.step_bound, timeline.seconds))
-    return replace(plan, stages=stages, prediction=prediction, proof=proof, notes=(*plan.notes, text))

@@ -1,6 +1,6 @@
-"""The one function that walks the whole way, from a model to the simulated winner.
+"""From a captured graph to the simulated winner on one mesh.
 
-Capture the model, factor the cluster into meshes, state and solve the choice problem on each, price every recipe by
+Factor the cluster into meshes, state and solve the choice problem on each, price every recipe by
 the same rules, simulate all answers, and keep the fastest that fits. Where memory binds, search again with the activations
 of repeated blocks recomputed; where communication may outweigh computation, on fewer devices. The proof that comes with the
 plan bounds what every candidate was judged by (:mod:`shardwright.planner.proving`).
@@ -14,13 +14,11 @@ from functools import reduce
 from math import inf
 from operator import or_
 from time import perf_counter
-from typing import Any
 
-from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
+from shardwright.cluster import Cluster, Mesh, meshes
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.planner.also import captured_calls, with_calls
 from shardwright.planner.decided import decided
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, proof, scope
@@ -77,56 +75,6 @@ class Options:
             raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", "Known: auto, none, blocks.")
 
 
-def plan(
-    model: Any,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    cluster: Cluster | str,
-    progress: Progress | None = None,
-    reference: str = "",
-    also: Sequence[Any] = (),
-    **options: Any,
-) -> Plan:
-    """Find the fastest split of ``model`` over ``cluster``.
-
-    Parameters
-    ----------
-    model, args, kwargs
-        The unmodified module and example inputs (on the meta device if it is large).
-    cluster
-        A :class:`Cluster` or its name: ``"8xH200"``, ``"4x8xA100-80GB"``, ``"local:2"``, a TOML file.
-    also
-        Other calls that will come, ``(args, kwargs)`` or ``(args, kwargs, training)``: each must fit under the plan, and is
-        prepared for, so that the job does not stop when it first comes.
-    options
-        The fields of :class:`Options`: ``search="auto"`` searches everything, a baseline's name restricts the search to
-        strategies of that kind; ``baselines`` are priced beside the plan found.
-
-    Raises
-    ------
-    Infeasible
-        When no strategy fits into the devices' memory.
-
-    Examples
-    --------
-    >>> import torch
-    >>> with torch.device("meta"):
-    ...     model, x = torch.nn.Linear(1024, 1024), torch.empty(64, 1024)
-    >>> plan(model, (x,), cluster="2xH100").prediction.fits
-    True
-    """
-    from shardwright.frontend import capture
-
-    say = progress or (lambda text: None)
-    chosen = Options(**options)
-    cluster = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    say("capturing the model")
-    graph, others = capture(model, args, kwargs), captured_calls(model, also)
-    found = plan_graph(graph, cluster, chosen, progress=say, reference=reference)
-    return with_calls(found, others, chosen.memory_limit)
-
-
 def plan_graph(
     graph: Graph,
     cluster: Cluster,
@@ -135,7 +83,13 @@ def plan_graph(
     progress: Progress | None = None,
     reference: str = "",
 ) -> Plan:
-    """Plan a captured graph; see :func:`plan`."""
+    """Plan a captured graph on one mesh, the fastest that fits.
+
+    Raises
+    ------
+    Infeasible
+        When no strategy fits into the devices' memory.
+    """
     with collection_paused():  # what a plan is made of lives until it is made
         return _plan(graph, cluster, options or Options(), progress, reference)
 

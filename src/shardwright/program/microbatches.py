@@ -19,6 +19,7 @@ from torch.distributed.tensor import Replicate
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Ref
+from shardwright.graph.repeats import remembered
 from shardwright.operators.rules import Placement
 from shardwright.program.batch_cut import REMEDY, Cutter
 from shardwright.program.batch_parts import Parts
@@ -94,6 +95,10 @@ def microbatches(graph: Graph, count: int, batch_norm: str = WHOLE) -> Microbatc
     -------
     >>> microbatches(graph, 4).graphs[2].inputs                                                  # doctest: +SKIP
     """
+    return remembered(graph, f"_microbatches_{count}_{batch_norm}", lambda: _cut(graph, count, batch_norm))
+
+
+def _cut(graph: Graph, count: int, batch_norm: str) -> Microbatches:
     if count == 1:
         kept = {i.tensor: (i.tensor, None) for i in graph.inputs if i.tensor}
         whole = tuple(Replicate() if isinstance(out, Ref) else None for out in graph.outputs)

@@ -1,0 +1,119 @@
+"""A pipeline that the joint search found, as a plan.
+
+Every stage's strategy is unfolded, the whole checked as the runtime will check it, and one rank of every stage simulated.
+What a step takes there, and whether it fits, is what is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardwright.cluster import Cluster
+from shardwright.errors import LoweringError
+from shardwright.graph import Graph
+from shardwright.graph.shorten import longest_run
+from shardwright.planner.decided import decided
+from shardwright.planner.planning import Options
+from shardwright.planner.staging import Twins, held_by_several, operators_of, stage_strategy
+from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
+from shardwright.plans.plan import Asked, Signature
+from shardwright.program.microbatches import microbatches
+from shardwright.program.pipeline import Pipeline, check
+from shardwright.program.stages import stage_graphs
+from shardwright.schedules import Schedule, gpipe, one_f_one_b
+from shardwright.search.joint.pipelines import JointPlan
+from shardwright.search.limits import limit_of
+from shardwright.simulator.pipelines import simulate_plan_pipeline
+from shardwright.units import bytes_text, seconds_text
+
+MOST_PLAYED = 256
+"""All ranks of larger pipelines are not played together while planning; one of every stage always is."""
+
+SUMMED = (
+    "pipelines were searched, bounded and, but for those that could be the plan, compared by sums of their operators"
+)
+
+
+def predicted(plan: JointPlan) -> Prediction:
+    busiest = max(stage.seconds * plan.microbatches + stage.closing_seconds for stage in plan.stages)
+    memory = max(stage.memory_bytes for stage in plan.stages)
+    return Prediction(plan.step_seconds, busiest, memory, plan.boundary_bytes, 0.0, True)
+
+
+def delivered(
+    graph: Graph, cluster: Cluster, options: Options, found: JointPlan, reference: str, rows: Sequence[Candidate]
+) -> Plan:
+    """A pipeline as a plan, checked and simulated; ``rows`` are the candidates that it is shown beside.
+
+    Raises
+    ------
+    LoweringError, PlanError
+        When the runtime could not run it, or it does not fit; the message says why.
+    """
+    cut = microbatches(graph, found.microbatches)
+    micro = cut.graphs[found.microbatch]
+    run = longest_run(micro)
+    assert run is not None  # it was priced by its blocks
+    cuts = [operators_of(graph, micro, run, stage) for stage in found.stages]
+    parts = stage_graphs(micro, cuts)
+    twins, shared = Twins(micro, run), held_by_several(parts)
+    for name in sorted(shared):
+        holding = {s.mesh.sizes for s, part in zip(found.stages, parts, strict=True) if name in part.graph.parameter_of}
+        if len(holding) > 1:
+            raise LoweringError(
+                f"stages on meshes of unlike sizes ({' and '.join(map(str, sorted(holding)))}) share {name}.",
+                "Plan without stages, or untie that parameter.",
+            )
+    stages = []
+    for stage, part, names in zip(found.stages, parts, cuts, strict=True):
+        strategy = stage_strategy(stage, part, twins, shared)
+        ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
+        decisions = decided(part.graph, strategy, stage.mesh)
+        stages.append(Stage(tuple(names), ranks, strategy, decisions))
+    make = gpipe if found.schedule == "gpipe" or cut.tail is not None else one_f_one_b
+    order: Schedule = make(len(stages), found.microbatches)
+    devices = sum(stage.devices for stage in found.stages)
+    if devices <= MOST_PLAYED:
+        check(Pipeline.of(graph, stages, found.microbatches, order))
+    proof = Proof(0.0, 0.0, False, found.search_seconds, found.scope, found.bound_seconds)
+    plan = Plan(
+        model=reference,
+        signature=Signature.of(graph),
+        cluster=cluster,
+        strategy=stages[0].strategy,
+        search="pipeline",
+        optimizer=options.optimizer,
+        prediction=predicted(found),
+        proof=proof,
+        calibration=found.stages[0].mesh.calibration,
+        candidates=tuple(rows),
+        notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
+        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
+        captured=graph,
+        decisions=stages[0].decisions,
+        stages=tuple(stages),
+        microbatches=found.microbatches,
+        schedule=order,
+    )
+    plan.check(graph)
+    if devices > MOST_PLAYED:
+        text = f"its {devices} ranks were not played together: parallelize() does that before the first step"
+        plan = replace(plan, notes=(*plan.notes, text))
+    return _simulated(plan, graph, limit_of(cluster.device, options.memory_limit, options.ignore_device_memory))
+
+
+def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
+    """The same with what the simulation of all ranks says beside the sums; refused where that does not fit."""
+    timeline = simulate_plan_pipeline(plan, graph)
+    peak = max(one.memory_bytes for one in timeline.stages)
+    if peak > limit:
+        raise LoweringError(
+            f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(limit)}.",
+            "Ask for a little less memory (--memory), or for more devices.",
+        )
+    stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
+    text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(plan.prediction.step_seconds)}"
+    prediction = replace(plan.prediction, step_seconds=timeline.seconds, memory_bytes=peak)
+    proof = replace(plan.proof, step_bound=min(plan.proof.step_bound, timeline.seconds))
+    return replace(plan, stages=stages, prediction=prediction, proof=proof, notes=(*plan.notes, text))
