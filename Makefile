@@ -15,7 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Tests start many processes; without bytecode each of them would compile the package again.
 test: $(STAMP) lint
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(STAMP)
