@@ -43,7 +43,7 @@ def test_a_slow_rank_is_relieved(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "shardwright", "run", "plan.json", "--assist", "--events", "events.jsonl"]
-    ran = subprocess.run([*command, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    ran = subprocess.run([*command, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "rank 1 is" in ran.stderr and "× slower since step" in ran.stderr and "moved" in ran.stderr
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]

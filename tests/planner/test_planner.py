@@ -20,7 +20,7 @@ from shardwright.zoo.reference import resolve
 @pytest.mark.parametrize("reference", ["gpt:small", "alexnet:small", "rnnlm:small"])
 def test_the_found_plan_beats_every_baseline_that_fits(reference: str) -> None:
     resolved = resolve(reference, batch=8)
-    made = plan(resolved.model, resolved.args, resolved.kwargs, cluster="8xH100", reference=reference)
+    made = plan(resolved.model, resolved.args, resolved.kwargs, cluster="4xH100", reference=reference)
     for candidate in made.candidates:
         if candidate.prediction is not None and candidate.prediction.fits:
             assert made.prediction.step_seconds <= candidate.prediction.step_seconds * (1 + 1e-9), candidate.name
@@ -89,7 +89,7 @@ def test_ignoring_memory_leaves_a_bound() -> None:
     resolved = resolve("gpt:small", batch=8)
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     options = Options(ignore_device_memory=True, baselines=(), fewer_devices=False)
-    free = plan_graph(graph, parse_cluster("8xH100"), options)
+    free = plan_graph(graph, parse_cluster("4xH100"), options)
     assert 0 < free.proof.step_bound <= free.prediction.step_seconds
     assert 0 < free.proof.lower_bound <= free.prediction.sum_seconds
 

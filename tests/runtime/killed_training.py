@@ -22,12 +22,14 @@ from shardwright.runtime.assistant import assist
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.zoo.reference import resolve
 
+MODEL = "gpt:small,heads=4"
+
 
 def main() -> None:
     plan, folder, steps = Plan.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     moving, deaths = sys.argv[4] == "moving", set(sys.argv[5:])
     dist.init_process_group("gloo")
-    built = resolve("gpt:small,heads=4,layers=4", device="cpu")
+    built = resolve(MODEL, device="cpu")
     model = parallelize(built.model, plan, built.args, built.kwargs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     resumed = load_checkpoint(folder / "checkpoints", model, optimizer)

@@ -1,5 +1,6 @@
 """A rank killed in mid-run: torchrun restarts, training resumes from the last checkpoint, the final loss is the same.
 
+Without a killed rank, plain torchrun on two hosts (emulated: namespaces at 100 Mbit/s) trains to the same loss as on one.
 The job that is killed also moves shares of its work between its ranks in every step (parameters and optimizer state with
 them, where the plan cuts those), and is killed in the middle of a move too: nothing is lost but the steps since the last
 checkpoint, and no rank goes on with shares that another does not know of.
@@ -15,14 +16,19 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+from emulated_hosts import ADDRESSES, hosts, run_on_hosts
+from runtime.killed_training import MODEL
 from runtime.pipelines import pipeline_plan
 from runtime.pool import once_more_if_killed
+from runtime.test_two_hosts import emulation
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.planner import plan
 from shardwright.runtime.torchrun import FRESH_STORE, torchrun_arguments
 from shardwright.zoo.reference import resolve
 
+__all__ = ["emulation"]
 STEPS = int(os.environ.get("SHARDWRIGHT_STEPS", "6"))
 SCRIPT = Path(__file__).with_name("killed_training.py")
 # The acceptance run kills ten times, and moves rows, weights and blocks (SHARDWRIGHT_STEPS=12 SHARDWRIGHT_KILLS=10
@@ -33,10 +39,11 @@ SEARCHES = os.environ.get("SHARDWRIGHT_SEARCHES", "megatron").split(",")
 
 @pytest.fixture(scope="module", params=SEARCHES)
 def plan_file(request, tmp_path_factory) -> Path:
-    built = resolve("gpt:small,heads=4,layers=4", device="cpu")
+    built = resolve(MODEL, device="cpu")
     if request.param == "pipeline":
         graph = capture(built.model, built.args, built.kwargs)
-        middle = span_of(graph, block_paths(graph)[2]).start
+        blocks = block_paths(graph)
+        middle = span_of(graph, blocks[len(blocks) // 2]).start
         names = [op.name for op in graph.ops]
         found = pipeline_plan(graph, [names[:middle], names[middle:]], 2, "1f1b")
     else:
@@ -54,17 +61,19 @@ def train(plan_file: Path, folder: Path, deaths: list[str], how: str = "still") 
     arguments = torchrun_arguments(Plan.load(plan_file), script, max_restarts=len(deaths))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", FRESH_STORE[0]: FRESH_STORE[1]}
     command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240 + 60 * len(deaths), check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return float((folder / "final").read_text())
 
 
-def test_killed_rank_resumes(plan_file, tmp_path):
-    undisturbed = tmp_path / "undisturbed"
-    undisturbed.mkdir()
-    expected = once_more_if_killed(lambda: train(plan_file, undisturbed, []))
+@pytest.fixture(scope="module")
+def expected(plan_file, tmp_path_factory) -> float:
+    """The last loss of a job that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return once_more_if_killed(lambda: train(plan_file, folder, []))
+
+
+def test_killed_rank_resumes(plan_file, expected, tmp_path):
     dice = random.Random(int(os.environ.get("SHARDWRIGHT_SEED", "0")))
     deaths = {
         f"{dice.randrange(2)}:{step}{moment}"
@@ -76,3 +85,14 @@ def test_killed_rank_resumes(plan_file, tmp_path):
     final = once_more_if_killed(lambda: train(plan_file, disturbed, sorted(deaths), "moving"))
     assert final == pytest.approx(expected, rel=1e-6)
     assert len(list(disturbed.glob("died-*"))) == len(deaths)
+
+
+def test_two_hosts(emulation, plan_file, expected, tmp_path):
+    with hosts("100mbit") as names:
+        commands = []
+        for number in range(len(names)):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
+            torchrun += ["--nproc-per-node=1", f"--master-addr={ADDRESSES[0]}", "--master-port=29577"]
+            commands.append([*torchrun, str(SCRIPT), str(plan_file), str(tmp_path), str(STEPS), "still"])
+        once_more_if_killed(lambda: run_on_hosts(names, commands, seconds=500.0))
+    assert float((tmp_path / "final").read_text()) == pytest.approx(expected, rel=1e-6)

@@ -27,18 +27,18 @@ def ranks() -> int:
 
 def test_the_cause_is_named():
     with pytest.raises(RunError) as caught:
-        run_locally(second_rank_fails, 2, seconds=60)
+        run_locally(second_rank_fails, 2)
     assert "Rank 1 failed: ValueError: no luck" in caught.value.message
     assert "\n" not in caught.value.message
 
 
 def test_results_come_in_rank_order():
-    assert run_locally(ranks, 2, seconds=60) == [0, 1]
+    assert run_locally(ranks, 2) == [0, 1]
 
 
 def writes_its_number_and_sleeps(folder: str) -> None:
     Path(folder, str(dist.get_rank())).write_text(str(os.getpid()))
-    time.sleep(120)
+    time.sleep(900)
 
 
 def alive(number: int) -> bool:
@@ -58,14 +58,14 @@ def test_ranks_end_with_a_killed_parent(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(code)
     parent = subprocess.Popen([sys.executable, str(script)])
-    files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 60
+    files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 300
     while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < end:
         time.sleep(0.05)
     numbers = [int(file.read_text()) for file in files]
     assert all(alive(number) for number in numbers)
     parent.kill()
     parent.wait()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while any(alive(number) for number in numbers) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(alive(number) for number in numbers)

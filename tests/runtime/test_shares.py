@@ -32,7 +32,7 @@ def agrees(reference: str, search: str, shares: tuple[float, ...]) -> bool:
 @pytest.mark.parametrize("shares", [(0.75, 0.25), (0.625, 0.375)], ids=["3:1", "5:3"])
 @pytest.mark.parametrize("model", ["gpt:small,batch=8", "wresnet50:small,batch=8"])
 def test_a_batch_in_shares(model: str, shares: tuple[float, ...]) -> None:
-    assert all(run_locally(agrees, 2, model, "data-parallel", shares, seconds=250))
+    assert all(run_locally(agrees, 2, model, "data-parallel", shares))
 
 
 def test_shares_that_do_not_fit_their_axis_are_refused() -> None:
@@ -43,9 +43,9 @@ def test_shares_that_do_not_fit_their_axis_are_refused() -> None:
 
 def test_a_batch_in_shares_with_parameters_in_equal_parts() -> None:
     """Parameters rest as DTensors have them, whoever has how many rows, and are gathered for use."""
-    assert all(run_locally(agrees, 2, "gpt:small,batch=8", "fsdp", (0.75, 0.25), seconds=250))
+    assert all(run_locally(agrees, 2, "gpt:small,batch=8", "fsdp", (0.75, 0.25)))
 
 
 def test_weights_in_shares() -> None:
     """What is used cut along the axis rests in its shares: heads three to one, and everything else alike."""
-    assert all(run_locally(agrees, 2, "gpt:small,heads=4", "megatron", (0.75, 0.25), seconds=250))
+    assert all(run_locally(agrees, 2, "gpt:small,heads=4", "megatron", (0.75, 0.25)))

