@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -149,14 +150,14 @@ def two_stages(graph: Graph) -> Plan:
 class Job:
     """One rank, on a core of its own."""
 
-    def __init__(self, search: str) -> None:
+    def __init__(self, search: str, model: str) -> None:
         self.rank = dist.get_rank()
         for thread in os.listdir("/proc/self/task"):
             os.sched_setaffinity(int(thread), {self.rank})
             first_in_line(int(thread))
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        found = resolve(MODELS[search], device="cpu")
+        found = resolve(model, device="cpu")
         graph = capture(found.model, found.args, found.kwargs)
         if search == "pipeline":
             plan: Any = two_stages(graph)
@@ -212,7 +213,7 @@ def slowed(job: Job, parts: Sequence[float], rounds: int) -> dict[str, Any]:
                 job.only(0, filler.begin if name == "other core busy" else filler.end)
                 assistant.move(wanted)
                 job.steps(1)
-                blocks[name].append([round(s, 5) for s in job.steps(5)])
+                blocks[name].append([round(s, 5) for s in job.steps(4)])
         assistant.move(equal)
     finally:
         competitors.close()
@@ -351,13 +352,13 @@ def broken(job: Job) -> dict[str, Any]:
 
 
 def measured(
-    what: Sequence[str], search: str, repeats: int, steps: int, slowdowns: Sequence[float]
+    what: Sequence[str], search: str, model: str, repeats: int, steps: int, slowdowns: Sequence[float]
 ) -> list[dict[str, Any]]:
     """On every rank: one job, and everything that is asked for with it."""
-    job = Job(search)
+    job = Job(search, model)
     job.steps(8)
     about = {
-        "model": MODELS[search],
+        "model": model,
         "search": search,
         "torch": torch.__version__,
         "realtime": os.environ.get("REALTIME"),
@@ -387,12 +388,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=("slowed", "shares", "overhead", "healthy", "broken"))
     parser.add_argument("--search", default="data-parallel", choices=MODELS)
+    parser.add_argument("--batch", type=int, help="rows of the batch, instead of those of the model by itself")
     parser.add_argument("--slowdowns", type=float, nargs="+", default=list(SLOWDOWNS), choices=SLOWDOWNS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    for line in run_locally(measured, 2, asked.what, asked.search, asked.repeats, asked.steps, asked.slowdowns)[0]:
+    model = MODELS[asked.search]
+    model = model if asked.batch is None else re.sub(r"batch=\d+", f"batch={asked.batch}", model)
+    options = (asked.what, asked.search, model, asked.repeats, asked.steps, asked.slowdowns)
+    for line in run_locally(measured, 2, *options)[0]:
         print(json.dumps(line), flush=True)
 
 

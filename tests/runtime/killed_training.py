@@ -33,6 +33,9 @@ def main() -> None:
     model = parallelize(built.model, plan, built.args, built.kwargs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     resumed = load_checkpoint(folder / "checkpoints", model, optimizer)
+    if dist.get_rank() == 0:
+        with (folder / "resumed").open("a") as file:
+            file.write(f"{resumed['step'] if resumed else 0}\n")
     assistant, exchange = assist(model, optimizer) if moving else None, recut.exchanged
 
     def die_if_told(moment: str) -> None:

@@ -23,7 +23,7 @@ from shardwright.program.steps import Line
 from shardwright.runtime.assistant.changing import Changes
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
-from shardwright.runtime.assistant.levers import FIXED, WAITED, Lever, levers_of
+from shardwright.runtime.assistant.levers import FIXED, WAITED, Lever, instructions_of, levers_of
 from shardwright.runtime.assistant.links import WINDOW, LinkWatch
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
@@ -60,7 +60,7 @@ class Assistant:
         self.diary = Diary(path) if dist.get_rank() == 0 else None
         self.step = 0
         self._clock = clock_on(self._device)
-        self._cost = SECONDS_PER_INSTRUCTION * _instructions(module)
+        self._cost = SECONDS_PER_INSTRUCTION * instructions_of(module)
         self._warm, self._typical, self._stepped = WARM_STEPS, True, True
         self._waiting: tuple[Tensor, int] | None = None
         self._told: Verdict | None = None
@@ -111,9 +111,7 @@ class Assistant:
                 f"{list(rows)} do not share out {sum(lever.rows)} {lever.mover.shares.what} between {len(lever.rows)}.",
                 f"Give each at least one, and all {lever.mover.shares.what} to somebody.",
             )
-        began = perf_counter()
         done = tuple(rows) == lever.rows or lever.mover.move(tuple(rows))
-        self._spent = perf_counter() - began
         for other in self._levers:
             other.watch.moved(other.units(other.rows))
         self.links.restart()
@@ -153,7 +151,7 @@ class Assistant:
     def _exchange(self) -> None:
         """Tell the other ranks what this one saw; on accelerators the answer is read at the next exchange."""
         last = self.step - self._clock.lag
-        fixed = [lever.mover.fixed for lever in self._levers]
+        fixed = [lever.fixed for lever in self._levers]
         seen = [[*seconds, *fixed] for seconds in self._clock.take(EVERY)]
         if not self._levers:
             return
@@ -199,9 +197,9 @@ class Assistant:
         what, self._told, kind = "could move", found, lever.mover.shares.what
         seconds = 0.0
         if self._mode == "act":
-            done = self._leave_out(lever, found) if 0 in rows else self.move(rows, lever)
-            what = "moved" if done else "refused"
-            seconds = self._slowest(self._spent)
+            began = perf_counter()
+            done = self._changes.leave_out(lever, found) if 0 in rows else self.move(rows, lever)
+            what, seconds = "moved" if done else "refused", self._slowest(perf_counter() - began)
             lever.watch.slowness = found.slowness
             if 0 not in rows:
                 self._cost = seconds if done else float("inf")
@@ -210,12 +208,6 @@ class Assistant:
             else:
                 lever.watch.droppable = False  # then with all of them
         self._tell(what, before, rows, found, seconds, kind=kind)
-
-    def _leave_out(self, lever: Lever, found: Verdict) -> bool:
-        began = perf_counter()
-        done = self._changes.leave_out(lever, found)
-        self._spent = perf_counter() - began
-        return done
 
     def _look_for_return(self) -> None:
         """All ranks, those that look on too: are these fast enough again to be worth their share?"""
@@ -303,10 +295,3 @@ class Assistant:
             own = found.seconds if seconds is None else seconds
             times = (own, found.expected, found.possible, spent)
             self.diary.tell(Event(what, self.step, before, rows, found.slowness, found.rank, found.since, *times, kind))
-
-
-def _instructions(module: ParallelModule | PipelineModule) -> int:
-    """How many a move has to build anew."""
-    if isinstance(module, PipelineModule):
-        return max(len(part.executor.program.instructions) for part in module._parts.values())
-    return len(module.program.instructions)

@@ -87,8 +87,11 @@ class Lever:
     mover: Moves
     rule: Rule
     watch: Watch = field(init=False)
+    fixed: float = field(init=False)
+    """Of this rank, asked for once: prices take longer than what is allowed in a step."""
 
     def __post_init__(self) -> None:
+        self.fixed = self.mover.fixed
         self.watch = Watch(self.units(self.mover.shares.rows), self.rule, self.mover.droppable)
 
     @property
@@ -134,3 +137,10 @@ def levers_of(
         if not found:
             raise RunError(error.message, error.remedy) from None
     return [Lever(mover, rule) for mover in found]
+
+
+def instructions_of(module: ParallelModule | PipelineModule) -> int:
+    """How many a move has to build anew."""
+    if isinstance(module, PipelineModule):
+        return max(len(part.executor.program.instructions) for part in module._parts.values())
+    return len(module.program.instructions)

@@ -35,6 +35,8 @@ NEARLY_ALL = 0.75
 """More than this part of a window's steps must gain by themselves: spikes come alone or in pairs."""
 MOST_FIXED = 0.4
 """Of a rank's usual rows: more of its work is not believed to be fixed."""
+DEAR = 0.12
+"""Part of the step that leaving a rank out must save over the best shares with it."""
 CORRECTION, CORRECTED_WITHIN = 3, 12
 """Steps that are enough to correct a move, and after it how many of them may be looked at for that."""
 CORRECTING_CERTAINTY = 2.0
@@ -189,7 +191,7 @@ class Watch:
 
     def _dealt(self, costs: Floats) -> tuple[int, ...]:
         """The rows by speed; without a rank only where that is worth a dearer move."""
-        return dealt(sum(self.rows), costs, self.fixed, self.rule.gain if self.droppable else inf)
+        return dealt(sum(self.rows), costs, self.fixed, DEAR if self.droppable else inf)
 
     def moved(self, rows: tuple[int, ...]) -> None:
         """The rows were dealt out anew: what is known of steps until now was known of other rows."""
