@@ -49,6 +49,14 @@ def test_every_pass_is_covered() -> None:
     assert {(k, s) for k in ("attention", "attention_causal", "lstm", "gelu") for s in ("forward", "backward")} <= names
 
 
+def test_weights_come_from_memory() -> None:
+    """As in a model, whose layers follow each other; decoding multiplies a single row."""
+    weights = MAKE.weights(768, 3072, "float32")
+    read = {next(weights).data_ptr() for _ in range(50)}
+    assert len(read) * 768 * 3072 * 4 > 2**25 and len(read) < 50
+    assert any(dict(case.features)["m"] == 1 for case in cases.matmuls(MAKE, "float32", 1e7))
+
+
 def test_bytes_are_those_of_inputs_and_outputs() -> None:
     (case,) = [c for c in cases_memory.memory_kernels(MAKE, "float32", (2**12,)) if c.kernel == "add"]
     assert case.bytes == 3 * 4 * 2**12

@@ -21,6 +21,9 @@ from torch.nn import functional as F
 
 Run = Callable[[], Any]
 BLOCK = 2**16
+MODEL_BYTES, LAYERS = 2**26, 64
+"""A model whose weights are taken in turn: so many bytes come from memory every time, no cache holds them. One of so many
+layers that has fewer bytes in all stays in the caches."""
 BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 
@@ -60,6 +63,7 @@ class Maker:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._memory: dict[str, torch.Tensor] = {}
 
     def __call__(self, *shape: int, dtype: str = "float32", grad: bool = False) -> torch.Tensor:
         drawn: tuple[int, ...] = shape
@@ -71,18 +75,28 @@ class Maker:
             tensor = tensor.repeat(-(-count // BLOCK))[:count].view(shape)
         return tensor.requires_grad_(grad)
 
+    def weights(self, rows: int, columns: int, dtype: str) -> Iterator[torch.Tensor]:
+        """A weight for every call. On a CPU another one each time, as the layers of a model follow each other: with few
+        rows a product takes as long as its weight takes to come, and the same one again would come from a cache."""
+        count, whole = rows * columns, MODEL_BYTES // BYTES[dtype]
+        if self.device.type != "cpu" or count * LAYERS < whole or 2 * count > whole:
+            return itertools.repeat(self(rows, columns, dtype=dtype))
+        if dtype not in self._memory:
+            self._memory[dtype] = self(whole, dtype=dtype)
+        pieces = self._memory[dtype][: whole // count * count].view(-1, rows, columns)
+        return itertools.cycle(pieces.unbind())
+
 
 def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel: str) -> Case:
     """One product of sizes (m, n, k), its operands laid out as a linear layer's pass lays them out."""
 
     def build() -> Run:
-        if step == "forward":  # x @ w.T
-            a, b = make(m, k, dtype=dtype), make(n, k, dtype=dtype).t()
-        elif step == "input":  # grad @ w
-            a, b = make(m, k, dtype=dtype), make(k, n, dtype=dtype)
-        else:  # x.T @ grad, as grad.T @ x transposed
+        if step == "weight":  # x.T @ grad, as grad.T @ x transposed
             a, b = make(k, m, dtype=dtype).t(), make(k, n, dtype=dtype)
-        return lambda: torch.mm(a, b)
+            return lambda: torch.mm(a, b)
+        a, backward = make(m, k, dtype=dtype), step == "input"  # grad @ w, else x @ w.T
+        weights = make.weights(*((k, n) if backward else (n, k)), dtype)
+        return lambda: torch.mm(a, next(weights) if backward else next(weights).t())
 
     features = (("m", float(m)), ("n", float(n)), ("k", float(k)))
     moved = (m * k + k * n + m * n) * BYTES[dtype]
@@ -91,7 +105,7 @@ def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel:
 
 def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256) -> Iterator[Case]:
     """Products over a grid of sizes, each in the three forms a linear layer uses (backward from so many rows on)."""
-    rows = (16, 64, 256, 1024, 4096, 8192, 16384, 65536)
+    rows = (1, 4, 16, 64, 256, 1024, 4096, 8192, 16384, 65536)
     widths = (64, 256, 768, 1024, 2048, 4096, 8192, 16384)
     for m, n, k in itertools.product(rows, widths, widths):
         if m * n * k * 2 > most_flops or max(m, n, k) > 128 * max(min(m, n, k), 64):
