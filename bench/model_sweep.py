@@ -7,7 +7,7 @@ the eager model's. ``verify``: those captured, planned as `megatron` and `fsdp` 
 
 The workers stay alive from model to model; one that dies or exceeds the limit is replaced. Every row is appended to a file
 as it comes, and models the file has are not run again (``--again STAGE`` runs those that ended there), so that an
-interrupted sweep is simply started anew.
+interrupted sweep is simply started anew; ``--minutes`` ends it by itself, between two models.
 
     python -m bench.model_sweep capture
     python -m bench.model_sweep capture --again capture,differs --only gpt2,t5
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     if phase == "verify":
         captured = recorded(path, "capture")
         models = [model for model in models if captured[model]["stage"] == "captured"]
+        models.sort(key=lambda model: captured[model]["ops"])  # an interrupted sweep has seen as many as it could
     if only:
         names = only.split(",")
         models = [model for model in models if model in names or model.split(":")[1] in names]
@@ -72,11 +74,14 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     return [m for m in models if m not in done or "all" in stages or done[m]["stage"] in stages]
 
 
-def sweep(phase: str, models: list[str], limit: float, path: Path) -> None:
-    """Run a phase over ``models`` and append a row for each."""
+def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: float = math.inf) -> None:
+    """Run a phase over ``models`` and append a row for each; after so many minutes none is begun any more."""
+    end = time.monotonic() + 60 * minutes
     common = {"phase": phase, "commit": commit(), "sources": sources()}
     pool, used = Pool(1 if phase == "capture" else 2), 0
     for number, model in enumerate(models, 1):
+        if time.monotonic() > end:
+            break
         if used >= FRESH_WORKERS_AFTER:
             pool.close()
             used = 0
@@ -110,13 +115,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
     parser.add_argument("--again", default="", help="stages whose models are run again, or `all`")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.phase == "table":
         print(table(recorded(options.results, "capture"), recorded(options.results, "verify")))
         return
     models = wanted(options.phase, options.results, options.only, options.again)
-    sweep(options.phase, models, options.limit, options.results)
+    sweep(options.phase, models, options.limit, options.results, options.minutes)
 
 
 if __name__ == "__main__":

@@ -73,18 +73,24 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
 
 
 def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
-    """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0."""
+    """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0.
+
+    The model is built once for all recipes on every rank, and captured once for all ranks.
+    """
     from shardwright.verification.prepare import subject
     from shardwright.verification.verify import truth_of
 
     row: dict[str, Any] = {"stage": "capture in float64"}
+    started = time.process_time()
     with _reported(row):
-        it = subject(functools.partial(build, reference), True)  # captured on every rank, as parallelize does it
-        row["stage"] = "one process in float64"
+        it = subject(
+            functools.partial(build, reference), True, captured=functools.partial(_from_first, rank, send=True)
+        )
+        row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
         model, args, kwargs, graph = it.model, it.args, it.kwargs, it.graph
         truth = _from_first(rank, lambda: truth_of(model, args, kwargs, 2))
         parts = {search: _verified(rank, search, model, args, kwargs, graph, truth) for search in searches}
-        row |= {"stage": "verified", "searches": parts}
+        row |= {"stage": "verified", "searches": parts, "cpu_seconds": round(time.process_time() - started, 2)}
         for search, part in parts.items():
             if part["stage"] != "agrees" and (row["stage"] == "verified" or part.get("traceback")):
                 row |= {**part, "why": f"{search}: {part.get('why', 'other numbers')}"}
@@ -101,9 +107,10 @@ def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph:
     options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
     cluster = parse_cluster(f"local:{dist.get_world_size()}")
     part: dict[str, Any] = {"stage": "plan"}
+    started = time.process_time()
     with _reported(part):
         strategy = _from_first(rank, lambda: plan_graph(graph, cluster, options).strategy, send=True)
-        part["stage"] = "run"
+        part |= {"stage": "run", "cpu_seconds_planned": round(time.process_time() - started, 2)}
         mesh = mesh_of_axes(strategy.axes)
         answer = check(model, args, kwargs, strategy, steps=2, mesh=mesh, graph=graph, truth=truth)
         part["stage"] = "agrees"  # the first rank says so for all
@@ -128,7 +135,7 @@ def _from_first(rank: int, make: Callable[[], Any], send: bool = False) -> Any:
     dist.broadcast_object_list(box)
     if not box[1]:
         raise problem or RuntimeError("the first rank failed")
-    return box[0] if send else made
+    return made if rank == 0 or not send else box[0]
 
 
 @contextmanager

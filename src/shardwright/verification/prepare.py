@@ -5,6 +5,7 @@ Training mode stays on. Everything that is changed is said in words.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,11 +50,14 @@ def built(build: Build) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, 
     return model, tuple(args), kwargs
 
 
-def subject(build: Build, double: bool, planned: bool = False) -> Subject:
+def subject(
+    build: Build, double: bool, planned: bool = False, captured: Callable[[Callable[[], Graph]], Graph] | None = None
+) -> Subject:
     """The model to compare, in double precision or its own.
 
     ``planned``: a plan for the very operators of the model is given, so that its graph must stay; dropout is switched off
-    then. Otherwise the model's random numbers become fixed ones.
+    then. Otherwise the model's random numbers become fixed ones. ``captured`` gives the graph in place of capturing it
+    here: it is handed the capture, to be called where it shall be done.
     """
     model, args, kwargs = built(build)
     if not planned:
@@ -61,7 +65,8 @@ def subject(build: Build, double: bool, planned: bool = False) -> Subject:
     if double:
         model, args, kwargs = widened(model, args, kwargs)
     with all_double(double):
-        graph = capture(model, args, kwargs)
+        here = functools.partial(capture, model, args, kwargs)
+        graph = here() if captured is None else captured(here)
     if planned:
         graph, changes = quiet(graph)
         model = without_dropout(model)
