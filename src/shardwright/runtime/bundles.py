@@ -38,7 +38,9 @@ def packed_gradients(gradients: Sequence[Tensor], steps: Sequence[BoundStep]) ->
     ranks = steps[0].line.size
     stacks = [even_stack(x, step.dim, step.extent, step.line) for x, step in zip(gradients, steps, strict=True)]
     shapes = tuple(torch.Size((x.shape[0] // ranks, *x.shape[1:])) for x in stacks)
-    return Packed(torch.cat([x.view(ranks, -1) for x in stacks], 1) if len(stacks) > 1 else stacks[0], shapes)
+    if len(stacks) == 1:
+        return Packed(stacks[0], shapes)
+    return Packed(torch.cat([x.view(ranks, x.numel() // ranks) for x in stacks], 1), shapes)  # one may be empty: no -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +63,8 @@ class Gathering:
             return [flat]
         sizes = [shape.numel() for shape in self.shapes]
         stacked = [flat.new_empty((self.ranks, size)) for size in sizes]
-        torch.split_with_sizes_copy(flat.view(self.ranks, -1), sizes, 1, out=stacked)
-        return [x.view(-1, *shape[1:]) for x, shape in zip(stacked, self.shapes, strict=True)]
+        torch.split_with_sizes_copy(flat.view(self.ranks, sum(sizes)), sizes, 1, out=stacked)
+        return [x.view(self.ranks * shape[0], *shape[1:]) for x, shape in zip(stacked, self.shapes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
