@@ -114,6 +114,24 @@ def test_any_object_that_holds_tensors() -> None:
     assert fingerprint(graph) == fingerprint(capture(model, (x, State(torch.zeros(2, 4), 3))))
 
 
+class Remembering(nn.Module):
+    def forward(self, x: Tensor, state: State, returned: bool = True) -> Tensor | tuple[Tensor, State]:
+        state.hidden = state.hidden + x
+        return (x * 2, state) if returned else x * 2
+
+
+def test_an_argument_that_the_model_changes_is_changed_for_the_caller() -> None:
+    x, state = torch.ones(2, 4), State(torch.ones(2, 4), 3)
+    graph = through_json(capture(Remembering(), (x, state)))
+    torch.testing.assert_close(state.hidden, torch.ones(2, 4))  # capture itself changes nothing
+    for count in (2.0, 3.0):
+        _, returned = replay(graph, Remembering(), (x, state))
+        torch.testing.assert_close(state.hidden, torch.full((2, 4), count))
+        assert vars(returned) is vars(state) and set(vars(state)) == {"hidden", "steps", "dtype"}
+    with pytest.raises(CaptureError, match="changes its argument 'state' \\(a State\\) and does not return it"):
+        capture(Remembering(), (x,), {"state": state, "returned": False})
+
+
 class Odd(nn.Module):
     def forward(self, x: Tensor) -> State:
         state = State(x * 2, 1)

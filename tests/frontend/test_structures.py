@@ -174,6 +174,25 @@ class Recurrent(nn.Module):
         return self.gru(self.lstm(x)[0])[0]
 
 
+class ShapedLike(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(8, 8), nn.Parameter(torch.ones(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return self.scale.expand_as(h) * x.flatten().view_as(h)
+
+
+def test_only_the_shape_is_read_where_only_the_shape_counts() -> None:
+    """A piece of ``expand_as`` is told its shape; what it was like is not handed to it."""
+    graph = faithful(ShapedLike(), (torch.randn(3, 8),))
+    assert {op.target: len(op.inputs) for op in graph.ops if op.target.split(".")[1] in ("expand", "view")} == {
+        "aten.expand.default": 1,
+        "aten.view.default": 1,
+    }
+
+
 def test_recurrent_layers_stay_whole() -> None:
     assert {"aten.lstm.input", "aten.gru.input"} <= set(targets(faithful(Recurrent(), (torch.randn(2, 7, 4),))))
 

@@ -130,7 +130,26 @@ def generates(rank: int) -> None:
             torch.manual_seed(3)
             found.append(model.generate(start, attention_mask=mask, max_new_tokens=14, pad_token_id=1, **options))
         assert torch.equal(*found) and found[0].shape[1] > 16
-    assert len(ours._programs) == 3  # the planned one and two lengths
+    assert len(ours._programs) == 3  # the planned one, the prompt and a token: the cache goes from one to the next
+    assert sum("StaticCache" in prepared.graph.input_tree for prepared in ours._programs._recent) == 2
+
+
+@all_double()
+def goes_on_with_its_cache(rank: int) -> None:
+    """A loop that keeps using the cache it made, instead of the one that is returned; one that grows, one that does not."""
+    ours = parallelize(gpt2(), strategy_of("megatron"), mesh=device_mesh((4,)), graph=graph_of(), keep=True).eval()
+    theirs, kinds = copy.deepcopy(gpt2()).eval(), (transformers.DynamicCache, transformers.StaticCache)
+    for kind, options in zip(kinds, ({}, {"max_cache_len": 8}), strict=True):
+        found = []
+        for model in (theirs, ours):
+            cache, logits = kind(config=theirs.config, **options), []
+            with torch.no_grad():
+                for text in (tokens(2, 5), tokens(2, 1, seed=1), tokens(2, 1, seed=2)):
+                    output = model(input_ids=text, past_key_values=cache)
+                    logits.append(output.logits[:, -1])
+            assert int(cache.get_seq_length()) == int(output.past_key_values.get_seq_length()) == 7
+            found.append(torch.stack(logits))
+        same(found[1], found[0], f"with one {kind.__name__}")
 
 
 EVERY, SOME = tuple(CALLS), ("planned", "fewer rows", "evaluation", "a mask")
@@ -143,6 +162,10 @@ def test_calls_of_one_module(pool, search, sizes, names):
 
 def test_the_same_tokens_are_generated(pool):
     pool.run(generates, seconds=200)
+
+
+def test_a_cache_is_changed_in_place(pool):
+    pool.run(goes_on_with_its_cache, seconds=200)
 
 
 @all_double()

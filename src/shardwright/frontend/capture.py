@@ -13,23 +13,22 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 
-from shardwright._torch_compat import flatten_tree, has_data, map_tree, sources_forgotten
+from shardwright._torch_compat import flatten_tree, has_data, map_tree, short_traces, sources_forgotten
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
 from shardwright.frontend.checks import skipped_checks
 from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
-from shardwright.frontend.ctc import WholeCtc
 from shardwright.frontend.diagnose import explain_failure, looks_at_data
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
-from shardwright.frontend.guards import as_in_eager_mode, whole_functions
+from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, whole_functions
 from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
@@ -71,7 +70,7 @@ def capture(
     ['aten.linear.default']
     """
     _refuse_autocast(model)
-    register_containers((args, kwargs))
+    register_containers((args, kwargs), given=True)
     call: tuple[tuple[Any, ...], dict[str, Any]] = _distinct_inputs((tuple(args), dict(kwargs or {})))
     try:
         return _captured(model, *call, None)
@@ -91,17 +90,20 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     """Export and convert, with the answers of an eager run to what the model asks of its data."""
     traced = model
     try:
-        with _quiet(), whole_functions(), inert_randomness(), skipped_checks(), WholeCtc(), batched_operators():
+        with ExitStack() as while_tracing:
+            for change in (_quiet, short_traces, whole_functions, inert_randomness, skipped_checks, batched_operators):
+                while_tracing.enter_context(change())
+            while_tracing.enter_context(ReplacedFunctions())
             traced, args, kwargs = stand_in(model, args, kwargs)
             everything = not model.training or kwargs.get("use_cache") is True
             packed = kwargs.get("position_ids") is not None
-            with opened_outputs(traced, everything) as left_out, as_in_eager_mode(packed), assuming(answers):
+            with opened_outputs(traced, everything) as (left_out, given), as_in_eager_mode(packed), assuming(answers):
                 program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
             program = functionalise(program)
             enclose_unknown_extents(program)
-            graph = convert(program, model)
+            graph = convert(program, model, given)
     except CaptureError:
         raise
     except Exception as error:

@@ -3,7 +3,8 @@
 Each class is registered with PyTorch's tree utilities under its import path when it is first seen, so that the structure of
 a call can be written into a graph as JSON. Outputs are seen by a hook on the model, before export looks at them. An object
 that holds tensors in its attributes, such as a Hugging Face ``DynamicCache``, is opened too: what holds tensors are its
-leaves, what can be written down is remembered beside them.
+leaves, what can be written down is remembered beside them. Where the model returns an object that it was given, the
+result says so, and the caller's object becomes what the model made of it: loops that keep using theirs go on rightly.
 """
 
 from __future__ import annotations
@@ -29,23 +30,28 @@ from shardwright._torch_compat import (
 from shardwright.errors import CaptureError
 
 _PLAIN = (bool, int, float, str, type(None))
+GIVEN = "_shardwright_given"
+"""The attribute of a returned object that names the argument it was given as: a keyword, or a position as text."""
 
 
-def register_containers(value: Any) -> None:
-    """Register every dataclass, named tuple and object with tensors inside ``value`` that export could not open."""
+def register_containers(value: Any, given: bool = False) -> None:
+    """Register every dataclass, named tuple and object with tensors inside ``value`` that export could not open.
+
+    ``given``: these are arguments, where an object that will hold tensors may hold none yet.
+    """
     if isinstance(value, tuple | list):
         items: list[Any] = list(value)
     elif isinstance(value, dict):
         items = list(value.values())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    elif is_object(value):
-        items = list(vars(value).values())
+    elif is_object(value) or (given and _may_hold(value)):
+        items = list(vars(value).values()) if is_object(value) else []
     else:
         return
     _register(type(value))
     for item in items:
-        register_containers(item)
+        register_containers(item, given)
 
 
 def restored_tree(text: str) -> Any:
@@ -74,27 +80,74 @@ def _register(kind: Any) -> None:
 
 
 @contextmanager
-def opened_outputs(model: torch.nn.Module, everything: bool = True) -> Iterator[list[str]]:
+def opened_outputs(model: torch.nn.Module, everything: bool = True) -> Iterator[tuple[list[str], list[str]]]:
     """While this lasts, whatever ``model`` returns has its containers registered.
 
     Unless ``everything`` is wanted, objects beside a loss are left out, as a training step reads the loss and lets the rest
-    go: a cache for generation, switched on by default, would be kept, and cut or gathered, for nobody. The list that is
-    yielded names what was left out.
+    go: a cache for generation, switched on by default, would be kept, and cut or gathered, for nobody. The lists that are
+    yielded name what was left out, and the arguments that the model returns.
     """
     left_out: list[str] = []
+    given: list[str] = []
+    before: dict[str, list[torch.Tensor]] = {}
 
-    def look(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    def remember(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        before.update({name: list(_tensors(value)) for name, value in _objects(args, kwargs)})
+
+    def look(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        returned = list(_inside(output))
+        for name, value in _objects(args, kwargs):
+            now = list(_tensors(value))
+            changed = [id(tensor) for tensor in now] != [id(tensor) for tensor in before[name]]
+            if any(value is item for item in returned):
+                vars(value)[GIVEN] = name
+                given.append(name)
+            elif changed:
+                raise CaptureError(
+                    f"The model changes its argument {name!r} (a {type(value).__name__}) and does not return it.",
+                    "Let the model return it (use_cache=True for a cache), or give it none.",
+                )
         if not everything:
             left_out.extend(f"{key} ({type(output[key]).__name__})" for key in _idle(output))
             output = trained_on(output)
         register_containers(output)
         return output
 
-    hook = model.register_forward_hook(look)
+    hooks = [
+        model.register_forward_pre_hook(remember, with_kwargs=True),
+        model.register_forward_hook(look, with_kwargs=True),
+    ]
     try:
-        yield left_out
+        yield left_out, given
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+
+
+def hand_back(output: Any, arguments: Mapping[str, Any]) -> None:
+    """Let objects that a call was given be what the model made of them; ``arguments`` by keyword and by position as text."""
+    for value in _inside(output):
+        name = vars(value).pop(GIVEN, None)
+        if name is not None and name in arguments:
+            arguments[name].__dict__ = vars(value)  # one state for both, whichever the loop goes on with
+
+
+def _objects(args: Any, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments that are objects of the caller's, opened for the capture."""
+    for name, value in (*((str(place), value) for place, value in enumerate(args)), *kwargs.items()):
+        if _may_hold(value) and is_registered_node(type(value)):
+            yield name, value
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """The objects that a result holds."""
+    if isinstance(value, tuple | list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _inside(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from _inside([getattr(value, field.name) for field in dataclasses.fields(value)])
+    elif is_object(value):
+        yield value
 
 
 def trained_on(output: Any) -> Any:
@@ -106,16 +159,21 @@ def trained_on(output: Any) -> Any:
 def _idle(output: Any) -> list[str]:
     if not isinstance(output, Mapping) or not _is_loss(output.get("loss")):
         return []
-    return [key for key, item in output.items() if is_object(item)]
+    return [key for key, item in output.items() if is_object(item) and GIVEN not in vars(item)]
 
 
 def is_object(value: Any) -> bool:
     """Whether ``value`` is an object of some class that holds tensors somewhere in its attributes."""
+    return _may_hold(value) and _holds_tensors(vars(value))
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether ``value`` is an object with attributes, and none of those that everybody knows."""
     if isinstance(value, (torch.Tensor, torch.nn.Module, type, enum.Enum, *_PLAIN)) or callable(value):
         return False
     if isinstance(value, tuple | list | dict) or dataclasses.is_dataclass(value):
         return False
-    return hasattr(value, "__dict__") and _holds_tensors(vars(value))
+    return hasattr(value, "__dict__")
 
 
 def _is_loss(value: Any) -> bool:
@@ -160,6 +218,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
+    elif is_object(value):
+        yield from _tensors(vars(value))
 
 
 def _imported(path: str) -> Any:

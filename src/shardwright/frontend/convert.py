@@ -7,6 +7,7 @@ from data is refused, since a plan made for one value would be wrong for the nex
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,18 +25,26 @@ from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
 from shardwright.graph.gradients import is_differentiable
 
+_SHAPED_LIKE = {
+    "aten.expand_as.default": "aten.expand.default",
+    "aten.view_as.default": "aten.view.default",
+    "aten.reshape_as.default": "aten.reshape.default",
+}
+"""Operators that read the shape of another tensor, and those that are told it: the other's values need not be there."""
 
-def convert(program: ExportedProgram, model: torch.nn.Module) -> Graph:
-    """Rewrite ``program`` in our words."""
-    return _Conversion(program, model).graph()
+
+def convert(program: ExportedProgram, model: torch.nn.Module, returned: Sequence[str] = ()) -> Graph:
+    """Rewrite ``program`` in our words; what is inside the arguments that are ``returned`` may be changed in place."""
+    return _Conversion(program, model, returned).graph()
 
 
 class _Conversion:
     """The state of one conversion: what each node is called, and what has been collected so far."""
 
-    def __init__(self, program: ExportedProgram, model: torch.nn.Module) -> None:
+    def __init__(self, program: ExportedProgram, model: torch.nn.Module, returned: Sequence[str]) -> None:
         self.program = program
         self.model = model
+        self.handed_back = tuple(f"[0][{name}]" if name.isdigit() else f"[1]['{name}']" for name in returned)
         self.names: dict[Node, Any] = {}
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
@@ -49,7 +58,7 @@ class _Conversion:
                 self._operator(node)
             elif node.op == "get_attr":
                 constants.append(self._attribute(node))
-        outputs, mutations = self._results(buffers)
+        outputs, mutations = self._results(buffers, inputs)
         spec = self.program.call_spec
         whole = Graph(
             tensors=self.tensors,
@@ -128,9 +137,11 @@ class _Conversion:
         if node.target is operator.getitem:
             self.names[node] = self.names[node.args[0]][node.args[1]]  # type: ignore[index] # a getitem of a node
             return
-        target = _target(node)
+        target, args = _target(node), node.args
         value = node.meta.get("val")
         inputs = [self.tensors[self.names[n].name] for n in node.all_input_nodes if isinstance(self.names.get(n), Ref)]
+        if target in _SHAPED_LIKE:
+            target, args, inputs = _SHAPED_LIKE[target], (node.args[0], _shape(node.meta["val"], node)), inputs[:1]
         same = _unchanged(target, node, inputs, self.tracked)
         if same is not None:
             self.names[node] = Ref(same.name)
@@ -160,7 +171,7 @@ class _Conversion:
             Op(
                 name=node.name,
                 target=target,
-                args=tuple(self._value(a) for a in node.args),
+                args=tuple(self._value(a) for a in args),
                 kwargs=tuple((k, self._value(v)) for k, v in _keywords(node, target).items()),
                 outputs=tuple(outputs),
                 module=module_of(node),
@@ -177,20 +188,24 @@ class _Conversion:
             return tuple(self._value(v) for v in value)
         return _plain(value)
 
-    def _results(self, buffers: list[Buffer]) -> tuple[tuple[Value, ...], tuple[tuple[str, str], ...]]:
+    def _results(
+        self, buffers: list[Buffer], inputs: list[Input]
+    ) -> tuple[tuple[Value, ...], tuple[tuple[str, str], ...]]:
         (output,) = [n for n in self.program.graph.nodes if n.op == "output"]
         by_path = {b.path: b.tensor for b in buffers}
+        handed_back = {i.tensor for i in inputs if i.path.startswith(self.handed_back)}  # its new value is a result
         mutations: list[tuple[str, str]] = []
         outputs: list[Value] = []
         for spec, value in zip(self.program.graph_signature.output_specs, output.args[0], strict=True):
             if spec.kind is OutputKind.BUFFER_MUTATION:
                 mutations.append((by_path[str(spec.target)], self.names[value].name))
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                self._refuse_mutation(str(spec.target))
+                if str(spec.target) not in handed_back:
+                    self._refuse_mutation(str(spec.target))
             else:
                 outputs.append(self._value(value))
         for node in self.program.graph.nodes:
-            if MUTATED in node.meta and node.op == "placeholder":
+            if MUTATED in node.meta and node.op == "placeholder" and node.name not in handed_back:
                 if node.name not in by_path.values():
                     self._refuse_mutation(node.name)
                 mutations.append((node.name, self.names[node.meta[MUTATED]].name))

@@ -11,22 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
-class WholeCtc(TorchFunctionMode):
-    """Within this mode ``ctc_loss`` is recorded as one operator."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.ctc_loss:
-            return _recorded(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _recorded(
+def recorded_ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Any,
@@ -35,6 +24,7 @@ def _recorded(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
+    """``torch.nn.functional.ctc_loss`` as one operator."""
     lengths = [value if isinstance(value, Tensor) else torch.tensor(value) for value in (input_lengths, target_lengths)]
     return torch.ops.shardwright.ctc_loss(log_probs, targets, *lengths, blank, _REDUCTIONS[reduction], zero_infinity)
 

@@ -11,11 +11,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from shardwright.frontend.checks import answered_tensor
+from shardwright.frontend.ctc import recorded_ctc_loss
 from shardwright.frontend.custom_functions import call_whole
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -41,6 +44,15 @@ def whole_functions() -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = original  # type: ignore[method-assign] # the original descriptor
+
+
+class ReplacedFunctions(TorchFunctionMode):
+    """Within this mode a few functions do something else. One mode for all: every call of a trace goes through it."""
+
+    _instead: ClassVar = {torch.nn.functional.ctc_loss: recorded_ctc_loss, torch.Tensor.__bool__: answered_tensor}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._instead.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager

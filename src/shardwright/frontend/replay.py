@@ -13,7 +13,7 @@ import torch
 
 from shardwright._torch_compat import flatten_tree, operator, schema, unflatten_tree
 from shardwright.errors import CaptureError
-from shardwright.frontend.containers import restored_tree
+from shardwright.frontend.containers import hand_back, restored_tree
 from shardwright.graph import Atom, Graph, Op, Ref, Value
 
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
@@ -53,7 +53,11 @@ def replay(
         for held, fresh in graph.mutations:
             buffers[paths[held]].copy_(values[fresh].detach())
     flat_outputs = [_value(output, values, device) for output in graph.outputs]
-    return unflatten_tree(flat_outputs, restored_tree(graph.output_tree)) if graph.output_tree else flat_outputs
+    if not graph.output_tree:
+        return flat_outputs
+    output = unflatten_tree(flat_outputs, restored_tree(graph.output_tree))
+    hand_back(output, {**{str(place): value for place, value in enumerate(args)}, **(kwargs or {})})
+    return output
 
 
 def values_of(graph: Graph, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

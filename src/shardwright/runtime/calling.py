@@ -72,6 +72,11 @@ class Calling:
         given = {**dict(zip(self.names, args, strict=False)), **kwargs}
         return (), {name: given[name] for name in sorted(given) if not self._idle(name, given[name])}
 
+    def by_name(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Every argument of a call, whichever way it is written; those that may be given by position by that, too."""
+        given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        return given | {str(place): given[name] for place, name in enumerate(self.names) if name in given}
+
     def argument(self, path: str) -> str:
         """The place of a leaf in a call, whichever way it is written: ``[0][1]`` and ``[1]['mask']`` are ``mask``."""
         position = re.fullmatch(r"\[0\]\[(\d+)\](.*)", path)

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from shardwright._torch_compat import flatten_tree
 from shardwright.cluster import Device
 from shardwright.errors import RunError
+from shardwright.frontend.containers import hand_back
 from shardwright.graph import Graph
 from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
@@ -177,6 +178,8 @@ class ParallelModule(Owning):
                 raise RunError("A compiled module takes no rows.", "Give it whole batches, or run it eagerly.")
             if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
                 raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
+            if self._programs.planned.returns_arguments:
+                raise RunError("A compiled module does not change the objects it is given.", "Run it eagerly.")
             return self._planned.compiled(leaves)
         if self._rows is not None:
             args, kwargs = self._rows.batch(args, kwargs)
@@ -184,7 +187,10 @@ class ParallelModule(Owning):
         if not self._met:
             self._meet(inputs)
         prepared.same_rows(inputs, torch.get_rng_state() if prepared.draws else None)
-        return self._programs.execution(prepared, inputs)(inputs)
+        output = self._programs.execution(prepared, inputs)(inputs)
+        if prepared.returns_arguments and self._calling is not None:
+            hand_back(output, self._calling.by_name(args, kwargs))
+        return output
 
     def _under(self, strategy: Strategy) -> Execution:
         """The same model in other shares, ready to be run; parameters and buffers stay as they are."""

@@ -24,7 +24,7 @@ from torch.distributed.tensor import Replicate
 
 from shardwright._torch_compat import unflatten_tree
 from shardwright.errors import RunError
-from shardwright.frontend.containers import restored_tree
+from shardwright.frontend.containers import GIVEN, hand_back, restored_tree
 from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
 from shardwright.lowering.randomness import draws
@@ -161,7 +161,10 @@ class PipelineModule(Owning):
         if self._tail is not None:
             found |= self._tail.outputs({**given, **found})
         outputs = [found[out.name] if isinstance(out, Ref) else out for out in self.graph.outputs]
-        return unflatten_tree(outputs, self._output_tree)
+        output = unflatten_tree(outputs, self._output_tree)
+        if self._calling is not None and GIVEN in self.graph.output_tree:
+            hand_back(output, self._calling.by_name(args, kwargs))
+        return output
 
     def _prepared(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of the call, and what is computed of them for the whole batch."""

@@ -22,7 +22,7 @@ from shardwright._torch_compat import flatten_tree, flatten_with_paths
 from shardwright.cluster import Device
 from shardwright.costs.memory import memory
 from shardwright.errors import LoweringError, RunError, ShardwrightError
-from shardwright.frontend.containers import register_containers
+from shardwright.frontend.containers import GIVEN, register_containers
 from shardwright.graph import Graph, fingerprint
 from shardwright.graph.gradients import with_input_gradients
 from shardwright.operators.rules import Layout
@@ -56,6 +56,7 @@ class Prepared:
         self.run_by(first)
         self.same_rows = watch(self.graph, self.strategy.resting)
         self.draws = first.draws
+        self.returns_arguments = GIVEN in self.graph.output_tree
         self._frozen = [p.tensor for p in self.graph.parameters if not p.trainable]
 
     def run_by(self, first: Execution) -> None:
@@ -156,7 +157,7 @@ class Programs:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes
     ) -> tuple[Prepared, dict[str, Tensor]]:
         """A call that is written as none before: it may be of a known kind all the same."""
-        register_containers((args, kwargs))
+        register_containers((args, kwargs), given=True)
         calling, planned = self.around.calling, self.planned
         arranged = (args, kwargs) if calling is None else calling.arranged(args, kwargs)
         again = calling is not None and self.around.template is not None and planned.rank.inputs == "whole"
