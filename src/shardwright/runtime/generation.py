@@ -10,6 +10,7 @@ depend on what comes after it; exact too, and the work of a token grows with the
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,10 +57,11 @@ def _has_fixed_cache(kind: Any, config: Any, given: Mapping[str, Any]) -> bool:
         return False
     if any(given.get(name, getattr(asked, name, None)) is not None for name in _OTHER_WAYS):
         return False
-    from transformers.cache_utils import StaticCache, StaticLayer
-
-    layers = StaticCache(config=config.get_text_config(decoder=True), max_cache_len=SHORTEST).layers
-    return all(type(layer) is StaticLayer for layer in layers)
+    caches: Any = sys.modules.get("transformers.cache_utils")  # loaded, where the model is of that library
+    if not hasattr(caches, "StaticLayer"):
+        return False
+    layers = caches.StaticCache(config=config.get_text_config(decoder=True), max_cache_len=SHORTEST).layers
+    return all(type(layer) is caches.StaticLayer for layer in layers)
 
 
 def _longest(config: Any) -> int | None:
