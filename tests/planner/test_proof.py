@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, ProofError
@@ -134,3 +135,12 @@ def test_the_fastest_of_all_candidates_is_the_plan(gpt: Graph, monkeypatch: pyte
     fitting = [found.prediction.step_seconds for found in seen if found.prediction.fits]
     assert len(set(fitting)) > 3
     assert plan.prediction.step_seconds == min(fitting)
+
+
+def test_where_there_is_nothing_to_choose_the_bound_is_the_plan() -> None:
+    """Nothing is slack on one calibrated device: a bound raised by any share would lie above the only plan there is."""
+    with torch.device("meta"):
+        model, x = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.Linear(1024, 1)), torch.empty(64, 512)
+    plan = planned(capture(model, (x,), {}), "1xH200", baselines=())
+    assert plan.proof.optimal and plan.proof.cost == plan.prediction.sum_seconds
+    assert plan.proof.lower_bound == pytest.approx(plan.proof.cost, rel=1e-9)
