@@ -182,5 +182,7 @@ class Space:
             except Infeasible:
                 return None
             starts.append([Run(stage.start, stage.end, stage.devices) for stage in found.answer])
+        if improved and rows and (few := timed.fastest_of_few()) is not None:
+            starts.append(few)
         plans = [timed.improved(runs) if improved else timed.plan(runs) for runs in starts]
         return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)

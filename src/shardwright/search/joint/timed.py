@@ -3,12 +3,13 @@
 The exact composition (:mod:`~shardwright.search.joint.compose`) minimises what filling and draining a pipeline once takes,
 closing seconds spread over the micro-batches. The step differs a little from that: gradient sums of later stages run
 beside the draining of earlier ones, and how a stage is best run depends on which stage is the slowest. So what was composed
-is changed by one block or by neighbours' devices as long as the step gets shorter.
+is changed by one block or by neighbours' devices as long as the step gets shorter; of few compositions all are timed.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 20_000
 """So many stages, in all small changes of a composition, are timed at most."""
+FEW = 2_000
+"""Up to so many compositions all of them are timed."""
 
 
 class Run(NamedTuple):
@@ -116,6 +119,23 @@ class Timed:
                 if other is not chosen[place] and (seconds := self.step(changed)) < best:
                     best, chosen = seconds, changed
         return best, chosen
+
+    def fastest_of_few(self) -> list[Run] | None:
+        """The composition with the shortest step, where there are so few that all can be timed."""
+        last, powers = self.space.cuts - 1, [1 << k for k in range(self.space.devices.bit_length())]
+        most = min(self.space.most, last)
+        if sum(math.comb(last - 1, n - 1) * len(powers) ** n for n in range(1, most + 1)) > FEW:
+            return None
+        best: tuple[float, list[Run]] | None = None
+        for stages in range(1, most + 1):
+            inner = itertools.combinations(range(1, last), stages - 1)
+            for between, units in itertools.product(inner, itertools.product(powers, repeat=stages)):
+                ends = itertools.pairwise([0, *between, last])
+                runs = [Run(*two, own) for two, own in zip(ends, units, strict=True)]
+                found = self.timed(runs)
+                if found is not None and (best is None or found[0] < best[0]):
+                    best = found[0], runs
+        return None if best is None else best[1]
 
     def improved(self, runs: Sequence[Run]) -> JointPlan | None:
         """What small changes of a composition come to, as long as they make the step shorter."""
