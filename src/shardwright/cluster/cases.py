@@ -310,8 +310,10 @@ def shuffled(cases: Iterator[Case], seed: int = 0) -> list[Case]:
 
 
 def ends_first(cases: Iterator[Case], seed: int = 0) -> list[Case]:
-    """The cases of all curves in turn, of each the largest, the smallest, then halfway between those before: stopping early
-    leaves every curve its whole range. Without its upper end it says little: small kernels cost the same whatever they do.
+    """The cases of all curves in turn, of each the smallest, the largest, then halfway between those before: stopping early
+    leaves every curve its whole range. The smallest take no time and tell what any kernel costs at least, without which
+    everything small is overpriced; without its upper end a curve says little, for small kernels cost the same whatever
+    they do.
     """
     curves: dict[tuple[str, str, str], list[Case]] = {}
     for case in cases:
@@ -319,7 +321,7 @@ def ends_first(cases: Iterator[Case], seed: int = 0) -> list[Case]:
     turns: list[list[Case]] = []
     for items in curves.values():
         items.sort(key=lambda case: case.bytes)
-        order, spans = [len(items) - 1, 0], [(0, len(items) - 1)]
+        order, spans = [0, len(items) - 1], [(0, len(items) - 1)]
         for low, high in spans:
             if high - low > 1:
                 middle = (low + high) // 2
