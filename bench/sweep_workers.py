@@ -150,11 +150,11 @@ def _reported(row: dict[str, Any]) -> Iterator[None]:
     except ShardwrightError as error:
         row["why"] = f"{error.message} {error.remedy}"
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        row["why"] = f"{type(error).__name__}: {str(error)[:300]} ({Path(where.filename).name}:{where.lineno})"
+        frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+        row["why"] = f"{type(error).__name__}: {str(error)[:300]} ({frames[-1]})"
         row["traceback"] = row["stage"] not in ("build", "eager", "one process in float64")
         if row["traceback"]:
-            row["where"] = traceback.format_exc()[-1500:]
+            row["where"] = frames[-12:]
 
 
 def _restore(model: Any, buffers: dict[str, Any]) -> None:
