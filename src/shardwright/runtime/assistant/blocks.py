@@ -8,20 +8,18 @@ after the last of them stays where it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
 
-from shardwright.errors import RunError, ShardwrightError
+from shardwright.errors import RunError
 from shardwright.graph import Op
 from shardwright.graph.repeats import block_paths
-from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime.assistant.fewer import Plans
+from shardwright.runtime.assistant.pipelined import PipelineMover
 from shardwright.runtime.assistant.prices import outside_part
-from shardwright.runtime.assistant.replicas import settle
-from shardwright.runtime.moving import move
 from shardwright.runtime.pipeline import PipelineModule
 
 
@@ -35,7 +33,7 @@ class Blocks:
     what: str = "blocks"
 
 
-class BlockMover:
+class BlockMover(PipelineMover):
     """Moves blocks between the stages of one module."""
 
     def __init__(self, module: PipelineModule, optimizer: torch.optim.Optimizer | None) -> None:
@@ -50,32 +48,12 @@ class BlockMover:
                 f"The plan has {len(plan.stages)} stages, several of them on the same ranks.",
                 "Assist a pipeline with one stage on every device.",
             )
-        self._module, self._optimizer = module, optimizer
-        self.shares = Blocks(blocks_of(plan, module.graph))
-        assert module._workers is not None  # ranks that only look on move nothing
-        self.lines, self.traces, self.droppable = [module._workers], True, True
-        self.device: torch.device = module._device
-
-    @property
-    def _plan(self) -> Plan:
-        plan: Plan = self._module._stages.plan
-        return plan
-
-    @property
-    def held_back(self) -> bool:
-        """By no_sync(): the sums belong to the stages as they are."""
-        return bool(self._module._waiting)
+        super().__init__(module, optimizer, Blocks(blocks_of(plan, module.graph)))
 
     @property
     def ranks(self) -> list[list[int]]:
         """Those of every stage."""
         return [list(stage.ranks) for stage in self._plan.stages]
-
-    @property
-    def places(self) -> list[list[int]]:
-        """The same, counted among those that work."""
-        workers = self._module.pipeline.workers
-        return [[workers.index(rank) for rank in ranks] for ranks in self.ranks]
 
     @cached_property
     def fixed(self) -> float:
@@ -92,14 +70,3 @@ class BlockMover:
     def plans(self) -> Plans:
         """The plan with other blocks in its stages; where one has none, without it."""
         return partial(with_blocks, self._plan, self._module.graph)
-
-    def move(self, rows: tuple[int, ...]) -> bool:
-        """Give every stage so many blocks from the next step on; false where some rank cannot, and nothing has changed."""
-        try:
-            move(self._module, self._optimizer, self.plans()(rows))
-        except ShardwrightError:
-            return False
-        if self.traces:
-            settle(self._module)
-        self.shares = replace(self.shares, rows=rows)
-        return True

@@ -15,37 +15,24 @@ import torch
 import torch.distributed as dist
 
 from shardwright._torch_compat import group_named
-from shardwright.errors import RunError, ShardwrightError
+from shardwright.errors import RunError
 from shardwright.plans import Plan
 from shardwright.program import Program
 from shardwright.runtime.assistant.fewer import Plans, on_fewer
 from shardwright.runtime.assistant.moving import Shares, movable
+from shardwright.runtime.assistant.pipelined import PipelineMover
 from shardwright.runtime.assistant.prices import uncut_part
-from shardwright.runtime.moving import move
 from shardwright.runtime.pipeline import PipelineModule
 
 
-class StageMover:
+class StageMover(PipelineMover):
     """Moves shares between the ranks of one stage."""
 
     def __init__(
         self, module: PipelineModule, optimizer: torch.optim.Optimizer | None, stage: int, shares: Shares
     ) -> None:
-        self._module, self._optimizer, self._stage, self.shares = module, optimizer, stage, shares
-        assert module._workers is not None  # ranks that only look on move nothing
-        self.lines, self.traces = [module._workers], True
-        self.droppable = optimizer is not None
-        self.device: torch.device = module._device
-
-    @property
-    def _plan(self) -> Plan:
-        plan: Plan = self._module._stages.plan
-        return plan
-
-    @property
-    def held_back(self) -> bool:
-        """By no_sync(): the sums belong to the shares as they are."""
-        return bool(self._module._waiting)
+        super().__init__(module, optimizer, shares)
+        self._stage = stage
 
     @property
     def ranks(self) -> list[list[int]]:
@@ -53,12 +40,6 @@ class StageMover:
         stage = self._plan.stages[self._stage]
         table = torch.tensor(stage.ranks).view(stage.strategy.sizes)
         return [table.select(self.shares.axis, index).flatten().tolist() for index in range(len(self.shares.rows))]
-
-    @property
-    def places(self) -> list[list[int]]:
-        """The same, counted among those that work."""
-        workers = self._module.pipeline.workers
-        return [[workers.index(rank) for rank in ranks] for ranks in self.ranks]
 
     @cached_property
     def fixed(self) -> float:
@@ -78,23 +59,6 @@ class StageMover:
             return replace(plan, stages=tuple(stages), strategy=stages[0].strategy)
 
         return plan_for
-
-    def move(self, rows: tuple[int, ...]) -> bool:
-        """Deal the stage's work out like this from the next step on; false where some rank cannot: nothing has changed."""
-        try:
-            move(self._module, self._optimizer, self.plans()(rows))
-        except ShardwrightError:
-            return False
-        if self.traces:
-            settle(self._module)
-        self.shares = replace(self.shares, rows=rows)
-        return True
-
-
-def settle(module: PipelineModule) -> None:
-    """Trace the operators of a module's stages at once, and not only after some passes."""
-    for part in module._parts.values():
-        part.executor.settle()
 
 
 def stage_movers(module: PipelineModule, optimizer: torch.optim.Optimizer | None) -> Iterator[StageMover]:
