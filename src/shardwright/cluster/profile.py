@@ -4,9 +4,10 @@ A curve holds measured points: features of a shape (such as m, n and k of a matr
 seconds to the ideal seconds of the datasheet's roofline. Ratios rather than seconds are stored, so that an interpolated
 price still scales exactly with the work. Where bytes are all that matters, seconds follow a straight line from one point
 to the next, a fixed cost and a rate; beyond the largest, the rate goes on, not the fixed cost. What is fixed only small
-sizes tell: from two large ones it would be a difference of errors, so below them all of their time shrinks with the bytes. Where a shape has several
-features, the logarithm of the ratio follows a straight line fitted to the nearest points in log-feature space (local
-regression, Cleveland 1979), never beyond what they span; outside, the efficiency at the border holds.
+sizes tell: from large ones it would be a difference of errors, so below them all of their time shrinks with the bytes.
+Where a shape has several features, the logarithm of the ratio follows a straight line fitted to the nearest points in
+log-feature space (local regression, Cleveland 1979), never beyond what they span; outside, the efficiency at the border
+holds.
 """
 
 from __future__ import annotations
