@@ -131,6 +131,36 @@ def test_kernels_are_kept_and_a_torn_file_is_compiled_again(private: Path, caplo
     assert _kernel()(np.float64(3.0)) == 6.0
 
 
+def test_of_several_processes_one_compiles_and_the_others_wait(
+    private: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert _kernel()(np.float64(2.0)) == 4.0
+    kept = {path: path.read_bytes() for path in (private / jit.KIND).rglob("*.nb?")}
+    for path in kept:
+        path.unlink()
+
+    class AfterAnother(jit._Turn):
+        def begin(self, folder: Path) -> None:
+            super().begin(folder)
+            for path, content in kept.items():
+                path.write_bytes(content)
+
+    monkeypatch.setattr(jit, "_TURN", AfterAnother())
+    again = _kernel()
+    assert again(np.float64(2.0)) == 4.0 and sum(again.stats.cache_hits.values()) == 1
+    first, second = jit._Turn(), jit._Turn()
+    second.patience = 0.1
+    first.begin(tmp_path)
+    second.begin(tmp_path)
+    assert second.patience == 0.0  # it has waited long enough, and goes on without
+    second.end()
+    first.end()
+    third = jit._Turn()
+    third.begin(tmp_path)
+    assert third._taken() and third.patience == jit.PATIENCE
+    third.end()
+
+
 def test_kernels_compile_without_any_cache(private: Path) -> None:
     private.write_text("a file where the folder should be")
     assert _kernel()(np.float64(2.0)) == 4.0

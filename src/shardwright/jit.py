@@ -3,13 +3,16 @@
 numba's own cache ends the program where it cannot be written, or where one of its files is damaged, writes its index
 before what the index names, and unpickles whatever lies in its folder. Here the cache lies with the others
 (:mod:`shardwright.caches`), is believed only of this user, is written so that a killed process leaves no index of absent
-code, notices when any module beside the kernel's own has changed, and is left out where it does not work.
+code, notices when any module beside the kernel's own has changed, and is left out where it does not work. Of several
+processes that want the same kernels, as the ranks of a job that plan anew do, one compiles and the others wait for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +24,8 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 from shardwright.caches import cache_folder, is_ours, say_once
 
 KIND = "compiled"
+PATIENCE = 120.0
+"""All kernels of a search compile in less, on a slow machine too."""
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -77,6 +82,44 @@ class _Files(IndexDataCacheFile):
                 os.unlink(entry.path)
 
 
+class _Turn:
+    """One process compiles at a time in each folder; kernels that a kernel calls are compiled in the same turn.
+
+    Nobody waits for ever: whoever has waited :data:`PATIENCE` seconds compiles by itself from then on.
+    """
+
+    def __init__(self) -> None:
+        self.depth, self.patience, self.file = 0, PATIENCE, -1
+
+    def begin(self, folder: Path) -> None:
+        self.depth += 1
+        if self.depth == 1 and self.patience:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            end = time.monotonic() + self.patience
+            while not self._taken():
+                if time.monotonic() > end:
+                    self.patience = 0.0
+                    return
+                time.sleep(0.05)
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def end(self) -> None:
+        self.depth -= 1
+        if self.depth == 0 and self.file >= 0:
+            os.close(self.file)  # and the lock is gone
+            self.file = -1
+
+
+_TURN = _Turn()
+
+
 class _Cache(FunctionCache):
     """numba's cache in our folder, whose troubles cost time and nothing else."""
 
@@ -91,6 +134,18 @@ class _Cache(FunctionCache):
         self._cache_file = _Files(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = self._loaded(sig, target_context)
+        if found is None:
+            try:
+                _TURN.begin(Path(self._cache_path))
+            except OSError:  # a folder or a file system without locks
+                return None
+            found = self._loaded(sig, target_context)  # by whoever had the turn before
+            if found is not None:
+                _TURN.end()
+        return found
+
+    def _loaded(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # a torn pickle may fail in any way
@@ -105,6 +160,8 @@ class _Cache(FunctionCache):
                 self._forget(error)
             else:
                 say_once(f"compiled kernels cannot be kept in {self._cache_path}: {error.strerror}.")
+        finally:
+            _TURN.end()
 
     def _forget(self, error: Exception) -> None:
         index = Path(self._cache_file._index_path)
