@@ -18,7 +18,7 @@ demo: $(STAMP)
 # Tests start many processes; without bytecode each of them would compile the package again.
 test: $(STAMP) lint
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Set
 
 import numpy as np
 from hypothesis import strategies as st
@@ -68,7 +70,7 @@ def in_order(workload: Workload, stage_of: list[int], stages: int) -> bool:
     )
 
 
-def plain_load(workload: Workload, nodes: set[int], kind: int, replicas: int, rules: Rules) -> list[float]:
+def plain_load(workload: Workload, nodes: Set[int], kind: int, replicas: int, rules: Rules) -> list[float]:
     """The load of one stage, per pass when passes are separate, counted edge by edge."""
     work, sent, received = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
     for v in nodes:
@@ -110,6 +112,8 @@ def plain_best(workload: Workload, rules: Rules, *, contiguous: bool = True) -> 
         for k, kind in enumerate(workload.kinds)
         for m in range(1, (kind.count if rules.replicate and not kind.host else 1) + 1)
     ]
+    load = functools.cache(lambda nodes, kind, replicas: plain_load(workload, nodes, kind, replicas, rules))
+    room = functools.cache(lambda nodes, kind: sum(workload.memory[list(nodes)]) <= workload.kinds[kind].room)
     best = float("inf")
     for labels in itertools.product(range(min(classes, most)), repeat=classes):
         used = max(labels) + 1
@@ -120,18 +124,13 @@ def plain_best(workload: Workload, rules: Rules, *, contiguous: bool = True) -> 
         stage_of = [labels[c] for c in workload.classes]
         if contiguous and not in_order(workload, stage_of, used):
             continue
-        members = [{v for v in range(workload.nodes) if stage_of[v] == s} for s in range(used)]
+        members = [frozenset(v for v in range(workload.nodes) if stage_of[v] == s) for s in range(used)]
         for choice in itertools.product(options, repeat=used):
             if any(sum(m for k, m in choice if k == kind) > d.count for kind, d in enumerate(workload.kinds)):
                 continue
-            fits = all(
-                sum(workload.memory[v] for v in nodes) <= workload.kinds[k].room
-                for nodes, (k, _) in zip(members, choice, strict=True)
-            )
-            if not fits:
-                continue
-            loads = [plain_load(workload, s, k, m, rules) for s, (k, m) in zip(members, choice, strict=True)]
-            best = min(best, sum(max(column) for column in zip(*loads, strict=True)))
+            if all(room(nodes, k) for nodes, (k, _) in zip(members, choice, strict=True)):
+                loads = [load(nodes, k, m) for nodes, (k, m) in zip(members, choice, strict=True)]
+                best = min(best, sum(max(column) for column in zip(*loads, strict=True)))
     return best
 
 
