@@ -45,7 +45,7 @@ CASES: tuple[Case, ...] = (
 )
 TINY: tuple[Case, ...] = (
     ("fsdp", "gpt:small", 8, 16, "float32"),
-    ("auto", "bert:small", 8, 16, "float32"),
+    ("data-parallel", "bert:small", 8, 16, "float32"),
 )
 
 
@@ -76,7 +76,7 @@ def make_plans(folder: Path, cases: tuple[Case, ...] = CASES) -> None:
         print(f"{_slug(case)}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms", flush=True)
 
 
-def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dict[str, Any]:
+def measure_one(case: Case, folder: Path, device: str, repeats: int) -> dict[str, Any]:
     """Train rank 0 of one plan on this device."""
     import torch
 
@@ -125,7 +125,7 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int = 24) -> dic
     }
 
 
-def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -> None:
+def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float, repeats: int) -> None:
     """Every case in a process of its own: a failed one must not spoil the device for the others."""
     import torch
 
@@ -135,6 +135,7 @@ def measure(cases: tuple[Case, ...], folder: Path, output: Path, limit: float) -
         row: dict[str, Any] = {"case": list(case)}
         left = limit - (time.perf_counter() - began)
         command = [sys.executable, __file__, "one", str(folder), "--case", json.dumps(case), "--device", device]
+        command += ["--repeats", str(repeats)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=max(left, 1.0))
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     parser.add_argument("--limit", type=float, default=560.0, help="seconds in all")
+    parser.add_argument("--repeats", type=int, default=24)
     parser.add_argument("--case", type=json.loads)
     parser.add_argument("--device", default="cuda")
     asked = parser.parse_args()
@@ -204,11 +206,11 @@ def main() -> None:
     elif asked.command == "measure" and asked.tiny:
         with tempfile.TemporaryDirectory() as folder:
             make_plans(Path(folder), TINY)
-            measure(TINY, Path(folder), asked.output, asked.limit)
+            measure(TINY, Path(folder), asked.output, asked.limit, asked.repeats)
     elif asked.command == "measure":
-        measure(CASES, asked.folder, asked.output, asked.limit)
+        measure(CASES, asked.folder, asked.output, asked.limit, asked.repeats)
     elif asked.command == "one":
-        print(json.dumps(measure_one(tuple(asked.case), asked.folder, asked.device)))
+        print(json.dumps(measure_one(tuple(asked.case), asked.folder, asked.device, asked.repeats)))
     else:
         print(predict(asked.folder, asked.measured))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.pool import POOL, Pool
+from runtime.pool import POOL, Pool, seldom_collect
 
+seldom_collect()
 # Several processes share the cores here, and tensors are tiny: threads of one would only spin until those of another are
 # done (ten times slower on a busy machine). Processes that tests start inherit it.
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))
@@ -20,6 +22,11 @@ CACHES = Path(__file__).resolve().parents[1] / "build" / "test-caches"
 os.environ["SHARDWRIGHT_CACHE"] = str(CACHES)
 for calibration in CACHES.glob("local-*.toml"):
     calibration.unlink(missing_ok=True)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    seldom_collect()  # and all that test modules imported
 
 
 @pytest.fixture(scope="session")

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import accuracy_ranks
+import rank_native
 
 
-def run(*arguments: str) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_twin_of_parallelize_module(tmp_path):
+def test_twin_of_parallelize_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are measured in processes of their own, as they are there."""
     out = tmp_path / "rows.json"
     asked = ("--tiny", "--variants", "tp", "sp", "--modes", "eager", "--repeats", "1", "-o", str(out))
-    run(str(BENCH / "rank_native.py"), "measure", *asked)
+    monkeypatch.setattr(sys, "argv", ["rank_native.py", "measure", *asked])
+    rank_native.main()
     rows = json.loads(out.read_text())["rows"]
     assert [row["variant"] for row in rows] == ["tp", "sp"]
     for row in rows:
@@ -28,9 +27,11 @@ def test_twin_of_parallelize_module(tmp_path):
         assert row["ours_seconds"] > 0 and row["native_seconds"] > 0
 
 
-def test_ranks_of_accuracy(tmp_path):
+def test_ranks_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "rows.json"
-    run(str(BENCH / "accuracy_ranks.py"), "measure", "--tiny", "-o", str(out))
+    asked = ("--tiny", "--repeats", "2", "-o", str(out))
+    monkeypatch.setattr(sys, "argv", ["accuracy_ranks.py", "measure", *asked])
+    accuracy_ranks.main()
     rows = json.loads(out.read_text())
     assert [row["case"][1] for row in rows] == ["gpt:small", "bert:small"]
     for row in rows:  # BERT has tables of two rows: its inputs must be its own, not any small integers

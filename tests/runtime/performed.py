@@ -1,7 +1,7 @@
-"""Run plans with PyTorch's fake process group and print what was communicated and allocated, as JSON.
+"""What plans communicate and allocate when they run with PyTorch's fake process group.
 
-Started by the tests in a process of its own, because it makes the default process group a fake one. Collectives return at
-once, so this shows what one rank does, not how long it takes.
+In a process of its own, because it makes the default process group a fake one. Collectives return at once, so this shows
+what one rank does, not how long it takes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +80,13 @@ def case(
     return _compared(parallel, timeline, ledger, recorded) | memory
 
 
+def with_a_fake_group(cases: list[Any]) -> list[dict[str, Any]]:
+    """Every case on the first of four ranks of which no other exists."""
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    return [case(*given) for given in cases]
+
+
 def _compared(parallel: Any, timeline: Any, ledger: Any, recorded: list[Any]) -> dict[str, Any]:
     axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in parallel.program.strategy.axes}
     return {
@@ -150,10 +156,3 @@ def allocated_over(profiler: Any) -> list[int]:
 def peak_of(profiler: Any) -> int:
     """The most of them."""
     return max([0, *allocated_over(profiler)])
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
-    cases = json.loads(sys.argv[1])
-    print(json.dumps([case(name, sizes, search, tuple(axes), *rest) for name, sizes, search, axes, *rest in cases]))

@@ -3,8 +3,8 @@
 A test sends a module-level function and its arguments; every worker calls ``function(rank, *args)`` and sends its result
 back. A worker that raises sends the traceback as text. Workers that wait for each other for ever fail the test, and the pool
 is rebuilt, so that no test hangs and no test inherits another's broken group; workers that work may take as long as a busy
-machine makes them. They are forked from one process that has imported what all need, with the variables that the run began
-with: a pool outlives the test that needed it first. A worker that is killed by a signal is given
+machine makes them. They are forked as ``run_locally`` forks its ranks, with the variables that the run began with: a pool
+outlives the test that needed it first. A worker that is killed by a signal is given
 one more try in a new pool, with a warning: gloo's own threads now and then corrupt the heap when several collectives are
 under way (torch 2.13; docs/running.md), and that says nothing about what is tested here.
 """
@@ -12,18 +12,16 @@ under way (torch 2.13; docs/running.md), and that says nothing about what is tes
 from __future__ import annotations
 
 import atexit
+import gc
 import os
-import socket
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
-
-import torch.multiprocessing as multiprocessing
 
 WORKERS = 4
 LOOK_SECONDS = 10.0
@@ -31,7 +29,6 @@ LOOK_SECONDS = 10.0
 LEAST_WORK = 0.1
 """What threads that only wait use up meanwhile is less."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-PRELOADED = ["torch", "torch.distributed.tensor", "shardwright.planner", "shardwright.verification.verify"]
 GRACE_SECONDS = 10.0
 """Once a worker has failed, the others have this long to say so too."""
 
@@ -44,7 +41,15 @@ class WorkerKilledError(WorkerError):
     """A signal ended a worker: not an exception of ours."""
 
 
-def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
+def seldom_collect() -> None:
+    """What is imported stays, and is not looked through for garbage again and again: that took an eighth of all time."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(workers))
     import datetime
     import faulthandler
@@ -53,6 +58,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any) -> None:
     import torch.distributed as dist
 
     faulthandler.enable()  # a worker that dies says where
+    seldom_collect()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1200))  # the pool gives up sooner
     pipe.send(("ready", None))
@@ -81,19 +87,17 @@ class Pool:
         self._pipes: list[Any] = []
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        with patch.dict(os.environ, ENVIRONMENT, clear=True):
-            for rank in range(self.workers):
-                mine, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(rank, self.workers, port, theirs), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._pipes.append(mine)
+        from shardwright.runtime.launch import forking_context, free_port  # only here: most tests need no processes
+
+        context, port = forking_context(), free_port()
+        for rank in range(self.workers):
+            mine, theirs = context.Pipe()
+            given = (rank, self.workers, port, theirs, ENVIRONMENT)
+            process = context.Process(target=_serve, args=given, daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(mine)
         self._collect(150)
 
     def run(self, function: Callable[..., Any], *args: Any, seconds: float = 150) -> list[Any]:
@@ -169,6 +173,14 @@ class Pool:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
+
+
+def alone(function: Callable[..., Any], *args: Any) -> Any:
+    """What a module-level function returns in a process of its own that is gone afterwards."""
+    from shardwright.runtime.launch import forking_context
+
+    with ProcessPoolExecutor(1, mp_context=forking_context()) as process:
+        return process.submit(function, *args).result()
 
 
 def once_more_if_killed(attempt: Callable[[], Any]) -> Any:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from torch.distributed.run import main as torchrun
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from emulated_hosts import ADDRESSES, hosts, run_on_hosts
@@ -25,6 +26,7 @@ from runtime.test_two_hosts import emulation
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.planner import plan
+from shardwright.runtime.launch import forking_context
 from shardwright.runtime.torchrun import FRESH_STORE, torchrun_arguments
 from shardwright.zoo.reference import resolve
 
@@ -59,10 +61,9 @@ def train(plan_file: Path, folder: Path, deaths: list[str], how: str = "still") 
 
     script = [str(SCRIPT), str(plan_file), str(folder), str(STEPS), how, *deaths]
     arguments = torchrun_arguments(Plan.load(plan_file), script, max_restarts=len(deaths))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", FRESH_STORE[0]: FRESH_STORE[1]}
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forking_context()  # of which torchrun makes use: a rank that starts anew need not import everything anew
+    with patch.dict(os.environ, [FRESH_STORE]):
+        torchrun(["--run-path", "--start-method=forkserver", *arguments])
     return float((folder / "final").read_text())
 
 

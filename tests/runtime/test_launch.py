@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from shardwright.errors import RunError
-from shardwright.runtime.launch import run_locally
+from shardwright.runtime.launch import forking_context, run_locally
 
 
 def second_rank_fails() -> None:
@@ -50,21 +48,15 @@ def alive(number: int) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 def test_ranks_end_with_a_killed_parent(tmp_path):
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
-        "from runtime.test_launch import run_locally, writes_its_number_and_sleeps\n"
-        f"if __name__ == '__main__': run_locally(writes_its_number_and_sleeps, 2, {str(tmp_path)!r})"
-    )
-    script = tmp_path / "parent.py"
-    script.write_text(code)
-    parent = subprocess.Popen([sys.executable, str(script)])
+    parent = forking_context().Process(target=run_locally, args=(writes_its_number_and_sleeps, 2, str(tmp_path)))
+    parent.start()
     files, end = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 300
     while not all(file.exists() and file.read_text() for file in files) and time.monotonic() < end:
         time.sleep(0.05)
     numbers = [int(file.read_text()) for file in files]
     assert all(alive(number) for number in numbers)
     parent.kill()
-    parent.wait()
+    parent.join()
     end = time.monotonic() + 300
     while any(alive(number) for number in numbers) and time.monotonic() < end:
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import resource
 from dataclasses import replace
@@ -21,6 +22,8 @@ from shardwright.runtime.parallelize import decisions_of
 
 LAYERS, WIDTH, BATCH = 128, 1024, 8
 MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
+M_MMAP_THRESHOLD = -3
+"""In malloc.h."""
 
 
 def build() -> torch.nn.Module:
@@ -49,6 +52,8 @@ def whole_model_does_not_fit() -> bool:
 
 
 def trains(folder: str) -> tuple[list[float], list[float], bool]:
+    # Large blocks go back to the system when freed, instead of leaving holes that only small ones fit.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1_000_000)
     with parameters_on_meta():
         model = build()
     x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -82,9 +87,7 @@ def train(model: torch.nn.Module, x: torch.Tensor) -> list[float]:
     return losses
 
 
-def test_model_larger_than_a_process(tmp_path, monkeypatch):
-    # Large blocks go back to the system when freed, instead of leaving holes that only small ones fit.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+def test_model_larger_than_a_process(tmp_path):
     for losses, resumed, refused in run_locally(trains, 4, str(tmp_path)):
         assert refused, "the limit is too wide to prove anything"
         assert losses[0] > losses[1] > losses[2] > losses[3]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.performed import in_shares
+from runtime.performed import in_shares, with_a_fake_group
+from runtime.pool import alone
 from shardwright.runtime.launch import run_locally
 
 WIDER = {"width": 128, "seq": 64, "vocab": 512, "batch": 8}
@@ -41,12 +37,7 @@ IDS = [
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, Any]]:
-    script = Path(__file__).with_name("performed.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), json.dumps(CASES)]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    return json.loads(ran.stdout.strip().splitlines()[-1])
+    return alone(with_a_fake_group, CASES)
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=IDS)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from runtime.pipelines import halves, pipeline_plan
 from runtime.test_pipeline import example
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
+from shardwright.runtime.launch import forking_context, free_port
 
 RANKS, STEPS, DEADLY, VICTIM = 3, 4, 2, 2
 MINUTE = 60.0
@@ -71,11 +70,7 @@ def job(rank: int, port: int, folder: str, killed: bool) -> None:
 
 
 def started(folder: Path, killed: bool) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    context, port = forking_context(), free_port()
     processes = [context.Process(target=job, args=(r, port, str(folder), killed), daemon=True) for r in range(RANKS)]
     for process in processes:
         process.start()

@@ -1,14 +1,17 @@
 """Local processes in one gloo group, for verification: started, watched and always ended.
 
 A process that fails ends the others at once and its error is reported with its rank; when nothing has come back in time,
-all are ended. Nothing outlives the call, nor the process that made it: a rank whose parent is gone ends itself.
+all are ended. No rank outlives the call, nor the process that made it: one whose parent is gone ends itself. They are forked
+from one idle process, which imports once what all of them need and ends with ours.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -33,32 +36,36 @@ def run_locally(function: Callable[..., Any], processes: int, *args: Any, second
     RunError
         When a rank fails, dies or does not answer within ``seconds``.
     """
-    import torch.multiprocessing as multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    port, before = _free_port(), os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = before or str(max(1, (os.cpu_count() or 1) // processes))
+    context, port = forking_context(), free_port()
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes)), **os.environ}
     ranks: list[Any] = []
     pipes: list[Connection] = []
     try:
         for rank in range(processes):
             mine, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_serve, args=(rank, processes, port, theirs, seconds, function, args), daemon=True
-            )
+            given = (rank, processes, port, theirs, seconds, environment, function, args)
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()
             ranks.append(process)
             pipes.append(mine)
         return _collect(pipes, seconds)
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
         for process in ranks:
             process.join(0.5)
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+def forking_context() -> Any:
+    """Makes processes by forking one that imports what packages of ours this one had imported when it made the first."""
+    import torch.multiprocessing as multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    ours = [name for name in sys.modules if name.startswith("shardwright.")]
+    context.set_forkserver_preload([name for name in ours if name.count(".") == 1])
+    return context
 
 
 def _collect(pipes: list[Connection], seconds: float) -> list[Any]:
@@ -115,12 +122,16 @@ def _serve(
     port: int,
     pipe: Connection,
     seconds: float,
+    environment: Mapping[str, str],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()  # what it was forked from began with the variables of an earlier call
+    os.environ.update(environment)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    gc.freeze()  # what was imported before the fork stays: nobody need look there for garbage
     import torch
     import torch.distributed as dist
 
@@ -149,7 +160,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
