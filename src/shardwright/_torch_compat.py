@@ -489,11 +489,21 @@ def short_traces() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unwritten_modules() -> Iterator[None]:
+    """Graph modules that are made meanwhile become Python text when they are called for the first time. Those of a capture
+    never are, and writing them takes an eighth of the time of an export."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        yield
+
+
 def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[torch.Tensor], mode: Any) -> Any:
     """The operators that a function of two lists of fake tensors calls, below autograd, as an ``fx.Graph``."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with sources_forgotten():
+    with sources_forgotten(), unwritten_modules():
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
 
 

@@ -75,6 +75,18 @@ def test_a_processor_updates_tensors_one_after_the_other_each_at_the_speed_of_it
         assert step_seconds("adamw", sizes, device) == pytest.approx((seconds, 0.0), rel=1e-3)
 
 
+def test_a_kernel_whose_large_sizes_nobody_had_time_for_is_priced_like_its_kind() -> None:
+    """What 16 kB take is nearly all fixed: as a rate it would make a large tensor ten times too dear."""
+    raw = _raw()
+    point = {"kernel": "gelu", "step": "forward", "dtype": "float32", "features": {"bytes": 16384.0}}
+    seen = [*raw["points"], point | {"flops": 0.0, "bytes": 16384.0, "seconds": 1e-5}]
+    profile = calibrated(raw | {"points": seen}).profile
+    assert profile is not None and "gelu/float32/forward" not in profile.by_name
+    seen.append(point | {"features": {"bytes": 1e8}, "flops": 0.0, "bytes": 1e8, "seconds": 3e-3})
+    profile = calibrated(raw | {"points": seen}).profile
+    assert profile is not None and len(profile.by_name["gelu/float32/forward"].points) == 2
+
+
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(ClusterError, match="too few"):
         calibrated(_raw() | {"points": _raw()["points"][:2]})

@@ -119,6 +119,8 @@ def test_bytes_cost_a_fixed_time_and_a_rate_however_few_sizes_were_measured() ->
     assert small(sizes[:, None]) == pytest.approx(ratios, rel=1e-9)
     alone = Curve(("bytes",), ((1e5,), (1e5,)), (3.0, 5.0))  # a rate is all that one size tells
     assert alone(sizes[:, None]) == pytest.approx(4.0)
+    large = Curve(("bytes",), ((1.3e8,), (2e8,)), (3.3, 2.3))  # noise: as if 55 ms were fixed and bytes cost nothing
+    assert large(sizes[:4, None]) == pytest.approx(3.3)
 
 
 def test_the_gradient_of_an_operator_nobody_measured_is_one_kernel() -> None:

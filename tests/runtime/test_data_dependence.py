@@ -37,7 +37,9 @@ def agrees(rank: int, name: str, seed: int) -> None:
         assert answer is not None and answer.agrees, answer.as_dict()
 
 
-@pytest.mark.parametrize(("name", "seed"), [("router", 0), ("guarded", 1), ("spiking", 2), ("hypernetwork", 3)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("router", 0), ("guarded", 1), ("spiking", 2), ("hypernetwork", 3), ("self_distilled", 4)]
+)
 def test_same_numbers(pool, name, seed):
     pool.run(agrees, name, seed, seconds=100)
 

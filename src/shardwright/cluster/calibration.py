@@ -69,14 +69,14 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     else:
         sizes = tuple(2**e for e in (11, 16, 21, 23))  # the last beyond caches, and beyond what malloc keeps mapped
         plan = [
-            ("memory float32", 0.22, cases_memory.memory_kernels(make, "float32", sizes)),
-            ("matmul float32", 0.22, cases.matmuls(make, "float32", 8e9, 16)),
+            ("memory float32", 0.32, cases_memory.memory_kernels(make, "float32", sizes)),
+            ("matmul float32", 0.18, cases.matmuls(make, "float32", 8e9, 16)),
             ("matmul bfloat16", 0.04, cases.matmuls(make, "bfloat16", 1e9)),
             ("batched matmul float32", 0.05, cases.batched(make, "float32", 1e9)),
-            ("convolution float32", 0.2, cases.convolutions(make, "float32", 4e9, (4, 1), once=True)),
+            ("convolution float32", 0.16, cases.convolutions(make, "float32", 4e9, (4, 1), once=True)),
             ("attention float32", 0.12, cases.attentions(make, "float32", 1e9)),
             ("lstm float32", 0.1, cases.recurrences(make, "float32", 8e9)),
-            ("memory bfloat16", 0.05, cases_memory.memory_kernels(make, "bfloat16", sizes)),
+            ("memory bfloat16", 0.03, cases_memory.memory_kernels(make, "bfloat16", sizes)),
         ]
     ordered = {True: cases.ends_first, False: cases.shuffled}
     return [Clock(name, ordered[name.startswith("memory")](iter(items)), share * total) for name, share, items in plan]

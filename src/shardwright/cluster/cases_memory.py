@@ -59,7 +59,8 @@ def _channel_norm(channels: int) -> Callable[[Maker, int, str], Tensors]:
 
 def _lookup(make: Maker, elements: int, dtype: str) -> Tensors:
     rows = max(elements // 1024, 1)
-    return [torch.randint(0, 32000, (rows,), device=make.device), make(32000, 1024, dtype=dtype)]
+    table = min(max(16 * rows, 32), 32000)  # its gradient is as large as itself: small ones must be seen too
+    return [torch.randint(0, table, (rows,), device=make.device), make(table, 1024, dtype=dtype)]
 
 
 def _classes(make: Maker, elements: int, dtype: str) -> Tensors:

@@ -1,7 +1,8 @@
 """From raw measurements to a calibrated device: efficiency curves, dispatch, optimizer; peaks where no datasheet gives them.
 
 Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes. A curve keeps the points
-themselves, because kernels change with shape in steps that no smooth formula follows. The optimizer's step is fitted by
+themselves, because kernels change with shape in steps that no smooth formula follows; one whose large sizes nobody had time
+for is left out, and such kernels are priced like those of their kind. The optimizer's step is fitted by
 least squares: the host's seconds on (1, tensors), the device's on bytes. A CPU, which updates one tensor after the other,
 also gets a curve over their sizes: the temporaries of large ones miss its caches and are mapped anew every time.
 """
@@ -18,7 +19,7 @@ import numpy as np
 from shardwright.cluster import toml_text
 from shardwright.cluster.hardware import Device, Link
 from shardwright.cluster.parse import preset, preset_names
-from shardwright.cluster.profile import Curve, Profile
+from shardwright.cluster.profile import SMALL, Curve, Profile
 from shardwright.cluster.serial import device_to, link_to
 from shardwright.errors import ClusterError
 
@@ -75,6 +76,8 @@ def _curves(points: list[dict[str, Any]], device: Device) -> list[tuple[str, Cur
     curves = []
     for name, rows in sorted(groups.items()):
         rows.sort()
+        if features[name] == ("bytes",) and rows[-1][0][0] < SMALL:
+            continue  # the time ran out: what small kernels take is mostly fixed and would make large ones absurdly dear
         ratios = tuple(float(f"{ratio:.4g}") for _, ratio in rows)
         curves.append((name, Curve(features[name], tuple(row for row, _ in rows), ratios)))
     return curves

@@ -3,9 +3,11 @@
 A curve holds measured points: features of a shape (such as m, n and k of a matrix product) and the ratio of measured
 seconds to the ideal seconds of the datasheet's roofline. Ratios rather than seconds are stored, so that an interpolated
 price still scales exactly with the work. Where bytes are all that matters, seconds follow a straight line from one point
-to the next, a fixed cost and a rate; beyond the largest, the rate goes on, not the fixed cost. Where a shape has several
-features, the logarithm of the ratio follows a straight line fitted to the nearest points in log-feature space (local
-regression, Cleveland 1979), never beyond what they span; outside, the efficiency at the border holds.
+to the next, a fixed cost and a rate; beyond the largest, the rate goes on, not the fixed cost. What is fixed only small
+sizes tell: from large ones it would be a difference of errors, so below them all of their time shrinks with the bytes.
+Where a shape has several features, the logarithm of the ratio follows a straight line fitted to the nearest points in
+log-feature space (local regression, Cleveland 1979), never beyond what they span; outside, the efficiency at the border
+holds.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
+SMALL = 2**20
+"""Bytes below which what a kernel costs whatever it moves is a visible part of its time."""
 NEIGHBOURS = 8
 NEARNESS = 0.01
 RIDGE = 0.05
@@ -52,7 +56,8 @@ class Curve:
         rates = np.diff(seconds) / np.diff(sizes) if len(sizes) > 1 else seconds / sizes
         border = seconds[-1] / sizes[-1]  # with the fixed cost in it: beyond, no kernel is slower than that
         last = np.clip(rates[-1], min(1.0, border), border)
-        first = np.clip(rates[0], 0.0, seconds[0] / sizes[0])
+        whole = seconds[0] / sizes[0]
+        first = np.clip(rates[0], 0.0, whole) if sizes[0] < SMALL else whole
         above, below = np.maximum(asked - sizes[-1], 0.0), np.maximum(sizes[0] - asked, 0.0)
         return (np.interp(asked, sizes, seconds) + last * above - first * below) / asked
 

@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from shardwright._torch_compat import flatten_tree, has_data, map_tree, short_traces, sources_forgotten
+from shardwright._torch_compat import (
+    flatten_tree,
+    has_data,
+    map_tree,
+    short_traces,
+    sources_forgotten,
+    unwritten_modules,
+)
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
@@ -91,7 +98,8 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     traced = model
     try:
         with ExitStack() as while_tracing:
-            for change in (_quiet, short_traces, whole_functions, inert_randomness, skipped_checks, batched_operators):
+            changes = (_quiet, short_traces, unwritten_modules, whole_functions, inert_randomness)
+            for change in (*changes, skipped_checks, batched_operators):
                 while_tracing.enter_context(change())
             while_tracing.enter_context(ReplacedFunctions())
             traced, args, kwargs = stand_in(model, args, kwargs)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
-from shardwright.graph import Graph
+from shardwright.graph import Graph, refs
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Dataflow
@@ -82,6 +82,7 @@ class Arguments:
     ) -> None:
         self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
         self._mesh_shape = flow.place.sizes
+        self._without_gradient = _without_gradient(flow.graph)
         names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
         resting = flow.strategy.resting
         self._laid_out = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
@@ -100,6 +101,8 @@ class Arguments:
 
     def part(self, name: str, leaf: Tensor) -> Tensor:
         """This rank's part of an input, on its device; its gradient goes back to where the input lies."""
+        if name in self._without_gradient:
+            leaf = leaf.detach()  # or else the way back would make zeros of the gradient that is not there
         if isinstance(leaf, DTensor):
             layout, mesh = tuple(self._resting[name]), tuple(leaf.device_mesh.shape)
             if mesh != self._mesh_shape:
@@ -113,6 +116,13 @@ class Arguments:
         if leaf.requires_grad:  # gradients meet on the device that they are computed on
             leaf = leaf.to(self._device)
         return self._crossings[name](leaf).to(self._device)
+
+
+def _without_gradient(graph: Graph) -> set[str]:
+    """Inputs that are read by operators without gradients alone: a teacher's, under ``torch.no_grad``."""
+    read = {name for op in graph.ops if op.grad for name in op.inputs}
+    read |= {result.name for result in refs(graph.outputs)}
+    return {entry.tensor for entry in graph.inputs if entry.tensor is not None} - read
 
 
 def example_of(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
