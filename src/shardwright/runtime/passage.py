@@ -2,7 +2,8 @@
 
 Every pass waits for what it reads and for nothing else. A passage may run the whole schedule, its forward passes alone, or
 the backward passes after those; what the passes leave behind (results of micro-batches, gradients that were kept back) is
-handed to the module.
+handed to the module. How a pass is run, eagerly or as it was recorded, is not this module's business
+(:mod:`~shardwright.runtime.recorded_passes`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,11 @@ from shardwright.program.dataflow import Result
 from shardwright.program.naming import pass_name
 from shardwright.program.pipeline import Message, Pipeline, Step
 from shardwright.program.stages import StageGraph
-from shardwright.runtime.actions import Run
 from shardwright.runtime.border import Crossing, entrance
 from shardwright.runtime.execution import Rank
-from shardwright.runtime.homeward import KeptBack
 from shardwright.runtime.mail import Mail
 from shardwright.runtime.profiling import named
+from shardwright.runtime.recorded_passes import Passes
 from shardwright.runtime.stage_executor import StageExecutor
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
@@ -78,10 +78,9 @@ class Passage:
     parts: Mapping[tuple[int, int], StagePart]
     given: Mapping[str, Tensor]
     keep: bool
-    runs: dict[tuple[int, int], Run] = field(default_factory=dict)
+    passes: Passes = field(default_factory=Passes)
     results: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """By the place of an output and the micro-batch, this rank's part of it."""
-    kept_back: dict[int, KeptBack] = field(default_factory=dict)
     arriving: Callable[[int, int], Tensor | None] = lambda place, microbatch: None
     """The gradient of this rank's part of an output, where the model hands one out that a gradient comes back to."""
 
@@ -95,20 +94,18 @@ class Passage:
                 if step.action.kind == FORWARD:
                     self._forward(step, mail)
                 elif step.action.kind == WEIGHT:
-                    self._weights(step)
+                    self.passes.weights(step.action, self._part(step))
                 else:
                     self._backward(step, mail)
         mail.finish()
+        self.passes.finish()
 
     def _part(self, step: Step) -> StagePart:
         size = self.pipeline.micro.sizes[step.action.microbatch]
-        part = self.parts[step.action.stage, size]
-        part.executor.home.kept_back = self.kept_back.setdefault(step.action.stage, {})
-        return part
+        return self.parts[step.action.stage, size]
 
     def _forward(self, step: Step, mail: Mail) -> None:
-        stage, _, microbatch = step.action
-        part = self._part(step)
+        microbatch, part = step.action.microbatch, self._part(step)
         executor, graph = part.executor, part.part.graph
         received = {name: parts for (name, _), parts in _by_border(step.receives).items()}
         sources: list[Tensor] = [local_of(part.rank.held(p.tensor)).detach() for p in graph.parameters]
@@ -121,17 +118,14 @@ class Passage:
                 sources.append(mail.receive(received[name], shape))
             else:
                 sources.append(self._input(part, name, microbatch))
-        run = executor.forward(sources, self.keep)
-        numbers = part.results
+        found, numbers = self.passes.forward(step.action, part, sources, self.keep), part.results
         for message in step.sends:
-            mail.send(message, executor.result(run, numbers[message.border.tensor]))
+            mail.send(message, found[numbers[message.border.tensor]])
         for place, name in part.part.results:
-            self.results[place, microbatch] = executor.result(run, numbers[name])
+            self.results[place, microbatch] = self.passes.own(found[numbers[name]])
         for buffer, value in executor.flow.mutations:
             held, key = part.rank.home[buffer]
-            held[key] = executor.result(run, value).detach()
-        if self.keep:
-            self.runs[stage, microbatch] = run
+            held[key] = self.passes.own(found[value]).detach()
 
     def _input(self, part: StagePart, name: str, microbatch: int) -> Tensor:
         source, dim = self.pipeline.micro.given[name]
@@ -142,9 +136,8 @@ class Passage:
         return part.entrances[name](tensor).to(part.rank.device)
 
     def _backward(self, step: Step, mail: Mail) -> None:
-        stage, kind, microbatch = step.action
-        part = self._part(step)
-        executor, run, numbers = part.executor, self.runs[stage, microbatch], part.results
+        microbatch, part = step.action.microbatch, self._part(step)
+        executor, numbers = part.executor, part.results
         gradients: dict[int, Tensor | None] = {}
 
         def add(value: int, gradient: Tensor) -> None:
@@ -159,11 +152,7 @@ class Passage:
             whole = self.arriving(place, microbatch)
             if whole is not None:
                 add(numbers[name], whole / part.shares[name] if part.shares[name] > 1 else whole)
-        if kind == INPUT:
-            back = executor.backward_inputs(run, gradients)
-        else:
-            back = executor.backward(run, gradients)
-            del self.runs[stage, microbatch]
+        back = self.passes.backward(step.action, part, gradients)
         sent: dict[str, Tensor] = {}
         for message in step.sends:
             name = message.border.tensor
@@ -177,10 +166,6 @@ class Passage:
                 gradient = gradient.expand(local.shape)
                 sent[key] = gradient if message.border.as_is else run_steps(gradient, part.summing[name].backward)
             mail.send(message, sent[key])
-
-    def _weights(self, step: Step) -> None:
-        stage, _, microbatch = step.action
-        self._part(step).executor.backward_weights(self.runs.pop((stage, microbatch)))
 
 
 def _by_border(messages: Sequence[Message]) -> dict[tuple[str, int], list[Message]]:

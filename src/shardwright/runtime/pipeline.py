@@ -44,6 +44,7 @@ from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
 from shardwright.runtime.passing import Passing
 from shardwright.runtime.profiling import named
+from shardwright.runtime.recorded_passes import pass_replay
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.tail import Tail
@@ -99,6 +100,7 @@ class PipelineModule(Owning):
         self._waiting: dict[int, KeptBack] = {}
         self._hold = self._met = False
         self._telling = Telling()
+        self._replay = pass_replay(parts, pipeline.micro.sizes, len(every[self._rank]), self._device)
         self._workers = workers
         self._same_rows = _same_rows(graph, self._device, compare_batches, pipeline.workers, workers)
         ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
@@ -180,6 +182,8 @@ class PipelineModule(Owning):
         passage = Passage(self.pipeline, self._parts, given, keep)
         if which == "whole":
             passage.arriving = self._one
+            if self._replay is not None and not self._hold and not self._waiting:
+                passage.passes = self._replay.passes([step.action for step in self._orders[which][self._rank]])
         passage.perform(self._orders[which][self._rank], self._mail[which])
         return passage
 
@@ -213,7 +217,7 @@ class PipelineModule(Owning):
     def _hand_out(self, passage: Passage, scale: Tensor | None, scaled: bool) -> None:
         """Gradients that the passes kept back: scaled, kept for later, or summed and given to the parameters. ``scaled``:
         somebody may have scaled the loss and look for overflows."""
-        for stage, kept in passage.kept_back.items():
+        for stage, kept in passage.passes.kept_back.items():
             total = self._waiting.setdefault(stage, {})
             for key, gradient in kept.items():
                 mine = gradient if scale is None else gradient * scale.to(gradient.dtype)
@@ -224,7 +228,8 @@ class PipelineModule(Owning):
         before: dict[str, Any] = {}
         for tie in self._ties:
             held = self._held(tie.tensor)
-            before[tie.tensor], held.grad = held.grad, None
+            # A gradient that was left may lie in a bucket, which now would not know that it is still wanted.
+            before[tie.tensor], held.grad = None if held.grad is None else held.grad.clone(), None
         largest = max(self.pipeline.micro.sizes)
         for (stage, size), part in self._parts.items():
             if size == largest:

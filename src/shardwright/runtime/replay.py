@@ -108,13 +108,13 @@ def why_not(program: Program) -> str:
     backend = dist.get_backend()
     if backend not in ("nccl", "fake"):
         return f"collectives of {backend} run on the host"
-    for number, node in _drawing(program):
+    for number, node in drawing_nodes(program):
         if number in program.blocks:
             return f"{node.op.name} draws random numbers in a block that is computed again"
     return ""
 
 
-def _drawing(program: Program) -> list[tuple[int, Compute]]:
+def drawing_nodes(program: Program) -> list[tuple[int, Compute]]:
     """The nodes that draw random numbers."""
     nodes = enumerate(program.flow.nodes)
     return [(i, n) for i, n in nodes if isinstance(n, Compute) and draws(n.op, n.rules.kind)]
@@ -268,20 +268,20 @@ class Replay:
         def forward() -> None:
             run = executor.forward(standing, True)
             for slot in self._results:
-                _into(made.results, slot, run.slots[slot])
+                into(made.results, slot, run.slots[slot])
             under_way[:] = [run]
 
         def backward() -> None:
             made.homes, found = self._performed(under_way.pop(), arriving, standing_gradients)
             for value, x in found.items():
-                _into(made.inputs, value, x)
+                into(made.inputs, value, x)
 
         for parameter in held.values():
             parameter.grad = None
         for flat in executor.flats:  # out of the memory of earlier passes, which is about to be given back
             flat.move()
         try:
-            made.forward = self.recorder.record(forward, bool(_drawing(executor.program)))
+            made.forward = self.recorder.record(forward, bool(drawing_nodes(executor.program)))
             made.backward = self.recorder.record(backward)
         except Exception as error:
             self._tries = _TRIES
@@ -320,7 +320,7 @@ class Replay:
         return homes, found
 
 
-def _into(known: dict[int, Any], key: int, x: Tensor | None) -> None:
+def into(known: dict[int, Any], key: int, x: Tensor | None) -> None:
     """What a recording wrote: where recordings are done again by Python, the new values go where the first ones lie."""
     if known.get(key) is not None and x is not None:
         known[key].copy_(x)

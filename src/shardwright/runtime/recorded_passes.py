@@ -1,0 +1,352 @@
+"""The passes of one rank of a pipeline: run one by one, or recorded once and replayed.
+
+On CUDA, after some eager steps, every pass of the rank's order is captured into a graph of its own, all in one pool of
+memory (see :mod:`~shardwright.runtime.replay`), so that a step costs the host as many launches as it has passes. Steps
+replay the graphs in the order in which they were captured: what one frees, a later one may use. Parcels are sent and
+received between them as ever. What arrives is copied into standing tensors; gradients of parameters are added up in
+standing tensors outside of the pool, which then are the parameters' gradients.
+
+Steps under ``no_sync``, those that are logged or counted, passes without a backward and stages that draw random numbers run
+eagerly, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shardwright._torch_compat import local_of
+from shardwright.lowering.collectives import ledger
+from shardwright.program.dataflow import Result
+from shardwright.runtime.actions import Run
+from shardwright.runtime.execution import Rank
+from shardwright.runtime.executor import TRACED_AFTER
+from shardwright.runtime.homeward import KeptBack
+from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, drawing_nodes, into, why_not
+from shardwright.runtime.stage_executor import StageExecutor
+from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
+
+_WARM_STEPS = 3
+_TRIES = 3
+_MOST_PASSES = 512
+"""Of longer orders nothing is recorded: a graph takes some memory of its own."""
+
+log = logging.getLogger("shardwright")
+
+Gradients = Mapping[int, Tensor | None]
+
+
+class Stage(Protocol):
+    """A stage on this rank, for micro-batches of one size."""
+
+    @property
+    def executor(self) -> StageExecutor: ...
+    @property
+    def rank(self) -> Rank: ...
+
+
+class Passes:
+    """Eager passes, and what those that are under way have left."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[int, int], Run] = {}
+        self.kept_back: dict[int, KeptBack] = {}
+        """By stage, the gradients of parameters so far: those of all micro-batches, when all passes are done."""
+
+    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+        """A forward pass; the values that it hands out, and those that become buffers. ``keep``: others follow it."""
+        with self._amid(action, part):
+            run = part.executor.forward(sources, keep)
+        if keep:
+            self._runs[action.stage, action.microbatch] = run
+        return handed_out(part.executor, run)
+
+    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+        """A backward pass, or its first half; the gradients of the inputs."""
+        with self._amid(action, part):
+            return _backward(action, part, self._runs, gradients)
+
+    def weights(self, action: Action, part: Stage) -> None:
+        """The second half of a backward pass."""
+        with self._amid(action, part):
+            part.executor.backward_weights(self._runs.pop((action.stage, action.microbatch)))
+
+    def own(self, x: Tensor) -> Tensor:
+        """What the caller may keep of what a pass hands out."""
+        return x
+
+    def finish(self) -> None:
+        """All passes are done."""
+
+    def _amid(self, action: Action, part: Stage) -> AbstractContextManager[Any]:
+        part.executor.home.kept_back = self.kept_back.setdefault(action.stage, {})
+        return nullcontext()
+
+
+def handed_out(executor: StageExecutor, run: Run) -> dict[int, Tensor]:
+    """The values of a forward pass that leave it."""
+    values = [out.value for out in executor.flow.outputs if isinstance(out, Result)]
+    values += [value for _, value in executor.flow.mutations]
+    return {value: executor.result(run, value) for value in values}
+
+
+def _backward(action: Action, part: Stage, runs: dict[tuple[int, int], Run], gradients: Gradients) -> Gradients:
+    key = (action.stage, action.microbatch)
+    if action.kind == INPUT:
+        return part.executor.backward_inputs(runs[key], gradients)
+    return part.executor.backward(runs.pop(key), gradients)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """A recorded pass: what it reads from and writes to, beside what lies where it lay."""
+
+    recording: Recording | None = None
+    sources: list[Tensor] = field(default_factory=list)
+    copied: Sequence[int] = ()
+    arriving: dict[int, Tensor] = field(default_factory=dict)
+    found: dict[Any, Any] = field(default_factory=dict)
+
+
+class _Made:
+    """All passes of a step, recorded under the same circumstances."""
+
+    def __init__(self, key: Any, sums: dict[int, KeptBack]) -> None:
+        self.key, self.sums = key, sums
+        self.passes: dict[Action, _Pass] = {}
+        self.kept: dict[int, KeptBack] = {stage: {} for stage in sums}
+        self.totals: dict[Any, Any] = {}
+        """By stage and key, where the sum of a gradient lies after the last pass."""
+
+
+class PassReplay:
+    """Decides for every step whether its passes are replayed, and records them."""
+
+    def __init__(self, parts: Mapping[tuple[int, int], Stage], sizes: Sequence[int], recorder: Recorder) -> None:
+        self._parts, self._sizes, self.recorder = parts, sizes, recorder
+        self.seen: dict[Action, tuple[list[Tensor], dict[int, Tensor]]] = {}
+        """Of the last eager step: sources of forward passes, gradients that arrived at others (on meta, what changes)."""
+        self.sums: dict[int, KeptBack] = {}
+        self.complete = False
+        self._made: _Made | None = None
+        self._steps = self._tries = self.replays = 0
+
+    def part(self, action: Action) -> Stage:
+        return self._parts[action.stage, self._sizes[action.microbatch]]
+
+    def passes(self, order: Sequence[Action]) -> Passes:
+        """How the passes of the next step are run."""
+        if any(part.executor.log is not None for part in self._parts.values()) or ledger() is not None:
+            return Passes()
+        key, made = self._key(), self._made
+        if made is not None and made.key != key:
+            made = self._made = None
+            self._steps = 0
+        if made is None and self._steps >= _WARM_STEPS and self.complete and self._tries < _TRIES and self._settled():
+            made = self._made = self._capture(key, order)
+        if made is not None:
+            self.replays += 1
+            return _Replayed(self._parts, made)
+        self._steps += 1
+        return _Noted(self) if self._tries < _TRIES else Passes()
+
+    def _settled(self) -> bool:
+        return all(part.executor.passes > TRACED_AFTER + 1 for part in self._parts.values())
+
+    def _key(self) -> Any:
+        """What recordings take for granted: what is trained, how it is computed, and where it lies."""
+        key: list[Any] = []
+        for part in self._parts.values():
+            graph, rank = part.executor.flow.graph, part.rank
+            key.append(rank.compiled)
+            for entry in graph.parameters:
+                held = rank.held(entry.tensor)
+                key.append((held.requires_grad, local_of(held).data_ptr()))
+            key += [x.data_ptr() for x in rank.constants]
+            changing = changing_sources(part.executor)
+            key += [local_of(rank.held(b.tensor)).data_ptr() for b in graph.buffers if b.tensor not in changing]
+        return tuple(key)
+
+    def _capture(self, key: Any, order: Sequence[Action]) -> _Made | None:
+        self._tries += 1
+        sums = {
+            stage: {k: torch.zeros(x.shape, dtype=x.dtype, device=self._device(stage)) for k, x in found.items()}
+            for stage, found in self.sums.items()
+        }
+        made, runs = _Made(key, sums), dict[tuple[int, int], Run]()
+        made.kept = {stage: dict(found) for stage, found in sums.items()}
+        try:
+            for action in order:
+                part = self.part(action)
+                part.executor.home.kept_back = made.kept.setdefault(action.stage, {})
+                made.passes[action] = self._recorded(made, action, runs, last=action == order[-1])
+        except Exception as error:
+            self._tries = _TRIES
+            log.warning("The pipeline is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
+            return None
+        return made
+
+    def _device(self, stage: int) -> torch.device:
+        return next(part.rank.device for (number, _), part in self._parts.items() if number == stage)
+
+    def _recorded(self, made: _Made, action: Action, runs: dict[tuple[int, int], Run], last: bool) -> _Pass:
+        part, one = self.part(action), _Pass()
+        executor, device = part.executor, part.rank.device
+        sources, arrived = self.seen[action]
+        one.arriving = {value: torch.zeros(x.shape, dtype=x.dtype, device=device) for value, x in arrived.items()}
+        changing = changing_sources(executor)
+        names = executor.flow.graph.sources
+        one.copied = [i for i, name in enumerate(names) if name in changing] if action.kind == FORWARD else ()
+        one.sources = [
+            torch.zeros(x.shape, dtype=x.dtype, device=device) if i in one.copied else x for i, x in enumerate(sources)
+        ]
+
+        def work() -> None:
+            found: Mapping[int, Tensor | None] = {}
+            if action.kind == FORWARD:
+                run = runs[action.stage, action.microbatch] = executor.forward(one.sources, True)
+                found = handed_out(executor, run)
+            elif action.kind == WEIGHT:
+                executor.backward_weights(runs.pop((action.stage, action.microbatch)))
+            else:
+                found = _backward(action, part, runs, one.arriving)
+            for value, x in found.items():
+                into(one.found, value, x)
+            if last:
+                for stage, kept in made.kept.items():
+                    for k, total in kept.items():
+                        into(made.totals, (stage, k), total)
+
+        one.recording = self.recorder.record(work)
+        return one
+
+
+class _Noted(Passes):
+    """Eager passes before the recording: what they are given is noted."""
+
+    def __init__(self, replay: PassReplay) -> None:
+        super().__init__()
+        self._replay = replay
+        replay.seen, replay.complete = {}, False
+
+    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+        changing = changing_sources(part.executor)
+        names = part.executor.flow.graph.sources
+        noted = [_meta(x) if name in changing else x for name, x in zip(names, sources, strict=True)]
+        self._replay.seen[action] = (noted, {})
+        return super().forward(action, part, sources, keep)
+
+    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+        self._replay.seen[action] = ([], {value: _meta(x) for value, x in gradients.items() if x is not None})
+        return super().backward(action, part, gradients)
+
+    def weights(self, action: Action, part: Stage) -> None:
+        self._replay.seen[action] = ([], {})
+        super().weights(action, part)
+
+    def finish(self) -> None:
+        self._replay.sums = {stage: {k: _meta(x) for k, x in kept.items()} for stage, kept in self.kept_back.items()}
+        self._replay.complete = True
+
+    def _amid(self, action: Action, part: Stage) -> AbstractContextManager[Any]:
+        super()._amid(action, part)
+        return self._replay.recorder.memory()
+
+
+class _Replayed(Passes):
+    """A step of recorded passes."""
+
+    def __init__(self, parts: Mapping[tuple[int, int], Stage], made: _Made) -> None:
+        super().__init__()
+        self._made = made
+        for (stage, _), part in parts.items():
+            for (name, _), total in made.sums.get(stage, {}).items():
+                _let_go(part.rank.held(name), total)
+        for stage, sums in made.sums.items():
+            for total in sums.values():
+                total.zero_()
+            made.kept[stage].clear()
+            made.kept[stage].update(sums)
+        for (stage, _), part in parts.items():
+            part.executor.home.kept_back = made.kept.setdefault(stage, {})
+
+    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+        one = self._made.passes[action]
+        for i in one.copied:
+            one.sources[i].copy_(sources[i])
+        return self._done(one)
+
+    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+        one = self._made.passes[action]
+        for value, x in one.arriving.items():
+            arrived = gradients.get(value)
+            if arrived is None:
+                x.zero_()
+            else:
+                x.copy_(arrived)
+        return self._done(one)
+
+    def weights(self, action: Action, part: Stage) -> None:
+        self._done(self._made.passes[action])
+
+    def _done(self, one: _Pass) -> Mapping[int, Any]:
+        assert one.recording is not None
+        one.recording.replay()
+        return one.found
+
+    def own(self, x: Tensor) -> Tensor:
+        return x.clone()
+
+    def finish(self) -> None:
+        for (stage, key), total in self._made.totals.items():
+            standing = self._made.sums.get(stage, {}).get(key)
+            self.kept_back.setdefault(stage, {})[key] = total if total is standing else total.clone()
+
+
+def _let_go(parameter: Any, total: Tensor) -> None:
+    """A gradient of the step before, if nobody zeroed it, is about to be overwritten."""
+    grad = parameter.grad
+    if grad is not None and local_of(grad).untyped_storage().data_ptr() == total.untyped_storage().data_ptr():
+        parameter.grad = grad.clone()
+
+
+def changing_sources(executor: StageExecutor) -> set[str]:
+    """Sources of a stage that lie somewhere else in every pass: its inputs, and buffers that it changes."""
+    graph = executor.flow.graph
+    found = {entry.tensor for entry in graph.inputs if entry.tensor is not None}
+    return found | {name for name, _ in executor.flow.mutations}
+
+
+def _meta(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def pass_replay(
+    parts: Mapping[tuple[int, int], Stage], sizes: Sequence[int], passes: int, device: torch.device
+) -> PassReplay | None:
+    """What replays the passes of this rank, if they can be recorded."""
+    if device.type != "cuda" or os.environ.get(SWITCH) == "0" or not parts:
+        return None
+    reason = f"a step has more than {_MOST_PASSES} passes" if passes > _MOST_PASSES else _why_not(parts.values())
+    if reason:
+        log.info("The pipeline is run without CUDA graphs: %s.", reason)
+        return None
+    return PassReplay(parts, sizes, CudaGraphs(device))
+
+
+def _why_not(parts: Iterable[Stage]) -> str:
+    for part in parts:
+        program = part.executor.program
+        drawn = drawing_nodes(program)
+        if drawn:
+            return f"{drawn[0][1].op.name} draws random numbers"
+        if reason := why_not(program):
+            return reason
+    return ""
