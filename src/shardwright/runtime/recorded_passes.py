@@ -306,8 +306,8 @@ class _Replayed(Passes):
 
     def finish(self) -> None:
         for (stage, key), total in self._made.totals.items():
-            standing = self._made.sums.get(stage, {}).get(key)
-            self.kept_back.setdefault(stage, {})[key] = total if total is standing else total.clone()
+            standing = total is self._made.sums.get(stage, {}).get(key)
+            self.kept_back.setdefault(stage, {})[key] = total if standing else total.clone()
 
 
 def _let_go(parameter: Any, total: Tensor) -> None:

@@ -320,7 +320,7 @@ class Replay:
         return homes, found
 
 
-def into(known: dict[int, Any], key: int, x: Tensor | None) -> None:
+def into(known: dict[Any, Any], key: Any, x: Tensor | None) -> None:
     """What a recording wrote: where recordings are done again by Python, the new values go where the first ones lie."""
     if known.get(key) is not None and x is not None:
         known[key].copy_(x)
