@@ -20,7 +20,7 @@ STEPS = 12
 
 
 def trained(model, batches) -> list[torch.Tensor]:
-    """Steps of every kind after the passes were recorded: gradients left and added to, accumulation, freezing, evaluation."""
+    """Steps of every kind after the passes were recorded: gradients left and added to, accumulation, freezing."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(STEPS):
