@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint suite bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,8 +15,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Types take one core a minute; meanwhile the tests begin.
+test: $(STAMP)
+	$(MAKE) --no-print-directory -j 2 lint suite
+
 # Tests start many processes; without bytecode each of them would compile the package again.
-test: $(STAMP) lint
+suite: $(STAMP)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
