@@ -9,7 +9,7 @@ import pytest
 
 from .test_commands import run
 
-MODEL = "gpt:small,layers=4"
+MODEL = "gpt:small,layers=2"
 
 
 def test_options_their_totals_and_layouts_are_explained_and_a_pin_is_searched_from_there(
@@ -21,7 +21,7 @@ def test_options_their_totals_and_layouts_are_explained_and_a_pin_is_searched_fr
     capsys.readouterr()
     assert run(monkeypatch, "explain", first, "blocks.1.feed.up", "--json") == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    assert entry["repeated"] == 4
+    assert entry["repeated"] == 2
     assert sum(option["chosen"] for option in entry["options"]) == 1
     totals = [option["total_seconds"] for option in entry["options"]]
     assert totals == sorted(totals) and len(totals) >= 4
@@ -64,7 +64,7 @@ def test_memory_that_binds_is_said_and_tables_are_for_people(
     assert "blocks.*.feed.up.weight" in told
     assert run(monkeypatch, "explain", path, "blocks.0.feed.up") == 0
     told = capsys.readouterr().out
-    assert "one of 4 that decide together" in " ".join(told.split())
+    assert "one of 2 that decide together" in " ".join(told.split())
     assert "◀ chosen" in told
 
 

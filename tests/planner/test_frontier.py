@@ -26,24 +26,25 @@ def _points(plans: list[Plan]) -> list[tuple[float, float]]:
     return [(plan.prediction.memory_bytes, plan.prediction.step_seconds) for plan in plans]
 
 
-@pytest.mark.parametrize("reference", ["gpt:small,width=256,heads=4,seq=64", "llama:small,width=256,seq=64"])
-def test_the_curve_falls_from_the_fastest_plan_to_the_smallest(reference: str) -> None:
-    resolved = resolve(reference, batch=64)
-    graph = capture(resolved.model, resolved.args, resolved.kwargs)
-    points = _points(frontier(graph, CLUSTER, Options(), steps=5))
+@pytest.fixture(scope="module")
+def gpt() -> Graph:
+    resolved = resolve("gpt:small,width=256,heads=4,seq=64", batch=64)
+    return capture(resolved.model, resolved.args, resolved.kwargs)
+
+
+def test_the_curve_falls_from_the_fastest_plan_to_the_smallest(gpt: Graph) -> None:
+    points = _points(frontier(gpt, CLUSTER, Options(), steps=5))
     assert 2 <= len(points) <= 5
     for (memory, seconds), (less, longer) in itertools.pairwise(points):
         assert less < memory and longer > seconds
-    best = plan_graph(graph, CLUSTER, Options(fewer_devices=False)).prediction
+    best = plan_graph(gpt, CLUSTER, Options(fewer_devices=False)).prediction
     assert points[0][1] <= best.step_seconds * (1 + 1e-9)
-    smallest = plan_graph(graph, CLUSTER, Options(search="least-memory")).prediction
+    smallest = plan_graph(gpt, CLUSTER, Options(search="least-memory")).prediction
     assert points[-1][0] <= smallest.memory_bytes * (1 + 1e-9)
 
 
-def test_a_recipe_has_a_curve_of_its_own() -> None:
-    resolved = resolve("gpt:small,width=256,heads=4,seq=64", batch=64)
-    graph = capture(resolved.model, resolved.args, resolved.kwargs)
-    plans = frontier(graph, CLUSTER, Options(search="fsdp", baselines=()), steps=3)
+def test_a_recipe_has_a_curve_of_its_own(gpt: Graph) -> None:
+    plans = frontier(gpt, CLUSTER, Options(search="fsdp", baselines=()), steps=3)
     assert plans and all(plan.search == "fsdp" for plan in plans)
 
 

@@ -81,7 +81,7 @@ def test_the_search_box_filters(text: str, opened: Any, gpt: Planned) -> None:
 def test_a_picked_parameter_shows_who_holds_what(opened: Any) -> None:
     from tests.reports.conftest import planned
 
-    found = planned("gpt:small", "4xH100", search="fsdp")
+    found = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)
     page = opened(plan_page(found.plan, found.graph, why_seconds=0)).page
     cut = page.locator("#split .row.parameter", has_text="dim 0 cut").first
     cut.click()

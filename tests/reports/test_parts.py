@@ -83,9 +83,10 @@ def test_what_is_packed_comes_back(gpt: Planned) -> None:
 
 
 def test_deeper_models_take_little_more_room() -> None:
+    asked: dict[str, Any] = {"search": "fsdp", "baselines": (), "recompute": "none", "fewer_devices": False}
     few, many = (
         len(deflated(packed_step(rank_steps(found.plan, found.graph)[0])))
-        for found in (planned(f"gpt:layers={n},width=64,heads=2,vocab=100", "4xH100", baselines=()) for n in (4, 16))
+        for found in (planned(f"gpt:layers={n},width=64,heads=4,vocab=100", "4xH100", **asked) for n in (4, 16))
     )
     assert many < 2.8 * few  # a further layer takes less than half of what one takes by itself
     assert (many - few) / 12 < 1150  # bytes a layer, so 160 of them are far below 2 MB

@@ -45,7 +45,8 @@ def test_nothing_is_cut_off_and_no_name_is_written_over_another(which: str, requ
     if which == "gpt":
         sheet = drawn(request.getfixturevalue("gpt"))
     else:
-        sheet = drawn(planned("inception:image=75,width=0.25", "4xH100", batch=8, search="data-parallel", baselines=()))
+        asked = {"search": "data-parallel", "baselines": (), "recompute": "none", "fewer_devices": False}
+        sheet = drawn(planned("inception:image=75,width=0.25", "4xH100", **asked))
     names = [item for item in sheet.items if isinstance(item, Words) and item.turn]
     assert len(names) > 3
     assert min(b.x - a.x for a, b in pairwise(names)) >= LEAST

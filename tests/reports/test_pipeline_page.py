@@ -216,7 +216,7 @@ def test_the_matrix_holds_what_stages_send(text: str, opened: Any, piped: Planne
 def test_two_plans_of_which_one_has_stages(piped: Planned, gpt: Planned, opened: Any) -> None:
     from tests.reports.conftest import planned
 
-    flat = planned("gpt:small", "4xH100", search="fsdp")
+    flat = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)
     found = compare(flat.plan, piped.plan, flat.graph)
     assert found.steps[1].seconds == pytest.approx(simulate_plan_pipeline(piped.plan, piped.graph).seconds, rel=1e-12)
     assert sum(d.difference for d in found.decisions) == pytest.approx(found.seconds, rel=1e-6)

@@ -29,6 +29,11 @@ def gpt() -> Graph:
     return capture(resolved.model, resolved.args, resolved.kwargs)
 
 
+@pytest.fixture(scope="module")
+def smallest(gpt: Graph) -> float:
+    return plan_graph(gpt, CLUSTER, Options(search="least-memory")).prediction.memory_bytes
+
+
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
 def test_by_memory_finds_the_least_usage_of_all_choices(seed: int) -> None:
@@ -48,8 +53,7 @@ def test_by_memory_finds_the_least_usage_of_all_choices(seed: int) -> None:
     assert least <= found.peak <= least * 1.01  # seconds may be worth a few thousandths of the bytes
 
 
-def test_the_limit_that_was_asked_for_is_named_with_the_smallest_peak(gpt: Graph) -> None:
-    smallest = plan_graph(gpt, CLUSTER, Options(search="least-memory")).prediction.memory_bytes
+def test_the_limit_that_was_asked_for_is_named_with_the_smallest_peak(gpt: Graph, smallest: float) -> None:
     options = Options(memory_limit=0.9 * smallest)
     with pytest.raises(Infeasible, match="memory limit of") as caught:
         plan_graph(gpt, CLUSTER, options)
@@ -61,13 +65,12 @@ def test_the_limit_that_was_asked_for_is_named_with_the_smallest_peak(gpt: Graph
     assert plan_graph(gpt, CLUSTER, replace(options, memory_limit=1.005 * needed)).prediction.fits
 
 
-def test_least_memory_is_no_larger_than_any_other_plan(gpt: Graph) -> None:
+def test_least_memory_is_no_larger_than_any_other_plan(gpt: Graph, smallest: float) -> None:
     """The search's estimate does not see all bytes, so recipes take part in the choice of the smallest too."""
-    smallest = plan_graph(gpt, CLUSTER, Options(search="least-memory")).prediction
     others = plan_graph(gpt, CLUSTER, Options(baselines=("data-parallel", "fsdp", "megatron"), recompute="blocks"))
     for candidate in others.candidates:
         assert candidate.prediction is not None
-        assert smallest.memory_bytes <= candidate.prediction.memory_bytes
+        assert smallest <= candidate.prediction.memory_bytes
 
 
 def test_a_recipe_that_cannot_fit_says_what_it_keeps_at_least(gpt: Graph) -> None:

@@ -24,12 +24,15 @@ from mutations import MUTATIONS, forgetting, perceptron, pictures, planted, word
 
 MODELS = {model.__name__: model for model in (words, pictures, perceptron, forgetting)}
 STEPS = 3
+TELLING = ("halos", "mixed 1", "reductions", "batch")
+"""Most faults show in one of these, which are tried first."""
 
 
 @functools.lru_cache
 def setting(name: str) -> tuple[Any, ...]:
     it = subject(MODELS[name], double=True)
-    strategies = dict(forced_strategies(it.graph, forced_mesh(dist.get_world_size())))
+    forced = dict(forced_strategies(it.graph, forced_mesh(dist.get_world_size())))
+    strategies = {name: forced[name] for name in TELLING if name in forced} | forced
     return it, strategies, truth_of(it.model, it.args, it.kwargs, STEPS)
 
 
