@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.pool import POOL, Pool, seldom_collect
+from runtime.pool import PAIR, POOL, Pool, seldom_collect
 
 seldom_collect()
 # Several processes share the cores here, and tensors are tiny: threads of one would only spin until those of another are
@@ -36,5 +35,10 @@ def published() -> Path:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
-    yield POOL
+def pool() -> Pool:
+    return POOL
+
+
+@pytest.fixture(scope="session")
+def pair() -> Pool:
+    return PAIR

@@ -1,4 +1,4 @@
-"""One pool of four gloo processes on loopback for the whole test run.
+"""One pool of four gloo processes on loopback for the whole test run, and one of two where no test needs more.
 
 A test sends a module-level function and its arguments; every worker calls ``function(rank, *args)`` and sends its result
 back. A worker that raises sends the traceback as text. Workers that wait for each other for ever fail the test, and the pool
@@ -79,7 +79,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str,
 
 
 class Pool:
-    """Four processes in one gloo group."""
+    """Processes in one gloo group."""
 
     def __init__(self, workers: int = WORKERS) -> None:
         self.workers = workers
@@ -194,5 +194,6 @@ def once_more_if_killed(attempt: Callable[[], Any]) -> Any:
         return attempt()
 
 
-POOL = Pool()
-atexit.register(POOL.close, gently=False)
+POOL, PAIR = Pool(), Pool(2)
+for each in (POOL, PAIR):
+    atexit.register(each.close, gently=False)

@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 
 from lowering.strategies import mesh_with
+from runtime.pool import Pool
 from runtime.workers import built
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError
 from shardwright.operators.strategy import Strategy
 from shardwright.program.validate import validate
-from shardwright.runtime.launch import run_locally
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.verification.verify import check
 
 
-def agrees(reference: str, search: str, shares: tuple[float, ...]) -> bool:
+def agrees(rank: int, reference: str, search: str, shares: tuple[float, ...]) -> bool:
     model, args, kwargs, graph = built(reference)
     mesh = mesh_with((2,))
     stated = formulate(graph, mesh, within=restriction(search, 1))
@@ -31,8 +31,8 @@ def agrees(reference: str, search: str, shares: tuple[float, ...]) -> bool:
 
 @pytest.mark.parametrize("shares", [(0.75, 0.25), (0.625, 0.375)], ids=["3:1", "5:3"])
 @pytest.mark.parametrize("model", ["gpt:small,batch=8", "wresnet50:small,batch=8"])
-def test_a_batch_in_shares(model: str, shares: tuple[float, ...]) -> None:
-    assert all(run_locally(agrees, 2, model, "data-parallel", shares))
+def test_a_batch_in_shares(pair: Pool, model: str, shares: tuple[float, ...]) -> None:
+    assert all(pair.run(agrees, model, "data-parallel", shares))
 
 
 def test_shares_that_do_not_fit_their_axis_are_refused() -> None:
@@ -41,11 +41,11 @@ def test_shares_that_do_not_fit_their_axis_are_refused() -> None:
             Strategy((("a", 2),), {}, {}, shares={"a": shares})
 
 
-def test_a_batch_in_shares_with_parameters_in_equal_parts() -> None:
+def test_a_batch_in_shares_with_parameters_in_equal_parts(pair: Pool) -> None:
     """Parameters rest as DTensors have them, whoever has how many rows, and are gathered for use."""
-    assert all(run_locally(agrees, 2, "gpt:small,batch=8", "fsdp", (0.75, 0.25)))
+    assert all(pair.run(agrees, "gpt:small,batch=8", "fsdp", (0.75, 0.25)))
 
 
-def test_weights_in_shares() -> None:
+def test_weights_in_shares(pair: Pool) -> None:
     """What is used cut along the axis rests in its shares: heads three to one, and everything else alike."""
-    assert all(run_locally(agrees, 2, "gpt:small,heads=4", "megatron", (0.75, 0.25)))
+    assert all(pair.run(agrees, "gpt:small,heads=4", "megatron", (0.75, 0.25)))

@@ -63,8 +63,10 @@ def forking_context() -> Any:
     import torch.multiprocessing as multiprocessing
 
     context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("shardwright.")]
-    context.set_forkserver_preload([name for name in ours if name.count(".") == 1])
+    imported = [name for name in sys.modules if name.startswith("shardwright.") and name.count(".") == 1]
+    if "transformers" in sys.modules:  # whose models the ranks will need too, and which are slow to import
+        imported.append("transformers.modeling_utils")
+    context.set_forkserver_preload(imported)
     return context
 
 
