@@ -148,11 +148,12 @@ def _descend(
     """Answers under ever smaller limits, until one fits and sums are so far above it that no overlap makes up for that (a
     recipe's, and a deep model's: until one fits).
 
-    What uses too much even by the search's count, which leaves things out, need not be tried; nor what is slower without
-    any traffic of parameters than the best that fits is with it.
+    What uses too much even by the search's count, which leaves things out, need not be tried; nor, where the ladder goes on
+    anyway, what is slower without any traffic of parameters than the best that fits is with it.
     """
     fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
     beat, fits, none_small_enough = min(fitting, default=beat), bool(fitting), True
+    first_is_enough = name != "auto" or trials.deep
     for searched in trials.ladder(mesh, name, pricing):
         if searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
             return
@@ -160,13 +161,15 @@ def _descend(
             yield None
             continue
         none_small_enough = False
-        if trials.unhidden(mesh, name, searched) < beat:
-            found = trials.tried(mesh, name, searched)
-            yield found
-            if found.prediction.fits:
-                if name != "auto" or trials.deep:
-                    return
-                fits, beat = True, min(beat, found.prediction.step_seconds)
+        slower = trials.unhidden(mesh, name, searched) >= beat
+        if slower and not first_is_enough:
+            continue
+        found = trials.tried(mesh, name, searched)
+        yield found
+        if found.prediction.fits:
+            if first_is_enough:
+                return
+            fits, beat = True, min(beat, found.prediction.step_seconds)
     if none_small_enough and not fits and (beat == inf or not trials.deep):
         # One may lie between two rungs; if none does, the search says what keeps it from that.
         yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH)))

@@ -269,7 +269,8 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     """Close candidates with gathered parameters kept until backward, as far as there is room."""
     near = CLOSE * winner.prediction.step_seconds
     close = [f for f in eligible if f.prediction.fits and f.prediction.step_seconds <= near and f.strategy.regathered]
-    close.sort(key=lambda f: f.prediction.step_seconds)
+    close.sort(key=lambda f: f.prediction.step_seconds, reverse=True)
+    close = [*{trials.alike(f.mesh, f.searched): f for f in close}.values()][::-1]  # several searches may come to one
     best, tried = winner.prediction.step_seconds, list[Found]()
     for place, found in enumerate(close[:FEW] if trials.deep else close):
         if trials.unhidden(found.mesh, found.name, found.searched) < best:

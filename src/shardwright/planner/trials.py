@@ -8,7 +8,7 @@ on the memory there is, so whoever has more of it tries all that others try, and
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,9 +28,10 @@ from shardwright.search.constraints import constraints
 from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import gathered_copies, keep_gathered
 from shardwright.search.limits import limit_of
+from shardwright.search.narrowing import narrowed
 from shardwright.search.options import Restriction
 from shardwright.search.solution import Solution
-from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, state
+from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, space, state
 from shardwright.simulator import simulate
 
 UNHIDDEN = Pricing(traffic=0.0)
@@ -54,6 +55,9 @@ RUNG_SECONDS = 1.0
 
 LARGE = 3000
 """A recipe with more options than this is bounded as slowly as it is searched."""
+
+SHARES = (0.0, 0.1, 0.3)
+"""Shares of parameters' traffic that recipes are bounded with: which of them tells most differs from one to the next."""
 
 NEARLY = 0.98
 """A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
@@ -140,8 +144,10 @@ class Trials:
         self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
         self.time_limit, self.gap, self.fastest = time_limit, gap, fastest
         self._stated: dict[tuple[Mesh, str, Pricing], Formulation] = {}
+        self._parts: dict[tuple[Mesh, str], Formulation | None] = {}
         self._tried: dict[tuple[Mesh, str, bytes], Found] = {}
-        self._glances: dict[tuple[object, ...], Prediction | None] = {}
+        self._glances: dict[Hashable, Prediction | None] = {}
+        self._exact: dict[Hashable, Prediction] = {}
         self._floors: dict[tuple[Mesh, str, Pricing], Solution[np.ndarray]] = {}
 
     @cached_property
@@ -158,15 +164,33 @@ class Trials:
         if key not in self._stated and pricing != EXPECTED:
             self._stated[key] = self.stated(mesh, name).repriced(pricing)
         elif key not in self._stated:
-            self._stated[key] = state(
-                self.described,
-                mesh,
-                name,
-                optimizer=self.optimizer,
-                recompute=self.recompute,
-                within=self._within(mesh, name),
-            )
+            part = self._part(mesh, name)
+            self._stated[key] = part if part is not None and part.within.plain else self._state(mesh, name)
         return self._stated[key]
+
+    def _state(self, mesh: Mesh, name: str) -> Formulation:
+        within = self._within(mesh, name)
+        return state(self.described, mesh, name, optimizer=self.optimizer, recompute=self.recompute, within=within)
+
+    def _part(self, mesh: Mesh, name: str) -> Formulation | None:
+        """The problem of a search as part of the whole one, where that is stated; of one that is not plain, right at the
+        least prices only."""
+        wide, key = self._stated.get((mesh, "auto", EXPECTED)), (mesh, name)
+        if wide is None or not wide.within.everything:
+            return None
+        if key not in self._parts:
+            within, described = space(mesh, name, self._within(mesh, name)), self.described
+            at = lambda pricing: self.stated(mesh, "auto", pricing).problem
+            found = narrowed(wide, within, described.labels, described.known[mesh], at)
+            self._parts[key] = wide if within.everything else found
+        return self._parts[key]
+
+    def _bounding(self, mesh: Mesh, name: str, pricing: Pricing) -> Formulation:
+        """A problem whose optimum at these prices bounds what a search can find."""
+        part = self._part(mesh, name) if pricing.least and name != "auto" else None
+        if part is None or part.within.plain:
+            return self.stated(mesh, name, pricing)
+        return part.repriced(pricing)
 
     def _within(self, mesh: Mesh, name: str) -> Restriction:
         if name in self.constrained:
@@ -199,7 +223,7 @@ class Trials:
 
     def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
         """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
-        stated, limit, key = self.stated(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
+        stated, limit, key = self._bounding(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
         if key not in self._floors:
             unlimited = replace(stated.problem, usages=(), usage_limit=None)
             self._floors[key] = solve(unlimited, time_limit=self.time_limit, gap=self.gap)
@@ -229,9 +253,17 @@ class Trials:
         known = seconds * (1 + SLACK * self.deep)
         if least_compute(self.described, mesh, name, self._within(mesh, name), self.recompute) >= known:
             return False  # told without stating the problem
-        if name != "auto" and self.stated(mesh, name).problem.sizes.sum() > LARGE:
+        if name == "auto":
+            return self.floor(mesh, name, LEAST_UNHIDDEN, limited=False) < known
+        part = self._part(mesh, name) or self.stated(mesh, name)
+        if part.problem.sizes.sum() > LARGE:
             return True
-        return self.floor(mesh, name, LEAST_UNHIDDEN, limited=False) < known
+        # What cannot overlap takes no longer than the step, and with all traffic no longer than every stream in turn.
+        streams = len(mesh.axes)
+        return all(
+            self.floor(mesh, name, Pricing(traffic=share, least=True), limited=False) < known * (1 + share * streams)
+            for share in SHARES
+        )
 
     def unhidden(self, mesh: Mesh, name: str, searched: Searched) -> float:
         """About what a step of an answer takes at least: its operators and what happens between them, one by one."""
@@ -270,21 +302,27 @@ class Trials:
 
     def _glanced(self, mesh: Mesh, searched: Searched) -> Prediction | None:
         """At a glance, once for all searches that come to the same strategy."""
-        stated, answer = searched.formulation, searched.solution.answer
-        options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
-        key = (mesh, stated.within.regather, stated.within.whole_gradients, tuple(options))
+        key = self.alike(mesh, searched)
         if key not in self._glances:
             graph, limit = self.described.graph, self.limit(mesh)
             self._glances[key] = glance(graph, searched.strategy, mesh, self.optimizer, limit)
         return self._glances[key]
 
+    def alike(self, mesh: Mesh, searched: Searched) -> Hashable:
+        """What searches have in common that come to the same strategy."""
+        stated, answer = searched.formulation, searched.solution.answer
+        options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
+        return (mesh, stated.within.regather, stated.within.whole_gradients, tuple(options))
+
     def exactly(self, found: Found) -> Found:
-        """The same, every event simulated."""
+        """The same, every event simulated; once for all searches that come to the same strategy."""
         if found.exact:
             return found
-        limit = self.limit(found.mesh)
-        prediction = predict(self.described.graph, found.strategy, found.mesh, self.optimizer, limit)
-        return replace(found, prediction=prediction, exact=True)
+        key = self.alike(found.mesh, found.searched)
+        if key not in self._exact:
+            limit = self.limit(found.mesh)
+            self._exact[key] = predict(self.described.graph, found.strategy, found.mesh, self.optimizer, limit)
+        return replace(found, prediction=self._exact[key], exact=True)
 
     def best(self, candidates: Sequence[Found], search: str) -> Found:
         """The best answer to a search, simulated event by event wherever a glance cannot tell."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import Partial, Replicate
 
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
@@ -37,7 +37,6 @@ from shardwright.operators.rules import (
     Need,
     OpRules,
     Split,
-    Window,
     input_layouts,
     largest_shard,
     output_layouts,
@@ -48,7 +47,15 @@ from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
 from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
-from shardwright.search.options import EVERYTHING, Restriction, SplitTable, layouts_of, rows_within, settled, splits_of
+from shardwright.search.options import (
+    EVERYTHING,
+    Restriction,
+    SplitTable,
+    kept_layouts,
+    layouts_of,
+    rows_within,
+    splits_of,
+)
 from shardwright.search.prices import EdgePrices, places
 from shardwright.search.recomputing import recomputation
 from shardwright.search.saving import needed_in_backward, saved_bytes, saving
@@ -282,11 +289,8 @@ class _Builder:
         if twin is not None and twin != tensor and ("kept", twin) in self.number:
             node = self._again("kept", tensor, self.number["kept", twin])
         else:
-            offered = list(self._made(op, made_at.position))
-            for reader in self.graph.consumers[tensor]:
-                needs = {id(need): need for need in self._needs(reader, tensor)}.values()
-                offered += [tuple(_resting(p) for p in need) for need in needs]
-            options = settled(offered) or [(Replicate(),) * len(self.mesh.sizes)]
+            needs = [self._needs(reader, tensor) for reader in self.graph.consumers[tensor]]
+            options = kept_layouts(self._made(op, made_at.position), needs, len(self.mesh.sizes))
             node = self._add("kept", tensor, options, Seconds.none(len(options)))
         self.homes[tensor] = Home(node)
         key = ("settle", made_at, node, again)
@@ -357,7 +361,3 @@ class _Builder:
             columns = places(target, list(dict.fromkeys(target)))
             shared = whole and bool(self.graph.consumers[tensor])
             self.handed.append(Handed(node, there[np.arange(len(made)), columns], shared))
-
-
-def _resting(need: Need) -> Replicate | Shard | Partial:
-    return Shard(need.dim) if isinstance(need, Window) else need

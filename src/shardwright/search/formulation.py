@@ -92,6 +92,17 @@ class Formulation:
         return False
 
     @cached_property
+    def _places(self) -> dict[tuple[str, str], dict[Any, int]]:
+        return {}
+
+    def place_of(self, node: Node, option: Any) -> int:
+        """Where an option stands among those of a node; -1 where it is none of them."""
+        key = (node.kind, node.name)
+        if key not in self._places:
+            self._places[key] = {option: place for place, option in enumerate(node.options)}
+        return self._places[key].get(option, -1)
+
+    @cached_property
     def reduced(self) -> tuple[Problem, Back]:
         """The problem less what no choice needs under any limit on memory, and the way back; found once for all limits."""
         return reduce_problem(self.problem)

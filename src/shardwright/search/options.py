@@ -15,7 +15,17 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import Infeasible
 from shardwright.graph import Op, Tensor
-from shardwright.operators.rules import Layout, LoopRule, OpRules, Placement, Split, chunk, doubly_windowed
+from shardwright.operators.rules import (
+    Layout,
+    LoopRule,
+    Need,
+    OpRules,
+    Placement,
+    Split,
+    Window,
+    chunk,
+    doubly_windowed,
+)
 
 LoopFilter = Callable[[Op, LoopRule, str, int], bool]
 """``(operator, loop, label or "", mesh axis index) -> allowed``."""
@@ -67,6 +77,16 @@ class Restriction:
     whole_gradients: bool = False
     cut: Callable[[Op, int], bool] = _none
     together: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that it does is to strike out: what is left costs and holds what it does without it."""
+        return self.regather and self.fold and not (self.arrives or self.whole_gradients or self.together)
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is struck out."""
+        return self.plain and self.any_split and self.rest is _any and self.gather is _any
 
     @property
     def any_split(self) -> bool:
@@ -197,6 +217,15 @@ def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:
         if all(chunk(tensor.shape[d], n, n - 1)[0] < tensor.shape[d] for d, n in pieces.items()):
             result.append(layout)
     return result
+
+
+def kept_layouts(made: Iterable[Layout], needs: Iterable[Sequence[tuple[Need, ...]]], axes: int) -> list[Layout]:
+    """In which layouts a shared tensor may be kept: as it is made, or as one of its readers needs it."""
+    offered = list(made)
+    for of_reader in needs:
+        once = {id(need): need for need in of_reader}.values()
+        offered += [tuple(Shard(p.dim) if isinstance(p, Window) else p for p in need) for need in once]
+    return settled(offered) or [(Replicate(),) * axes]
 
 
 def settled(layouts: Iterable[Layout]) -> list[Layout]:

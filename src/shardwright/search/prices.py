@@ -20,7 +20,7 @@ from shardwright.cluster import Mesh
 from shardwright.costs.redistribute import conversion_matrix
 from shardwright.costs.replica_sums import cheapest_nest, share_seconds
 from shardwright.graph import Tensor
-from shardwright.operators.rules import Layout
+from shardwright.operators.rules import Layout, Need
 from shardwright.program import Sizes
 from shardwright.program.sums import replica_axes
 from shardwright.search.options import Restriction
@@ -85,7 +85,8 @@ class EdgePrices:
         if share < 1:
             bare = conversion_matrix(shape, dtype, sources, needs, self._bare, grad=grad)
             there, back = (least + share * (whole - least) for least, whole in zip(bare, (there, back), strict=True))
-        return Ways(np.where(self._forbidden(sources, needs), np.inf, there), back)
+        axes = [axis for axis in range(len(self.mesh.sizes)) if not self.within.gather(axis)]
+        return Ways(np.where(gathers_over(axes, sources, needs), np.inf, there), back)
 
     @cached_property
     def _bare(self) -> Mesh:
@@ -116,15 +117,14 @@ class EdgePrices:
             seconds.append(copied + cheapest_nest(most, 1, axes, mesh)[1] * size / most if axes else 0.0)
         return np.array(seconds)
 
-    def _forbidden(self, sources: list[Layout], needs: list) -> np.ndarray:
-        """Gathers of parameters over axes on which the restriction allows none."""
-        axes = [axis for axis in range(len(self.mesh.sizes)) if not self.within.gather(axis)]
-        return np.array(
-            [
-                [any(isinstance(s[a], Shard) and not isinstance(n[a], Shard) for a in axes) for n in needs]
-                for s in sources
-            ]
-        )
+
+def gathers_over(axes: Sequence[int], sources: Sequence[Layout], needs: Sequence[tuple[Need, ...]]) -> np.ndarray:
+    """Which changes, [sources, needs], gather what is cut along one of these axes."""
+    found = np.zeros((len(sources), len(needs)), dtype=bool)
+    for axis in axes:
+        cut, whole = (np.array([isinstance(one[axis], Shard) for one in side], dtype=bool) for side in (sources, needs))
+        found |= cut[:, None] & ~whole[None, :]
+    return found
 
 
 def places(items: Sequence, distinct: list) -> list[int]:

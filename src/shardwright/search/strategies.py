@@ -88,17 +88,17 @@ def state(
     within: Restriction = EVERYTHING,
 ) -> Formulation:
     """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited."""
-    space = _space(mesh, name, within)
+    chosen = space(mesh, name, within)
     return formulate(
         described.graph,
         mesh,
         optimizer=optimizer,
         memory_limit=float("inf"),
         recompute=recompute,
-        within=space,
+        within=chosen,
         rules=described.rules,
         labels=described.labels,
-        fold=space.fold,
+        fold=chosen.fold,
         known=described.known.setdefault(mesh, {}),
     )
 
@@ -110,7 +110,7 @@ def least_compute(
 
     >>> least_compute(described, mesh, "fsdp")  # doctest: +SKIP
     """
-    space, graph, known = _space(mesh, name, within), described.graph, described.known.get(mesh, {})
+    chosen, graph, known = space(mesh, name, within), described.graph, described.known.get(mesh, {})
     standing, backward, total = representatives(graph), differentiated(graph), 0.0
     again = recomputation(graph, recompute, mesh.device.kind).runs
     runs = Counter(standing.values()) + Counter(standing[op] for op in again)
@@ -119,12 +119,13 @@ def least_compute(
         timed = known.get(op.name)
         if standing[op.name] == op.name and timed is not None:
             labels = dict(described.labels[op.name])
-            rows = rows_within(op, described.rules[op.name], mesh.sizes, labels, space, timed.every)
+            rows = rows_within(op, described.rules[op.name], mesh.sizes, labels, chosen, timed.every)
             total += float((timed.seconds[rows] @ [runs[op.name], backs[op.name]]).min())
     return total
 
 
-def _space(mesh: Mesh, name: str, within: Restriction) -> Restriction:
+def space(mesh: Mesh, name: str, within: Restriction = EVERYTHING) -> Restriction:
+    """The part of the whole space that a search may use: all that is allowed, or a recipe's part of that."""
     return within if name in METHOD_NAMES else restriction(name, len(mesh.sizes)) & within
 
 
@@ -146,7 +147,7 @@ def find_strategy(
     is known already.
     """
     check_name(name)
-    space = _space(mesh, name, within)
+    chosen = space(mesh, name, within)
     stated = stated or state(described, mesh, name, optimizer=optimizer, within=within)
     unlimited = stated
     if memory_limit is not None:
@@ -154,7 +155,7 @@ def find_strategy(
     elif name != LEAST_MEMORY:
         stated = replace(stated, problem=replace(stated.problem, usages=(), usage_limit=None))
     if name == "recursive":
-        solution = _recursive(described, mesh, stated, space, optimizer, time_limit)
+        solution = _recursive(described, mesh, stated, chosen, optimizer, time_limit)
     elif name == "spartan":
         started = perf_counter()
         choice = greedy(stated.problem, stated.sizes)
@@ -179,13 +180,13 @@ def find_strategy(
 
 
 def _recursive(
-    described: Described, mesh: Mesh, stated: Formulation, space: Restriction, optimizer: str, time_limit: float | None
+    described: Described, mesh: Mesh, stated: Formulation, within: Restriction, optimizer: str, time_limit: float | None
 ) -> Solution[np.ndarray]:
     started = perf_counter()
     strategy = recursive(
         described.graph,
         mesh,
-        within=space,
+        within=within,
         optimizer=optimizer,
         rules=described.rules,
         labels=described.labels,
