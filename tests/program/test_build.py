@@ -153,6 +153,32 @@ def test_sharded_parameters_are_gathered_and_their_gradients_scattered(graph: Gr
     assert events[first_product - 1].name == "p_b_weight"  # both gathers are under way before the first product
 
 
+def test_the_next_gather_is_started_ahead_however_large_it_is(graph: Graph, mesh: Mesh) -> None:
+    """More bytes are under way than may be, the one that is awaited not counted: still one is started."""
+    names = frozenset({"p_a_weight", "p_b_weight"})
+    found = priced(graph, _by_batch(graph, S0, regathered=names), mesh, sizes=Sizes(bundle=1, ahead=1))
+    events = issued(found)
+    for phase, use in (("forward", "linear"), ("backward", "linear_1")):
+        gathers = [i for i, e in enumerate(events) if e.collective == "all_gather" and e.phase == phase]
+        product = next(i for i, e in enumerate(events) if e.name == use and e.phase == phase)
+        assert len(gathers) == 2 and gathers[1] < product
+
+
+def test_the_second_axis_of_the_next_parameter_is_gathered_beside_the_use_of_this_one(graph: Graph, mesh: Mesh) -> None:
+    """Cut along both axes: while the second weight's product waits its first gather is awaited and its second begun."""
+    axes = tuple(Axis(name, 2, 1e-6, 1e9) for name in ("node", "gpu"))
+    strategy = _on_two_axes(_by_batch(graph), (S0, S0))
+    sizes = Sizes(bundle=1, ahead=1)
+    found = priced(graph, strategy, Mesh(axes, mesh.device), sizes=sizes)
+    gathers = [(e.name, e.kind) for e in found.events if e.collective == "all_gather" and e.phase == "forward"]
+    assert gathers == [(name, Kind.GATHER) for name in ("p_a_weight", "p_b_weight", "p_a_weight", "p_b_weight")]
+    scatters = [(e.name, e.kind) for e in found.events if e.collective == "reduce_scatter"]  # their gradients likewise
+    assert scatters == [(name, Kind.SCATTER) for name in ("p_b_weight", "p_a_weight", "p_b_weight", "p_a_weight")]
+    bundled = priced(graph, strategy, Mesh(axes, mesh.device))
+    together = [e for e in bundled.events if e.collective == "all_gather"]
+    assert [(e.name, e.bytes) for e in together] == [("2 parameters", 1024), ("2 parameters", 2048)]
+
+
 def test_a_bundle_is_packed_gathered_and_unpacked_before_the_first_of_it_is_used(graph: Graph, mesh: Mesh) -> None:
     weight = 16 * 16 * 4
     found = priced(graph, _by_batch(graph, S0, regathered=frozenset({"p_a_weight"})), mesh)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,6 +20,11 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators.strategy import Strategy
+from shardwright.program import Kind, Sizes
+from shardwright.program.validate import validate_program
+from shardwright.search.baselines import restriction
+from shardwright.search.choose import solve
+from shardwright.search.formulate import formulate
 
 MESH = mesh_of(parse_cluster("local:1"))
 
@@ -90,6 +96,23 @@ def test_fewer_blocks_save_less(graph: Graph, whole: Strategy) -> None:
     peaks = [memory_of(graph, replace(whole, recomputed=paths[:n]), MESH).peak for n in (0, 2, 4)]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 3
+
+
+def test_what_a_block_reads_again_is_gathered_ahead(graph: Graph) -> None:
+    """Cut at rest, all blocks recomputed: each one's gathers begin while the block after it goes backward."""
+    mesh, paths = mesh_of(parse_cluster("2xH100")), block_paths(graph)
+    stated = formulate(graph, mesh, within=restriction("fsdp", 1), recompute=paths)
+    found = priced(graph, stated.strategy(solve(stated.problem).answer), mesh, sizes=Sizes(bundle=1, ahead=1))
+    events = [e for e in found.events if e.phase in ("backward", "recompute")]
+
+    def places(block: str, phase: str, *kinds: Kind) -> list[int]:
+        return [n for n, e in enumerate(events) if e.module.startswith(block) and e.phase == phase and e.kind in kinds]
+
+    for before, after in pairwise(paths):
+        gathers = places(before, "recompute", Kind.GATHER)
+        assert min(gathers) < min(places(after, "backward", Kind.INPUT)) < max(gathers)
+        assert len(gathers) == sum(e.kind is Kind.GATHER and e.module.startswith(before) for e in found.events) / 2
+    validate_program(found.program)
 
 
 def test_inference_recomputes_nothing(graph: Graph, whole: Strategy) -> None:

@@ -95,7 +95,7 @@ class _Builder:
         self.recomputed: set[Block] = set()
         self.backward_of = self._with_backward()
         gathers, scatters = self._bundles()
-        self.reading = Reading(self.writer, gathers, self.blocks, self.sizes.ahead)
+        self.reading = Reading(self.writer, gathers, self.blocks, self.backward_of, self.sizes.ahead)
         self.home = GradientFlow(self.writer, decisions, scatters)
 
     def build(self) -> Program:
@@ -259,6 +259,7 @@ class _Builder:
                     self._read_at_rest(value, shares)
         for value, slot in self.gradient.items():
             self.gradients[value] = slot
+        self.reading.finish()
         self.home.finish()
         sources = {v for t, v in flow.rest.items() if t not in flow.graph.parameter_of}
         inputs = [slot for value, slot in self.gradients.items() if value in sources]
@@ -359,7 +360,7 @@ class _Builder:
         return self._at(value) if again is None else again
 
     def _recompute(self, block: Block) -> None:
-        """The forward pass of a block once more. Parameters are read again too, each as it is needed, none ahead."""
+        """The forward pass of a block once more. Parameters are read again too, ahead of use."""
         self.recomputed.add(block)
         for number in block.again:
             self._forward(number, self.flow.nodes[number], Phase.RECOMPUTE, keeps=number in self.backward_of)

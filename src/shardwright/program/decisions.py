@@ -24,8 +24,8 @@ class Sizes:
 
     ``bundle``: parameters that travel together; one with as many bytes travels alone. ``bucket``: gradients summed together;
     the first of a kind is small (``first_bucket``), so that communication starts early. ``ahead``: gathers are started ahead
-    of use until this many bytes are under way. ``in_flight``: with more bytes of gradients being scattered, the oldest are
-    awaited, which frees them.
+    of use until this many bytes are under way, and the next one in any case. ``in_flight``: with more bytes of gradients
+    being scattered, the oldest are awaited, which frees them.
     """
 
     bundle: int = 4 * MiB

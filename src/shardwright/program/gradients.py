@@ -5,8 +5,8 @@ A gradient of a gathered parameter is reduce-scattered together with those of it
 to be summed between replicas is copied into a bucket that exists since the first step; the sum of a full bucket is started
 at once, and where it takes several legs (:mod:`~shardwright.program.sums`), each new bucket moves those before it one leg
 on. Gradients that several reads of a parameter bring are added up first and packed at the end. When more than a few bytes
-are under way the oldest is awaited, and when the backward pass is through, all are (the ideas of DDP, Li et al. 2020, and
-FSDP, Zhao et al. 2023).
+are under way the oldest is awaited, and when the backward pass is through, all are; what goes on along a further axis then
+is awaited when the next one is launched (the ideas of DDP, Li et al. 2020, and FSDP, Zhao et al. 2023).
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class GradientFlow:
         self._open: dict[Key, _Open] = {}
         self._flight: deque[_Flight] = deque()
         self._flight_bytes = 0
+        self._further: list[_Flight] = []
         self._shared: dict[str, int] = {}
         self._reduced: set[Key] = set()
         self._coming: Counter[Key] = Counter()
@@ -128,11 +129,16 @@ class GradientFlow:
         else:
             self._bring_home(share)
 
-    def _bring_home(self, share: _Share) -> None:
+    def _bring_home(self, share: _Share, further: bool = False) -> None:
+        """What is left of a gradient's way; ``further``: it was scattered along one axis already, in its bundle."""
         slot = share.slot
         for number, (step, bound) in enumerate(share.steps):
             if step.kind == "reduce_scatter" and not self._dtype(share.tensor).startswith("complex"):
-                self._collect(share._replace(steps=share.steps[number:], slot=slot))
+                left = share._replace(steps=share.steps[number:], slot=slot)
+                if further:
+                    self._scatter([left], further)
+                else:
+                    self._collect(left)
                 return
             slot = self._step(step, bound, share, slot)
         self._sum(share.tensor, slot, share.alone)
@@ -157,7 +163,7 @@ class GradientFlow:
         if len(shares) == len(bundle):
             self._scatter(self._collected.pop(bundle))
 
-    def _scatter(self, shares: list[_Share]) -> None:
+    def _scatter(self, shares: list[_Share], further: bool = False) -> None:
         writer, first, name = self.writer, shares[0], shares[0].tensor
         travellers = tuple(Traveller(share.node, *share.steps[0]) for share in shares)
         step = together([traveller.step for traveller in travellers])
@@ -195,16 +201,18 @@ class GradientFlow:
             parts = [writer.slot(share.tensor, "gradient", 0, flat) for share in shares]
             writer.wait(started, BACKWARD, (flat, given), parts)
             for share, part in zip(shares, parts, strict=True):
-                for rest, bound in share.steps[1:]:
-                    part = self._step(rest, bound, share, part)
                 self._coming[self._key(share.tensor)] -= 1
-                self._sum(share.tensor, part, share.alone)
+                self._bring_home(share._replace(steps=share.steps[1:], slot=part), further=True)
 
-        self._launch(finish, step.bytes_in)
+        if further:  # begun in the wait for what lies before it, and awaited when the next one is launched
+            self._further.append(_Flight(finish, 0))
+        else:
+            self._launch(finish, step.bytes_in)
 
     def _launch(self, finish: Callable[[], None], size: int, summing: _Sum | None = None) -> None:
         if summing is not None:
             self._advance()
+        self._finish_further()
         self._flight.append(_Flight(finish, size, summing))
         self._flight_bytes += size
         while size and self._flight_bytes > self.sizes.in_flight and self._flight_bytes > size:
@@ -215,6 +223,12 @@ class GradientFlow:
         for flight in self._flight:
             if flight.sum is not None and flight.sum.legs:
                 flight.sum.advance(self.writer)
+
+    def _finish_further(self) -> None:
+        """Wait for what was scattered along a further axis since the last launch."""
+        begun, self._further = self._further, []
+        for flight in begun:
+            flight.finish()
 
     def _finish(self, flight: _Flight) -> None:
         self._flight.remove(flight)
@@ -294,7 +308,7 @@ class GradientFlow:
             self._bring_home(self._whole.popleft())
         while self._collected:  # some of them got no gradient
             self._scatter(self._collected.pop(next(iter(self._collected))))
-        while self._flight or self._shared or self._open:
+        while self._flight or self._further or self._shared or self._open:
             for key in list(self._open):
                 # Launching one may complete a gradient that fills, and reduces, another; some still wait for members.
                 if key in self._open and not self._coming[key]:
@@ -302,7 +316,8 @@ class GradientFlow:
             while self._flight:
                 self._advance()
                 self._finish(self._flight[0])
-            if not self._open:
+            self._finish_further()
+            if not (self._open or self._flight or self._further):
                 self._pack_shared()
 
     def _pack_shared(self) -> None:
