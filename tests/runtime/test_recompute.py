@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.tensor import Shard
 
 from lowering.strategies import mesh_with, random_strategy
 from runtime.workers import built, device_mesh
@@ -19,9 +20,10 @@ def recomputes(rank: int) -> tuple[int, int]:
     reference = copy.deepcopy(model)
     reference(*args).backward()
     strategy = replace(random_strategy(graph, mesh_with((2, 2)), 4), regathered=frozenset())
-    kept = []
-    for blocks in ((), ("blocks.0", "blocks.1")):
-        named = replace(strategy, recomputed=blocks)
+    cut = {parameter.tensor: (Shard(0), Shard(0)) for parameter in graph.parameters}
+    fsdp = replace(strategy, resting={**strategy.resting, **cut}, regathered=frozenset(cut))  # gathered ahead, thrice
+    kept, both = [], ("blocks.0", "blocks.1")
+    for named in (strategy, replace(strategy, recomputed=both), replace(fsdp, recomputed=both)):
         parallel = parallelize(model, named, mesh=device_mesh((2, 2)), graph=graph, keep=True)
         executor, runs = parallel._planned.executor, []
         forward = executor.forward
