@@ -83,9 +83,10 @@ def _seconds(events: Sequence[Event], pace: float) -> float:
 
 def summary(times: Sequence[float], sizes: Sequence[float]) -> str:
     """The sentence under a table of errors of step time and peak memory."""
-    middle = [100 * statistics.median(abs(error) for error in errors) for errors in (times, sizes)]
-    worst = [100 * max(abs(error) for error in errors) for errors in (times, sizes)]
-    return (
-        f"Step time: median absolute error {middle[0]:.1f} %, worst {worst[0]:.1f} %. "
-        f"Peak memory: median {middle[1]:.1f} %, worst {worst[1]:.1f} %, lowest {100 * min(sizes):+.1f} %."
-    )
+
+    def off(errors: Sequence[float]) -> str:
+        found = [100 * abs(error) for error in errors]
+        return f"{statistics.median(found):.1f} %, worst {max(found):.1f} %" if found else "not measured"
+
+    lowest = f", lowest {100 * min(sizes):+.1f} %" if sizes else ""
+    return f"Step time: median absolute error {off(times)}. Peak memory: median {off(sizes)}{lowest}."

@@ -27,7 +27,7 @@ def test_twin_of_parallelize_module(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert row["ours_seconds"] > 0 and row["native_seconds"] > 0
 
 
-def test_ranks_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rows.json"
     asked = ("--tiny", "--repeats", "2", "-o", str(out))
     monkeypatch.setattr(sys, "argv", ["accuracy_ranks.py", "measure", *asked])
@@ -37,3 +37,5 @@ def test_ranks_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for row in rows:  # BERT has tables of two rows: its inputs must be its own, not any small integers
         assert "error" not in row, row["error"]
         assert all(wall > 0 and stick > 0 for wall, stick in row["repeats"])
+    printed = capsys.readouterr().out  # what was measured is compared with what is predicted, as there
+    assert "| fsdp | gpt:small, batch 8, float32 |" in printed and "Peak memory: median" in printed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.cluster import cases, cases_memory
+from shardwright.cluster import cases, cases_convolution, cases_memory
 from shardwright.cluster.cases import Case, Maker
 from shardwright.cluster.timing import FASTEST_LAUNCH, QUEUE, queued_calls
 
@@ -17,7 +17,8 @@ def _smallest() -> list[Case]:
         *cases.matmuls(MAKE, "float32", 1e7),
         *cases.odd_matmuls(MAKE, "float32", 1e9),
         *cases.batched(MAKE, "float32", 1e8),
-        *cases.convolutions(MAKE, "float32", 1e9, (1,)),
+        *cases_convolution.convolutions(MAKE, "float32", 1e9, (1,)),
+        *cases_convolution.convolutions(MAKE, "float32", 1e9, (1,), shapes=cases_convolution.drawn_groups()),
         *cases.attentions(MAKE, "float32", 1e8),
         *cases.recurrences(MAKE, "float32", 1e9),
         *cases_memory.memory_kernels(MAKE, "float32", (2**11,)),
@@ -45,7 +46,7 @@ def test_runs(case: Case) -> None:
 def test_every_pass_is_covered() -> None:
     names = {(c.kernel, c.step) for c in SMALLEST}
     assert {("matmul", s) for s in ("forward", "input", "weight")} <= names
-    assert {("convolution", s) for s in ("forward", "input", "weight")} <= names
+    assert {(k, s) for k in ("convolution", "grouped") for s in ("forward", "input", "weight")} <= names
     assert {(k, s) for k in ("attention", "attention_causal", "lstm", "gelu") for s in ("forward", "backward")} <= names
 
 
@@ -68,13 +69,18 @@ def test_stopping_early_leaves_every_curve_its_ends() -> None:
     ordered = cases.ends_first(cases_memory.memory_kernels(MAKE, "float32", sizes))
     everything = list(cases_memory.memory_kernels(MAKE, "float32", sizes))
     assert sorted(c.bytes for c in ordered) == sorted(c.bytes for c in everything)
-    curves = {
-        (c.kernel, c.step): [d.bytes for d in everything if (d.kernel, d.step) == (c.kernel, c.step)] for c in ordered
-    }
+
+    def curve(case: Case) -> tuple:
+        return (
+            case.kernel,
+            case.step,
+            *case.features[1:],
+        )  # batch norm's once had each size with one number of channels only
+
+    curves = {curve(c): [d.bytes for d in everything if curve(d) == curve(c)] for c in ordered}
     for seen, wanted in ((1, min), (2, max)):
         for key, all_sizes in curves.items():
-            early = [c.bytes for c in ordered[: seen * len(curves)] if (c.kernel, c.step) == key]
-            assert wanted(all_sizes) in early
+            assert wanted(all_sizes) in [c.bytes for c in ordered[: seen * len(curves)] if curve(c) == key]
 
 
 @pytest.mark.parametrize("host", [1e-6, 2e-5, 4e-4, 4e-3])

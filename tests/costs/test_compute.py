@@ -14,6 +14,9 @@ from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
+from shardwright.operators.rules import Replicate
+from shardwright.operators.strategy import Strategy
+from shardwright.simulator import simulate
 
 DEVICE = Device("d", "cuda", 10**11, 1e12, 5e-6, (("float32", 1e13), ("bfloat16", 1e14)))
 LINE = Axis("gpu", 4, 1e-6, 1e11)
@@ -171,3 +174,66 @@ def test_the_measured_h200_prices_a_large_product_near_its_known_rate() -> None:
     graph = graph_of(lambda w, x: torch.nn.functional.linear(x, w.to(torch.bfloat16)).float().sum(), x)
     seconds = price(graph, "linear", (None,), mesh_of(parse_cluster("H200")))[0]
     assert 550e12 < 2 * 8192 * 4096 * 4096 / seconds < 900e12
+
+
+def calibrated(**ratios: float) -> Mesh:
+    """A device whose curves have one ratio each, by kernel and pass."""
+    features = {"convolution": 4, "grouped": 5, "attention_masked": 4}
+    curves = []
+    for name, ratio in ratios.items():
+        kernel, step = name.rsplit("_", 1)
+        point = (1.0,) * features.get(kernel, 1)
+        curves.append((f"{kernel}/float32/{step}", Curve(tuple("abcde"[: len(point)]), (point,), (ratio,))))
+    return replace(MESH, device=replace(DEVICE, profile=Profile("by hand", tuple(curves), kernel_floor=1e-9)))
+
+
+@pytest.mark.parametrize(("groups", "times"), [(1, 1.0), (4, 3.0)])
+def test_groups_of_a_convolution_have_a_curve_of_their_own(groups: int, times: float) -> None:
+    """Libraries compute them one after the other: priced like one dense convolution they were a third too cheap."""
+    x, filters = torch.empty(8, 64, 100, device="meta"), torch.empty(64, 64 // groups, 3, device="meta")
+    graph = graph_of(lambda w, x, f: torch.nn.functional.conv1d(x, f, groups=groups).sum() * w.sum(), x, filters)
+    alike = price(
+        graph, "conv1d", (None,), calibrated(convolution_forward=1.0)
+    )  # a profile from before they were measured
+    found = price(graph, "conv1d", (None,), calibrated(convolution_forward=1.0, grouped_forward=3.0))
+    assert found[0] == pytest.approx(times * alike[0])
+
+
+@pytest.mark.parametrize(("width", "ratio"), [(2048, 1.0), (1024, 1.0), (128, 5.0), (64, 5.0), (362, 3.0)])
+def test_narrow_rows_are_priced_between_the_widths_that_were_measured(width: int, ratio: float) -> None:
+    """A norm's weight gradient sums over rows; with few columns most of a GPU idles, and it took three times as long."""
+    x = torch.empty(10_000, width, device="meta")
+    graph = graph_of(lambda w, x: torch.nn.functional.layer_norm(x, (width,)).sum() * w.sum(), x)
+    found = price(graph, "layer_norm", (None,), calibrated(layer_norm_forward=1.0, layer_norm_narrow_forward=5.0))
+    assert found[0] == pytest.approx(
+        ratio * price(graph, "layer_norm", (None,), calibrated(layer_norm_forward=1.0))[0], rel=0.01
+    )
+
+
+def test_a_learned_bias_of_attention_costs_its_gradient() -> None:
+    q, bias = torch.empty(4, 2, 64, 16, device="meta"), torch.empty(1, 2, 64, 64, device="meta")
+    mesh, seconds = calibrated(attention_masked_forward=1.0, attention_masked_backward=1.0, clone_forward=1.0), []
+    for learned in (False, True):
+        graph = graph_of(
+            lambda w, q, b, learned=learned: torch.nn.functional.scaled_dot_product_attention(
+                q * w.sum(), q, q, b * w.sum() if learned else b
+            ).sum(),
+            q,
+            bias,
+        )
+        seconds.append(price(graph, "attention", (None,), mesh))
+    assert seconds[0][0] == seconds[1][0]
+    assert (
+        seconds[1][1] - seconds[0][1] > 2 * 4 * 4 * 2 * 64 * 64 / 1e12
+    )  # written for every score, and summed over the batch
+
+
+def test_two_gradients_are_added_at_the_speed_of_the_device() -> None:
+    """What the host takes to issue a kernel is no time of the device's: of small gradients it was four times theirs."""
+    graph = graph_of(lambda w, x: (x @ w).relu().sum() + (x @ w).sum(), torch.empty(16, 4096, device="meta"))
+    rest, splits = (Replicate(),), {op.name: (None,) for op in graph.ops}
+    strategy = Strategy((("gpu", 1),), splits, dict.fromkeys(graph.sources, rest))
+    mesh = replace(calibrated(add_forward=2.0), axes=(replace(LINE, size=1),))
+    events = simulate(graph, strategy, mesh).events
+    (added,) = [event.seconds for event in events if event.kind == "accumulate"]
+    assert added == pytest.approx(2.0 * 3 * 4 * 4096 * 4096 / 1e12)

@@ -63,6 +63,10 @@ def test_a_recurrence_is_issued_step_by_step_and_layer_by_layer(device, first):
     timed = replace(device, profile=Profile("by hand", (), (*TABLE, ("lstm", 1e-5, 3e-5))))
     steps = 5 * 2 * 2
     assert dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), timed) == pytest.approx((steps * 1e-5, steps * 3e-5))
+    called = (*TABLE, ("lstm", 1e-5, 3e-5), ("lstm_call", 4e-4, 5e-4))  # what a call takes, however short, is no step's
+    timed = replace(device, profile=Profile("by hand", (), called))
+    seconds = dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), timed)
+    assert seconds == pytest.approx((4e-4 + steps * 1e-5, 5e-4 + steps * 3e-5))
     assert dispatch_seconds(op, graph.tensors, (1, 0, 1, 1), device) == pytest.approx((6e-6, 9e-6))
 
 

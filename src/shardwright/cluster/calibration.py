@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from shardwright.cluster import cases, cases_dispatch, cases_memory
+from shardwright.cluster import cases, cases_convolution, cases_dispatch, cases_memory
 from shardwright.cluster.cases import Case, Maker
 from shardwright.cluster.pace import on_quietest_core
 from shardwright.cluster.timing import Stopwatch
@@ -47,23 +47,31 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     """What is measured on this kind of device and how the time is shared out."""
     if make.device.type == "cuda":
         exponents = (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)
-        sizes = tuple(2**e for e in exponents)
+        sizes, groups = tuple(2**e for e in exponents), cases_convolution.drawn_groups()
         plan: list[tuple[str, float, Iterable[Case]]] = [
-            ("matmul bfloat16", 0.17, cases.matmuls(make, "bfloat16", 5e12)),
-            ("matmul float32", 0.13, cases.matmuls(make, "float32", 4e11)),
-            ("matmul float16", 0.03, cases.matmuls(make, "float16", 2e12)),
-            ("matmul tf32", 0.03, cases.matmuls(make, "tf32", 2e12)),
-            ("odd matmul bfloat16", 0.04, cases.odd_matmuls(make, "bfloat16", 4e12)),
+            ("matmul bfloat16", 0.09, cases.matmuls(make, "bfloat16", 5e12)),
+            ("matmul float32", 0.08, cases.matmuls(make, "float32", 4e11)),
+            ("matmul float16", 0.02, cases.matmuls(make, "float16", 2e12)),
+            ("matmul tf32", 0.02, cases.matmuls(make, "tf32", 2e12)),
+            ("odd matmul bfloat16", 0.03, cases.odd_matmuls(make, "bfloat16", 4e12)),
             ("odd matmul float32", 0.02, cases.odd_matmuls(make, "float32", 4e11)),
             ("batched matmul bfloat16", 0.03, cases.batched(make, "bfloat16", 1e12)),
             ("batched matmul float32", 0.03, cases.batched(make, "float32", 2e11)),
-            ("convolution bfloat16", 0.11, cases.convolutions(make, "bfloat16", 2e12, (2, 8, 32, 128))),
-            ("convolution float32", 0.11, cases.convolutions(make, "float32", 1e12, (2, 8, 32, 128))),
-            ("attention float32", 0.05, cases.attentions(make, "float32", 2e11)),
-            ("memory bfloat16", 0.065, cases_memory.memory_kernels(make, "bfloat16", sizes)),
-            ("memory float32", 0.065, cases_memory.memory_kernels(make, "float32", sizes)),
-            ("lstm bfloat16", 0.1, cases.recurrences(make, "bfloat16", 1e12)),
-            ("lstm float32", 0.1, cases.recurrences(make, "float32", 5e11)),
+            ("convolution bfloat16", 0.09, cases_convolution.convolutions(make, "bfloat16", 2e12, (2, 8, 32, 128))),
+            ("convolution float32", 0.09, cases_convolution.convolutions(make, "float32", 1e12, (2, 8, 32, 128))),
+            *(
+                (
+                    f"grouped convolution {dtype}",
+                    0.03,
+                    cases_convolution.convolutions(make, dtype, 1e12, (2, 8, 32), shapes=groups),
+                )
+                for dtype in ("bfloat16", "float32")
+            ),
+            ("attention float32", 0.04, cases.attentions(make, "float32", 2e11)),
+            ("memory bfloat16", 0.12, cases_memory.memory_kernels(make, "bfloat16", sizes)),
+            ("memory float32", 0.12, cases_memory.memory_kernels(make, "float32", sizes)),
+            ("lstm bfloat16", 0.06, cases.recurrences(make, "bfloat16", 1e12)),
+            ("lstm float32", 0.06, cases.recurrences(make, "float32", 5e11)),
             ("attention bfloat16", 1.0, cases.attentions(make, "bfloat16", 1e12)),  # whatever time is left
         ]
     else:
@@ -73,7 +81,7 @@ def _groups(make: Maker, total: float) -> list[Clock]:
             ("matmul float32", 0.18, cases.matmuls(make, "float32", 8e9, 16)),
             ("matmul bfloat16", 0.04, cases.matmuls(make, "bfloat16", 1e9)),
             ("batched matmul float32", 0.05, cases.batched(make, "float32", 1e9)),
-            ("convolution float32", 0.16, cases.convolutions(make, "float32", 4e9, (4, 1), once=True)),
+            ("convolution float32", 0.16, cases_convolution.convolutions(make, "float32", 4e9, (4, 1), once=True)),
             ("attention float32", 0.12, cases.attentions(make, "float32", 1e9)),
             ("lstm float32", 0.1, cases.recurrences(make, "float32", 8e9)),
             ("memory bfloat16", 0.03, cases_memory.memory_kernels(make, "bfloat16", sizes)),

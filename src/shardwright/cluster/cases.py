@@ -1,9 +1,9 @@
-"""What calibration runs: matrix products, convolutions, attention and recurrences over shapes, dtypes and passes.
+"""What calibration runs: matrix products, attention and recurrences over shapes, dtypes and passes.
 
 A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.costs.kernels`), so that the
-ratio of measured to ideal seconds carries over. Shapes are ranges: batches of tokens by widths, convolutions drawn at
-random, heads by sequence lengths; none is taken from a model that predictions are judged on. Lists are
-long; whoever runs them may stop at any point, because they are shuffled, or curve by curve in turn, ends first.
+ratio of measured to ideal seconds carries over. Shapes are ranges: batches of tokens by widths, heads by sequence lengths;
+none is taken from a model that predictions are judged on. Lists are long; whoever runs them may stop at any point, because
+they are shuffled, or curve by curve in turn, ends first.
 """
 
 from __future__ import annotations
@@ -149,94 +149,6 @@ def batched(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
         yield Case("bmm", "forward", dtype, features, 2.0 * b * m * n * k, moved, build)
 
 
-CONVOLUTION_SEED, CONVOLUTION_SHAPES = 16, 64
-FILTERS = ((1, 1),) * 6 + ((3, 3),) * 6 + ((5, 5), (7, 7), (1, 7), (7, 1), (1, 3), (3, 1))
-"""How often a filter is drawn is how often it is listed."""
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution's sizes, batch aside; ``groups`` is 1 or the number of channels (depthwise)."""
-
-    channels: int
-    image: int
-    out: int
-    kernel: tuple[int, int]
-    stride: int
-    groups: int = 1
-
-
-def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_SEED) -> list[Convolution]:
-    """Convolutions drawn at random from ranges of sizes, so that none is there because some model has it.
-
-    Channels from 16 to 2048 and images from 7 to 112 positions, both evenly on a logarithmic scale, smaller images with more
-    channels; one in eight reads an image's three colours, one in four is depthwise.
-
-    >>> drawn_convolutions(2) == drawn_convolutions(3)[:2]
-    True
-    """
-    draw = random.Random(seed)
-    found: list[Convolution] = []
-    while len(found) < count:
-        kernel, stride = draw.choice(FILTERS), draw.choice((1, 1, 1, 2))
-        kind = draw.choice(("first", *("depthwise",) * 2, *("dense",) * 5))
-        image, channels, out = (round(2 ** draw.uniform(*ends)) for ends in ((2.8, 6.81), (4, 11), (4, 11)))
-        if kind == "first":
-            side = draw.choice((3, 5, 7, 8, 11, 14, 16))
-            found.append(
-                Convolution(3, draw.randint(128, 320), min(8 * round(out / 8), 1024), (side, side), max(1, side // 2))
-            )
-        elif image * channels <= 2**14 and image * out <= 2**14:
-            channels, out = 8 * round(channels / 8), 8 * round(out / 8)
-            if kind == "depthwise" and kernel != (1, 1):
-                found.append(Convolution(channels, image, channels, kernel, stride, channels))
-            elif kind == "dense":
-                found.append(Convolution(channels, image, out, kernel, stride))
-    return found
-
-
-def convolutions(
-    make: Maker, dtype: str, most_flops: float, batches: tuple[int, ...], once: bool = False
-) -> Iterator[Case]:
-    """Convolutions in the plain (channels first) memory format, forward, by input and by weight.
-
-    ``once``: each with the first of the batches that is not too much work (a CPU takes images one after the other).
-    """
-    seen: set[Convolution] = set()
-    for batch, shape in itertools.product(batches, drawn_convolutions()):
-        pad = (shape.kernel[0] // 2, shape.kernel[1] // 2)
-        side = [(shape.image + 2 * p - size) // shape.stride + 1 for p, size in zip(pad, shape.kernel, strict=True)]
-        area = shape.kernel[0] * shape.kernel[1]
-        m, k = batch * side[0] * side[1], shape.channels // shape.groups * area
-        flops = 2.0 * m * shape.out * k
-        moved = (batch * shape.channels * shape.image**2 + k * shape.out + m * shape.out) * BYTES[dtype]
-        if flops > most_flops or moved > 4e9 or (once and shape in seen):
-            continue
-        seen.add(shape)
-        family = "convolution" if shape.groups == 1 else "depthwise"
-        product = (("m", float(m)), ("n", float(shape.out)), ("k", float(k)))
-        sized = product if family == "convolution" else (("bytes", float(moved)),)
-        features: tuple[tuple[str, float], ...] = (*sized, ("area", float(area)))
-        sizes = (batch, shape, pad)
-
-        def forward(sizes: tuple = sizes) -> Run:
-            batch, shape, pad = sizes
-            x = make(batch, shape.channels, shape.image, shape.image, dtype=dtype)
-            w = make(shape.out, shape.channels // shape.groups, *shape.kernel, dtype=dtype)
-            return lambda: F.conv2d(x, w, stride=shape.stride, padding=pad, groups=shape.groups)
-
-        def backward(which: int, sizes: tuple = sizes) -> tuple[torch.Tensor, list[torch.Tensor]]:
-            batch, shape, pad = sizes
-            x = make(batch, shape.channels, shape.image, shape.image, dtype=dtype, grad=which == 0)
-            w = make(shape.out, shape.channels // shape.groups, *shape.kernel, dtype=dtype, grad=which == 1)
-            return F.conv2d(x, w, stride=shape.stride, padding=pad, groups=shape.groups), [(x, w)[which]]
-
-        yield Case(family, "forward", dtype, features, flops, moved, forward)
-        for which, step in enumerate(("input", "weight")):
-            build = gradients(lambda which=which, sizes=sizes: backward(which, sizes))  # type: ignore[misc]  # bound early
-            yield Case(family, step, dtype, features, flops, moved, build)
-
-
 def attentions(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
     """Scaled dot-product attention: plain, causal and with a mask. Few shapes: libraries plan each one for a second."""
     heads, lengths = (16, 128, 512), (128, 512, 1024, 2048, 4096)
@@ -315,9 +227,10 @@ def ends_first(cases: Iterator[Case], seed: int = 0) -> list[Case]:
     everything small is overpriced; without its upper end a curve says little, for small kernels cost the same whatever
     they do.
     """
-    curves: dict[tuple[str, str, str], list[Case]] = {}
+    curves: dict[tuple, list[Case]] = {}
     for case in cases:
-        curves.setdefault((case.kernel, case.step, case.dtype), []).append(case)
+        kind = (case.kernel, case.step, case.dtype, *case.features[1:])  # of every number of channels both ends
+        curves.setdefault(kind, []).append(case)
     turns: list[list[Case]] = []
     for items in curves.values():
         items.sort(key=lambda case: case.bytes)

@@ -89,8 +89,8 @@ class _Module(nn.Module):
 
 
 def cases(device: torch.device) -> Mapping[str, Insert]:
-    """By name; ``accumulate`` is the sum of two gradients of one tensor, ``mm`` a product of two matrices, ``lstm`` one step
-    of one layer.
+    """By name; ``accumulate`` is the sum of two gradients of one tensor, ``mm`` a product of two matrices, ``lstm`` a layer
+    over the sequence, ``lstm_call`` over sequences of one step (:func:`_per_step` tells the call from its steps).
 
     ``joined`` (two tensors and a piece cut off) only serves to tell ``slice`` and ``cat`` apart.
     """
@@ -120,9 +120,12 @@ def cases(device: torch.device) -> Mapping[str, Insert]:
         return Insert(made.apply, made.weights, beside=(("view", 2),))
 
     layers = [nn.LSTM(width, width, batch_first=True, device=device, dtype=dtype) for _ in range(PLACES)]
-    recurrent = Insert(
-        lambda place, x: layers[place](x)[0], [w for layer in layers for w in layer.parameters()], times=shape[1]
-    )
+    recurrences = [w for layer in layers for w in layer.parameters()]
+
+    def recurrent(sequences: int) -> Insert:
+        view = (sequences, rows // sequences, width)
+        made = Insert(lambda place, x: layers[place](x.view(view))[0].reshape(shape), recurrences)
+        return Insert(made.apply, made.weights, beside=(("view", 2),))
 
     def normed(place: int, x: Tensor) -> Tensor:
         return F.batch_norm(x, mean, variance, gains[place], offsets[place], training=True)
@@ -154,10 +157,25 @@ def cases(device: torch.device) -> Mapping[str, Insert]:
         "batch_norm": viewed(image, normed, gains, offsets),
         "max_pool2d": viewed(image, lambda place, x: F.max_pool2d(x, 3, 1, 1)),
         "scaled_dot_product_attention": simple(attended, ("view", 2), ("accumulate", 2)),
-        "lstm": recurrent,
+        "lstm": recurrent(shape[0]),
+        "lstm_call": recurrent(rows),
         "sum": simple(lambda x: x.sum(0, keepdim=True).expand(shape), ("view", 1)),
         "module": simple(module, ("mul", 1), times=2),
     }
+
+
+def _per_step(table: dict[str, list[float]], steps: int) -> None:
+    """From a call over so many steps and one over a single step, what a call takes by itself and what each step adds.
+
+    >>> table = {"lstm": [40.0, 80.0], "lstm_call": [10.0, 18.0]}
+    >>> _per_step(table, 31)
+    >>> table == {"lstm": [1.0, 62.0 / 30], "lstm_call": [9.0, 18.0 - 62.0 / 30]}
+    True
+    """
+    for i in (0, 1):
+        whole, one = table["lstm"][i], table["lstm_call"][i]
+        table["lstm"][i] = max(whole - one, 0.0) / (steps - 1)
+        table["lstm_call"][i] = max(one - table["lstm"][i], 0.0)
 
 
 def dispatch_seconds(yardstick: Yardstick, rounds: int = 3, repeats: int = 7) -> dict[str, list[float]]:
@@ -185,6 +203,8 @@ def dispatch_seconds(yardstick: Yardstick, rounds: int = 3, repeats: int = 7) ->
                 table[name][0] = table["view"][0]  # it is one; only its backward pass differs
     table.pop("joined", None)
     table["module"][1] = 0.0
+    if "lstm_call" in table:
+        _per_step(table, size_on(yardstick.device)[0][1])
     for i in (0, 1):
         parts = BLOCKS * sum(times * table[name][i] for name, times in PARTS.items())
         for row in table.values():

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from shardwright.cluster.cases import BYTES, Case, Maker, Run, gradients, torch_dtype
 
 Tensors = list[torch.Tensor]
+WIDE, NARROW = 1024, 128
+"""Columns of the tensors; some kernels are timed with either number."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ def _norm(make: Maker, elements: int, dtype: str) -> Tensors:
     return [*_one(make, elements, dtype), make(1024, dtype=dtype), make(1024, dtype=dtype)]
 
 
+def _narrow(make: Maker, elements: int, dtype: str) -> Tensors:
+    """As many elements in shorter rows: sums over the rows then have few columns to share out."""
+    return [make(max(elements // NARROW, 1), NARROW, dtype=dtype)]
+
+
+def _narrow_norm(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [*_narrow(make, elements, dtype), make(NARROW, dtype=dtype), make(NARROW, dtype=dtype)]
+
+
 def _image(make: Maker, elements: int, dtype: str) -> Tensors:
     return [make(max(elements // (64 * 28 * 28), 2), 64, 28, 28, dtype=dtype)]
 
@@ -52,7 +63,9 @@ def _image_norm(make: Maker, elements: int, dtype: str) -> Tensors:
 def _channel_norm(channels: int) -> Callable[[Maker, int, str], Tensors]:
     def build(make: Maker, elements: int, dtype: str) -> Tensors:
         image = make(max(elements // (channels * 28 * 28), 2), channels, 28, 28, dtype=dtype)
-        return [image, make(channels, dtype="float32"), make(channels, dtype="float32")]
+        weight, bias = make(channels, dtype="float32"), make(channels, dtype="float32")
+        weight.running = torch.zeros_like(weight), torch.ones_like(weight)  # type: ignore[attr-defined]  # not timed
+        return [image, weight, bias]
 
     return build
 
@@ -77,7 +90,7 @@ def _picks(make: Maker, elements: int, dtype: str) -> Tensors:
 
 
 def _batch_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    mean, variance = torch.zeros_like(weight), torch.ones_like(weight)
+    mean, variance = weight.running  # type: ignore[attr-defined]
     return F.batch_norm(x, mean, variance, weight, bias, training=True)
 
 
@@ -97,6 +110,7 @@ KERNELS = (
     Kernel("softmax", _one, lambda a: torch.softmax(a, -1)),
     Kernel("log_softmax", _one, lambda a: torch.log_softmax(a, -1)),
     Kernel("layer_norm", _norm, lambda x, w, b: F.layer_norm(x, (1024,), w, b)),
+    Kernel("layer_norm_narrow", _narrow_norm, lambda x, w, b: F.layer_norm(x, (NARROW,), w, b)),
     Kernel("rms_norm", _norm, lambda x, w, b: F.rms_norm(x, (1024,), w)),
     Kernel("group_norm", _image_norm, lambda x, w, b: F.group_norm(x, 8, w.to(x.dtype), b.to(x.dtype))),
     *(Kernel("batch_norm", _channel_norm(c), _batch_norm, channels=c) for c in (32, 64, 128, 256, 1024)),
@@ -108,6 +122,7 @@ KERNELS = (
     Kernel("cross_entropy_loss", _classes, F.cross_entropy),
     Kernel("embedding", _lookup, F.embedding),
     Kernel("sum", _one, lambda a: a.sum(0)),
+    Kernel("sum_narrow", _narrow, lambda a: a.sum(0), backward=False),
     Kernel("mean", _one, lambda a: a.mean(-1)),
     Kernel("cat", _two, lambda a, b: torch.cat([a, b], -1)),
     Kernel("clone", _one, torch.clone),

@@ -28,7 +28,7 @@ BEYOND_CACHES = 2**25
 
 def peak_dtype(kernel: str, dtype: str) -> str:
     """Float32 convolutions run on tensor cores as tf32 unless that is switched off."""
-    return "tf32" if dtype == "float32" and kernel == "convolution" else dtype
+    return "tf32" if dtype == "float32" and kernel in ("convolution", "grouped") else dtype
 
 
 def _datasheet(machine: Mapping[str, Any]) -> Device | None:

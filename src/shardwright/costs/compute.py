@@ -17,7 +17,7 @@ from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
 from shardwright.operators.rules import OpRules, Shard, Split, Window
 
-KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "depthwise": 0.3}
+KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "grouped": 0.5, "depthwise": 0.3}
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
@@ -87,7 +87,7 @@ def _assumed_ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -
         return np.full(len(work.bytes), 1 / MEMORY_EFFICIENCY)
     efficiency = np.full(len(work.bytes), KINDS_WITHOUT_CURVE[family])
     tile = 96 if device.kind == "cuda" else 8
-    if family in ("matmul", "bmm", "convolution"):
+    if family in ("matmul", "bmm", "convolution", "grouped"):
         m, n, k = work.features[:, 0], work.features[:, 1], work.features[:, 2]
         efficiency = efficiency * (m / (m + tile)) * (n / (n + tile)) * (k / (k + tile))
     arithmetic = work.flops / peak / np.maximum(efficiency, 1e-3)
@@ -106,6 +106,8 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
     """Real over ideal seconds: measured, or assumed for a device (or a dense kernel) nobody measured."""
     family, which = work.curve.split("/")
     curve = _curve(family, work.dtype, which, device)
+    if curve is None and family == "grouped":  # a profile from before they were measured
+        curve = _curve("convolution", work.dtype, which, device)
     if curve is None and device.profile is not None and family not in KINDS_WITHOUT_CURVE:
         curve = _curve("elementwise", work.dtype, "forward", device)
         if curve is not None and which == "backward":
@@ -113,6 +115,9 @@ def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.nda
     if curve is None:
         return _assumed_ratio(work, device, ideal, peak)
     ratio = curve(work.features[:, : len(curve.features)])
+    narrow = None if work.narrow is None else _curve(f"{family}_narrow", work.dtype, which, device)
+    if narrow is not None:
+        ratio = ratio + work.narrow * (narrow(work.features[:, : len(narrow.features)]) - ratio)
     if work.alignment is not None and (work.alignment < 16).any():
         ratio = _misaligned(ratio, work, device)
     return ratio
@@ -139,7 +144,8 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
 
     A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks.
     """
-    dtype = "tf32" if work.curve.startswith("convolution") and work.dtype == "float32" else work.dtype
+    tensor_cores = work.curve.startswith(("convolution", "grouped")) and work.dtype == "float32"
+    dtype = "tf32" if tensor_cores else work.dtype
     peak = device.peak(dtype)
     flops = work.padded if work.padded is not None and device.kind == "cuda" else work.flops
     ideal = np.maximum(flops / peak, work.bytes / device.bandwidth)

@@ -26,7 +26,7 @@ LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution
 LIKE |= dict.fromkeys(LINEAR, "add") | dict.fromkeys(CUTS, "slice") | dict.fromkeys(PIECES, "chunk") | SAME_KERNEL
 """Which timed operator another one is issued like."""
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Issued step by step and layer by layer, each like a step of an LSTM."""
+"""Issued in one call, and inside it step by step and layer by layer, each like a step of an LSTM."""
 KERNELS = {"linear": 3, "matmul": 2, "mm": 2, "conv2d": 2}
 """Kernels of the backward passes that were timed: one for each of two factors, and a sum for a linear layer's bias."""
 
@@ -51,7 +51,8 @@ def dispatch_seconds(
         product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0, 0), device)[0]
         forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
     elif name in RECURRENT and "lstm" in table:
-        forward, backward = (_steps(op, inputs) * seconds for seconds in table["lstm"])
+        call = table.get("lstm_call", (0.0, 0.0))
+        forward, backward = (once + _steps(op, inputs) * each for once, each in zip(call, table["lstm"], strict=True))
     else:
         forward, backward = table[name] if name in table else several_seconds(issued, device)
     return forward, _gradients(name, inputs, output, backward, table) if training else 0.0

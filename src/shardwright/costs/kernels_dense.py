@@ -63,7 +63,7 @@ def matmul(local: LocalOp) -> Kernels:
     forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads)
     others = [i for i in range(len(local.inputs)) if i not in (left, right)]
     if any(local.inputs[i].grad for i in others):  # the bias' gradient sums the output's
-        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes))
+        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes, n))
     return forward, backward
 
 
@@ -120,10 +120,14 @@ def convolution(local: LocalOp) -> Kernels:
     here = x if "transpose" in local.name else out
     m, n, k = here[:, 0] * here[:, 2:].prod(axis=1), weight[:, 0], weight[:, 1:].prod(axis=1)
     moved, flops = local.bytes, 2 * m * n * k
-    depthwise = local.inputs[1].shape[1] == 1 and local.inputs[0].shape[1] > 1
-    family = "depthwise" if depthwise else "convolution"
+    inner, outer = local.inputs[1].shape[1], local.inputs[0].shape[1]
     area = weight[:, 2:].prod(axis=1)
-    features = np.stack([moved, area] if depthwise else [m, n, k, area], axis=1)
+    family, sizes = "convolution", [m, n, k, area]
+    if inner == 1 and outer > 1:
+        family, sizes = "depthwise", [moved, area]
+    elif inner < outer and "transpose" not in local.name:  # computed group by group
+        family, sizes = "grouped", [m, n, k, area, np.maximum(x[:, 1] / weight[:, 1], 1.0)]
+    features = np.stack(sizes, axis=1)
 
     def work(which: str) -> Work:
         return Work(f"{family}/{which}", local.dtype, flops, moved, features)
@@ -149,10 +153,17 @@ def attention(local: LocalOp) -> Kernels:
     flops, tiles = each * rows * columns, each * np.ceil(rows / TILE) * np.ceil(columns / TILE) * TILE**2
     features = np.stack([heads, rows, columns, width], axis=1)
     forward = [Work(f"{family}/forward", local.dtype, flops, local.bytes, features, padded=tiles)]
-    if not any(t.grad for t in local.inputs[:3]):
+    if not any(t.grad for t in local.inputs[:4]):
         return forward, []
-    twice = Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)
-    return forward, [twice]
+    backward = [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)]
+    if (
+        masked and local.inputs[3].grad
+    ):  # a learned bias: written for every score, then summed to where it was broadcast from
+        scores = heads * rows * columns * DTYPE_BYTES[local.dtype]
+        backward.append(memory_work("clone/forward", local.dtype, scores))
+        if local.inputs[3].elements < np.prod(local.inputs[0].shape[:-1]) * local.inputs[1].shape[-2]:
+            backward.append(memory_work("sum/forward", local.dtype, scores + local.input_bytes(3)))
+    return forward, backward
 
 
 def recurrent(local: LocalOp) -> Kernels:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.cluster.cases_memory import NARROW, WIDE
 from shardwright.graph.core import DTYPE_BYTES, Atom, Op, Tensor
 
 SAME_KERNEL = {
@@ -47,7 +48,8 @@ class Work:
     """One kernel for many splits at once: ``curve`` names its calibration, arrays have one entry per split.
 
     ``alignment`` is, for a product, the power of two of bytes that its rows are multiples of: below 16 its fast kernels
-    do not run. ``padded`` are the flops of a GPU's kernel that works on whole tiles.
+    do not run. ``padded`` are the flops of a GPU's kernel that works on whole tiles. ``narrow`` says, from 0 to 1, how much
+    its rows are like the narrow ones of calibration, where those are measured apart.
     """
 
     curve: str
@@ -57,6 +59,7 @@ class Work:
     features: np.ndarray
     alignment: np.ndarray | None = None
     padded: np.ndarray | None = None
+    narrow: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,12 @@ def base_name(target: str) -> str:
     return parts[1] if len(parts) > 1 else target
 
 
-def memory_work(curve: str, dtype: str, amount: np.ndarray) -> Work:
-    """A kernel bound by the bytes it moves."""
-    return Work(curve, dtype, np.zeros_like(amount), amount, amount[:, None])
+def memory_work(curve: str, dtype: str, amount: np.ndarray, columns: np.ndarray | None = None) -> Work:
+    """A kernel bound by the bytes it moves, in rows of so many ``columns`` where that matters to it."""
+    narrow = None
+    if columns is not None:
+        narrow = np.clip(np.log2(WIDE / np.maximum(columns, 1)) / np.log2(WIDE / NARROW), 0.0, 1.0)
+    return Work(curve, dtype, np.zeros_like(amount), amount, amount[:, None], narrow=narrow)
 
 
 def _argument(op: Op, index: int, name: str, default: object) -> object:
@@ -183,7 +189,8 @@ def memory_kernels(local: LocalOp, copies: str) -> tuple[list[Work], list[Work]]
     name = SAME_KERNEL.get(local.name, local.name)
     if name == "batch_norm":
         return _batch_norm(local)
-    forward = [memory_work(f"{name}/forward", local.dtype, local.bytes)]
+    columns = local.input_shapes[0][:, -1] if name == "layer_norm" else None
+    forward = [memory_work(f"{name}/forward", local.dtype, local.bytes, columns)]
     if not any(t.grad for t in local.inputs) or local.kind == "creation":
         return forward, []
     if local.name in LINEAR or (local.name in PRODUCTS and len(local.inputs) > 1):
@@ -192,4 +199,4 @@ def memory_kernels(local: LocalOp, copies: str) -> tuple[list[Work], list[Work]]
         return forward, forward
     if local.name == "clone":
         return forward, []
-    return forward, [memory_work(f"{name}/backward", local.dtype, local.bytes)]
+    return forward, [memory_work(f"{name}/backward", local.dtype, local.bytes, columns)]

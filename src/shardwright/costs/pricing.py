@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from shardwright.cluster import Mesh
 from shardwright.costs import collectives
-from shardwright.costs.compute import op_times
+from shardwright.costs.compute import kernel_seconds, op_times
 from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
+from shardwright.costs.kernels_memory import memory_work
 from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds
 from shardwright.costs.replica_sums import leg_seconds
@@ -141,7 +144,7 @@ class _Prices:
             return self._copy(sum(traveller.step.bytes_out for traveller in steps), 2)
         if kind is Kind.PACK:
             return self._copy(self._packed_bytes(instruction), 2)
-        return self._copy(self._gradient_bytes(instruction), 3)  # two are read, one is written
+        return self._sum(self._gradient_bytes(instruction))
 
     def _packed_bytes(self, instruction: Instruction) -> int:
         if instruction.bucket < 0:
@@ -157,6 +160,13 @@ class _Prices:
         while slots[slot].alias >= 0:
             slot = slots[slot].alias
         return slots[slot].bytes
+
+    def _sum(self, size: int) -> float:
+        """Seconds in which one gradient is added to another: two are read, one is written."""
+        if self.device.kind != "cuda" or self.device.profile is None:
+            return self._copy(size, 3)
+        moved = np.array([3.0 * max(size, 1)])
+        return float(kernel_seconds(memory_work("add/forward", self._dtype, moved), self.device)[0])
 
     def _copy(self, size: int, passes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``size`` bytes ``passes`` times in all."""
@@ -211,8 +221,12 @@ class _Prices:
 
     def _update(self) -> tuple[float, float]:
         graph, flow = self.flow.graph, self.flow
-        trained = [p.tensor for p in graph.parameters if p.trainable]
-        sizes = [flow.values[flow.rest[tensor]].local.bytes for tensor in trained]
-        dtype = graph.tensors[trained[0]].dtype if trained else "float32"
-        seconds, host = update_seconds(self.program.optimizer, sizes, self.device, dtype)
+        sizes = [flow.values[flow.rest[p.tensor]].local.bytes for p in graph.parameters if p.trainable]
+        seconds, host = update_seconds(self.program.optimizer, sizes, self.device, self._dtype)
         return seconds, host if self.overhead else 0.0
+
+    @cached_property
+    def _dtype(self) -> str:
+        """That of the parameters that are trained."""
+        graph = self.flow.graph
+        return next((graph.tensors[p.tensor].dtype for p in graph.parameters if p.trainable), "float32")

@@ -36,6 +36,7 @@ from shardwright.frontend.diagnose import explain_failure, looks_at_data
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
 from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, whole_functions
+from shardwright.frontend.masks import dense_masks
 from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
@@ -111,6 +112,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             drop_assertions(program.graph)
             program = functionalise(program)
             enclose_unknown_extents(program)
+            dense_masks(program.graph)
             graph = convert(program, model, given)
     except CaptureError:
         raise

@@ -1,8 +1,13 @@
-"""Attention masks that mask nothing are left out.
+"""Attention masks in the form that fused kernels take: those that hide nothing are left out, others lie densely.
 
 A library that is being traced cannot look whether a mask hides anything, and gives attention one that it would have left out
 in an eager call: ``arange(197) >= 0``. With a mask, PyTorch's fast kernels refuse many lengths. Where a mask depends on
 nothing that is given to the model, it is computed here once; if every position may be seen, the operator gets none.
+
+On a GPU all fused kernels refuse a mask whose last dim has not stride 1 (``check_last_dim_stride_equals_1_dense`` in
+PyTorch's ``sdp_utils_cpp.h``), and float32 products of all scores are computed in their place. Learned biases come so: a
+table looked up for (query, key) and turned to (head, query, key). Such a mask is copied first; a fused kernel gives it its
+gradient too.
 """
 
 from __future__ import annotations
@@ -10,6 +15,8 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from torch.fx import Graph as Traced
+from torch.fx import Node
 
 from shardwright._torch_compat import operator
 from shardwright.frontend.replay import values_of
@@ -20,6 +27,20 @@ _MASK = 3
 """Its place among the arguments."""
 _LARGEST = 2**28
 """Elements of a mask that is looked at."""
+
+
+def dense_masks(traced: Traced) -> None:
+    """Put a copy before every attention operator whose mask does not lie densely along the keys."""
+    for node in list(traced.nodes):
+        if node.op != "call_function" or str(node.target) != _ATTENTION:
+            continue
+        mask = node.args[_MASK] if len(node.args) > _MASK else node.kwargs.get("attn_mask")
+        if not isinstance(mask, Node) or mask.meta["val"].shape[-1] == 1 or mask.meta["val"].stride(-1) == 1:
+            continue
+        with traced.inserting_before(node):
+            copy = traced.call_function(torch.ops.aten.contiguous.default, (mask,))
+        copy.meta = {**node.meta, "val": mask.meta["val"].contiguous()}
+        node.replace_input_with(mask, copy)
 
 
 def without_idle_masks(graph: Graph) -> Graph:
