@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 import paced
+from shardwright.verification.recorded import loss_of
 
 ANNOTATIONS = ("Optimizer.", "ProfilerStep")
 """Names of spans that PyTorch marks on the device's timeline, over kernels that are listed themselves."""
@@ -66,11 +67,35 @@ CASES = (
 )
 
 
-def _training_step(case: Case, device: str) -> Any:
+class Squares(torch.nn.Module):
+    """A model that gives no loss, trained on the mean square of what it gives, as everywhere in this project."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return loss_of(self.model(*args, **kwargs))
+
+
+def gives_no_loss(out: Any) -> bool:
+    """Whether the model's result holds nothing to train on as it is: Hugging Face's without labels of its own."""
+    return not isinstance(out, torch.Tensor | tuple) and getattr(out, "loss", None) is None
+
+
+def resolved_model(case: Case, device: str, squares: bool = False) -> Any:
+    """The model in training mode and an example of its inputs; ``squares``: it gives no loss of its own."""
     from shardwright.zoo.reference import resolve
 
-    resolved = resolve(case.reference, batch=case.batch, seq=case.seq, device=device, dtype=case.dtype)
-    model = resolved.model.train()
+    found = resolve(case.reference, batch=case.batch, seq=case.seq, device=device, dtype=case.dtype)
+    model = found.model.train()
+    return replace(found, model=Squares(model) if squares else model)
+
+
+def _training_step(case: Case, row: dict[str, Any], device: str) -> Any:
+    resolved = resolved_model(case, device)
+    row["squares"] = gives_no_loss(resolved.model(*resolved.args, **resolved.kwargs))
+    model = Squares(resolved.model) if row["squares"] else resolved.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def step(mark: Any = lambda: None) -> None:
@@ -143,7 +168,7 @@ def measure(case: Case, repeats: int = 24) -> dict[str, Any]:
     """Measure one case on the CUDA device."""
     row: dict[str, Any] = asdict(case)
     try:
-        step = _training_step(case, "cuda")
+        step = _training_step(case, row, "cuda")
         for _ in range(3):
             step()
         torch.cuda.synchronize()

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import paced
-from accuracy_cases import Case
+from accuracy_cases import Case, resolved_model
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.operators.rules import Replicate
 from shardwright.operators.strategy import Strategy
 from shardwright.simulator import Timeline, simulate
-from shardwright.zoo.reference import resolve
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ def whole(graph: Graph, mesh: Mesh) -> Strategy:
     return Strategy(mesh.names, splits, dict.fromkeys(graph.sources, rest))
 
 
-def predict(case: Case, mesh: Mesh) -> Timeline:
+def predict(case: Case, mesh: Mesh, squares: bool = False) -> Timeline:
     """Capture the case's model on meta tensors and simulate one step."""
-    resolved = resolve(case.reference, batch=case.batch, seq=case.seq, device="meta", dtype=case.dtype)
+    resolved = resolved_model(case, "meta", squares)
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     return simulate(graph, whole(graph, mesh), mesh)
 

@@ -27,6 +27,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def _measure(log: Path) -> None:
         began = time.perf_counter()
         row = accuracy_cases.measure(Case(**content), REPEATS)
         row["device"], row["torch"] = torch.cuda.get_device_properties(0).name, torch.__version__
-        row["gap"] = gap
+        row["gap"], row["transformers"] = gap, _transformers()
         with log.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(
@@ -149,6 +150,14 @@ def _measure(log: Path) -> None:
         )
         if "CUDA error" in row.get("error", "") or "AcceleratorError" in row.get("error", ""):
             raise SystemExit(0)  # the device is lost to this process; the row is written
+
+
+def _transformers() -> str:
+    """Its version, which is part of the models: masks that PyTorch's fused attention takes in one are refused in another."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return "none"
 
 
 def kernel_seconds(row: dict[str, Any]) -> float:
@@ -171,7 +180,8 @@ def _predict(row: dict[str, Any], cluster: str) -> dict[str, Any]:
     row = {key: value for key, value in row.items() if key != "error"}
     mesh = mesh_of(parse_cluster(cluster))
     try:
-        timeline = predict(Case(row["reference"], row["batch"], row["dtype"], row["seq"], row["family"]), mesh)
+        case = Case(row["reference"], row["batch"], row["dtype"], row["seq"], row["family"])
+        timeline = predict(case, mesh, row.get("squares", False))
         times = paced.compare(row["repeats"], timeline.events, mesh.device)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
@@ -199,6 +209,8 @@ def device_error(row: dict[str, Any], gaps: bool) -> float | None:
 def table(content: dict[str, Any]) -> str:
     """All rows, the failed ones too, and medians and worst of what was measured."""
     about = f"Seed {content['seed']}, {content.get('cluster')}, {content.get('device')}, torch {content.get('torch')}."
+    models = content.get("transformers"), content.get("predicted_with")
+    about += f" Measured with transformers {models[0]}, predicted with {models[1]}." if models[0] != models[1] else ""
     lines = [about, "", "| model | batch | length | dtype | kernels ms | error | with gaps, error | step ms | error "
              "| peak GiB | error |", "|---|--:|--:|---|--:|--:|--:|--:|--:|--:|--:|"]  # fmt: skip
     for row in content["rows"]:
@@ -249,7 +261,7 @@ def main() -> None:
         content = json.loads(asked.predict.read_text())
         with ProcessPoolExecutor(asked.processes, get_context("spawn")) as pool:
             content["rows"] = list(pool.map(_predict, content["rows"], [asked.cluster] * len(content["rows"])))
-        content["cluster"] = asked.cluster
+        content["cluster"], content["predicted_with"] = asked.cluster, _transformers()
         asked.predict.write_text(json.dumps(content))
         return print(table(content))
     cases, refused = draw_cases(asked.seed)
@@ -257,7 +269,7 @@ def main() -> None:
         return print(json.dumps({"cases": [asdict(case) for case in cases], "refused": refused}, indent=1))
     rows = _measure_all(cases, asked.output.with_suffix(".measured.jsonl"))
     content = {"seed": asked.seed, "refused": refused, "rows": rows}
-    content |= {key: row[key] for row in rows for key in ("device", "torch") if key in row}
+    content |= {key: row[key] for row in rows for key in ("device", "torch", "transformers") if key in row}
     asked.output.write_text(json.dumps(content))
     print(f"{sum('error' not in row for row in rows)} of {len(rows)} measured; --predict {asked.output} compares them")
 

@@ -237,3 +237,21 @@ def test_two_gradients_are_added_at_the_speed_of_the_device() -> None:
     events = simulate(graph, strategy, mesh).events
     (added,) = [event.seconds for event in events if event.kind == "accumulate"]
     assert added == pytest.approx(2.0 * 3 * 4 * 4096 * 4096 / 1e12)
+
+
+@pytest.mark.parametrize(("turned", "copied"), [(False, 0), (True, 2)])
+def test_operands_that_matmul_copies_first_are_paid_for(turned: bool, copied: int) -> None:
+    """Heads split off the last dim and turned to the front are no batch of matrices: attention written out was too cheap."""
+
+    def scores(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        q = (x.view(4, 8, 2, 32).transpose(1, 2) if turned else x.view(4, 2, 8, 32)) * w[0, 0]
+        return (q @ q.transpose(-1, -2)).sum()
+
+    graph = graph_of(scores, torch.empty(4, 8, 64, device="meta"))
+    rest, splits = (Replicate(),), {op.name: (None,) for op in graph.ops}
+    strategy = Strategy((("gpu", 1),), splits, dict.fromkeys(graph.sources, rest))
+    mesh = replace(calibrated(copy_forward=1e6, copy_rows_forward=1e6), axes=(replace(LINE, size=1),))
+    (seconds,) = [
+        e.seconds for e in simulate(graph, strategy, mesh).events if "matmul" in e.name and e.phase == "forward"
+    ]
+    assert round(seconds / (1e6 * 2 * 4 * 4 * 8 * 64 / 1e12)) == copied

@@ -6,6 +6,7 @@ it takes.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from shardwright.costs.replica_sums import leg_seconds
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute
+from shardwright.program.footprints import Strided
 
 FREE = frozenset((Kind.AWAIT, Kind.ARRIVE, Kind.DEPOSIT))
 """Instructions that issue nothing."""
@@ -106,6 +108,19 @@ def price(program: Program, mesh: Mesh) -> Priced:
     """
     prices = _Prices(program, mesh)
     return Priced(program, mesh, tuple(prices.event(instruction) for instruction in program.instructions))
+
+
+def is_batch_of_matrices(operand: Strided) -> bool:
+    """Whether ``matmul`` can take an operand as it lies: it sees all dims but the last two as one, which heads that were
+    split off the last dim and turned to the front are not.
+
+    >>> is_batch_of_matrices(Strided((2, 4, 8, 16), (512, 128, 16, 1), "float32"))
+    True
+    >>> is_batch_of_matrices(Strided((2, 4, 8, 16), (512, 16, 64, 1), "float32"))
+    False
+    """
+    batch = [(n, step) for n, step in zip(operand.shape[:-2], operand.strides[:-2], strict=True) if n > 1]
+    return all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(batch))
 
 
 class _Prices:
@@ -204,11 +219,19 @@ class _Prices:
                 pieces=self._pieces,
             )
             forward, backward = float(times[0, 0]), float(times[0, 1])
+            if self.overhead and node.kernel is None and node.op.target == "aten.matmul.default":
+                forward += sum(self._turned(operand) for operand in shapes if not is_batch_of_matrices(operand))
             for axis, size, often in exchanges(self.flow, node):  # these are instructions of their own
                 seconds = float(collectives.all_reduce(size, self.mesh.axes[axis]))
                 forward, backward = forward - seconds, backward - often * seconds
             self._operators[key] = (max(forward, 0.0), max(backward, 0.0))
         return self._operators[key]
+
+    def _turned(self, operand: Strided) -> float:
+        """Seconds in which an operand is copied for a product."""
+        kernel = "copy_rows" if operand.strides[-1] == 1 else "copy"
+        moved = memory_work(f"{kernel}/forward", operand.dtype, np.array([2.0 * operand.bytes]))
+        return float(kernel_seconds(moved, self.device)[0])
 
     @cached_property
     def _pieces(self) -> tuple[float, ...]:
