@@ -8,6 +8,7 @@ from pathlib import Path
 
 import paced
 from accuracy_cases import Case, resolved_model
+from eager_attention import as_eager_runs_it
 from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -40,7 +41,8 @@ def whole(graph: Graph, mesh: Mesh) -> Strategy:
 def predict(case: Case, mesh: Mesh, squares: bool = False) -> Timeline:
     """Capture the case's model on meta tensors and simulate one step."""
     resolved = resolved_model(case, "meta", squares)
-    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    with as_eager_runs_it():
+        graph = capture(resolved.model, resolved.args, resolved.kwargs)
     return simulate(graph, whole(graph, mesh), mesh)
 
 

@@ -31,16 +31,22 @@ _LARGEST = 2**28
 
 def dense_masks(traced: Traced) -> None:
     """Put a copy before every attention operator whose mask does not lie densely along the keys."""
-    for node in list(traced.nodes):
-        if node.op != "call_function" or str(node.target) != _ATTENTION:
-            continue
-        mask = node.args[_MASK] if len(node.args) > _MASK else node.kwargs.get("attn_mask")
-        if not isinstance(mask, Node) or mask.meta["val"].shape[-1] == 1 or mask.meta["val"].stride(-1) == 1:
-            continue
+    for node, mask in strided_masks(traced):
         with traced.inserting_before(node):
             copy = traced.call_function(torch.ops.aten.contiguous.default, (mask,))
         copy.meta = {**node.meta, "val": mask.meta["val"].contiguous()}
         node.replace_input_with(mask, copy)
+
+
+def strided_masks(traced: Traced) -> list[tuple[Node, Node]]:
+    """Attention operators whose mask has not stride 1 along the keys, and that mask."""
+    found = []
+    for node in traced.nodes:
+        if node.op == "call_function" and str(node.target) == _ATTENTION:
+            mask = node.args[_MASK] if len(node.args) > _MASK else node.kwargs.get("attn_mask")
+            if isinstance(mask, Node) and mask.meta["val"].shape[-1] > 1 and mask.meta["val"].stride(-1) != 1:
+                found.append((node, mask))
+    return found
 
 
 def without_idle_masks(graph: Graph) -> Graph:
