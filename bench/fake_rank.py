@@ -101,5 +101,26 @@ def peak_bytes(step: Callable[[], None], before: int, device: str) -> int | None
     return torch.cuda.max_memory_allocated() - before
 
 
+def reserved_bytes(step: Callable[[], None], before: int, device: str) -> int | None:
+    """As :func:`peak_bytes`, of what is reserved from the device: what CUDA graphs keep for themselves counts."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_reserved() - before
+
+
+def reserved(device: str) -> int:
+    """Bytes reserved from the device, caches emptied."""
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
 def allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0

@@ -5,7 +5,8 @@
 The other ranks do not exist: PyTorch's fake process group sends and receives at once, so this shows what one rank computes,
 what its host does and what it holds, not the network. Both engines have the same blocks, the same micro-batches and the same
 order of passes (by torch's CSV), and take turns in one run. ``--compiled`` adds both under ``torch.compile``; what an engine
-refuses is printed. Predicted is what our simulator says of the rank with nothing to wait for. Without a GPU:
+refuses is printed. Memory is what is reserved from the device at the worst moment, parameters and gradients included, no
+optimizer. Predicted is what our simulator says of the rank with nothing to wait for. Without a GPU:
 ``--device cpu --model tiny``.
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fake_rank import allocated, alternating, join_fake_group, peak_bytes
+from fake_rank import alternating, join_fake_group, reserved, reserved_bytes
 
 STAGES, RANK = 4, 1
 MODELS: dict[str, tuple[str, int, int]] = {
@@ -148,7 +149,7 @@ def main() -> None:
     if asked.device == "cuda":
         row["gpu"] = torch.cuda.get_device_name()
     for label in ("ours", "torch", *(("ours compiled", "torch compiled") if asked.compiled else ())):
-        before = allocated(asked.device)
+        before = reserved(asked.device)
         compiled = label.endswith("compiled")
         try:
             if label.startswith("ours"):
@@ -159,7 +160,7 @@ def main() -> None:
                 module, step = theirs(asked.model, asked, compiled)
             for _ in range(6):  # our operators are traced after a few passes, the compiler has compiled
                 step()
-            row[f"{label} peak_bytes"] = peak_bytes(step, before, asked.device)
+            row[f"{label} peak_bytes"] = reserved_bytes(step, before, asked.device)
         except Exception as error:  # what torch's own classes cannot do is a result
             if label == "ours":
                 raise
