@@ -21,7 +21,6 @@ import torch  # noqa: E402
 
 def train(device: str, steps: int) -> tuple[list[float], list[torch.Tensor], int]:
     from runtime.pipelines import halves, pipeline_plan
-
     from shardwright.frontend import capture
     from shardwright.runtime import parallelize
     from shardwright.zoo.reference import resolve
