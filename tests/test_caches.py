@@ -161,6 +161,12 @@ def test_of_several_processes_one_compiles_and_the_others_wait(
     third.end()
 
 
+def test_no_kernel_is_compiled_in_another_way() -> None:
+    """numba's own cache ends the program where it cannot be written (the scheduler's kernels once used it)."""
+    package = Path(jit.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if "njit" in path.read_text()] == ["jit.py"]
+
+
 def test_kernels_compile_without_any_cache(private: Path) -> None:
     private.write_text("a file where the folder should be")
     assert _kernel()(np.float64(2.0)) == 4.0

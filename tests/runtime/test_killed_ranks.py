@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -56,13 +59,26 @@ def plan_file(request, tmp_path_factory) -> Path:
     return path
 
 
+@contextmanager
+def signals_as_they_are() -> Iterator[None]:
+    """torchrun's agent takes the signals of the process it runs in, and keeps them."""
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def train(plan_file: Path, folder: Path, deaths: list[str], how: str = "still") -> float:
     from shardwright.plans import Plan
 
     script = [str(SCRIPT), str(plan_file), str(folder), str(STEPS), how, *deaths]
     arguments = torchrun_arguments(Plan.load(plan_file), script, max_restarts=len(deaths))
     forking_context()  # of which torchrun makes use: a rank that starts anew need not import everything anew
-    with patch.dict(os.environ, [FRESH_STORE]):
+    with patch.dict(os.environ, [FRESH_STORE]), signals_as_they_are():
         torchrun(["--run-path", "--start-method=forkserver", *arguments])
     return float((folder / "final").read_text())
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from shardwright.jit import kernel
 from shardwright.schedules._flat import F, Flat, I, Ints, W, ready
 from shardwright.schedules.pipeline import Floats
 
@@ -38,7 +38,7 @@ class Rooms(NamedTuple):
     keep: Floats
 
 
-@njit(cache=True)
+@kernel()
 def _choose(  # pragma: no cover - compiled
     flat: Flat, rooms: Rooms, rule: Rule, device: int, nexts: Ints, done: Floats, free: float, held: float
 ) -> tuple[float, int, int]:
@@ -73,7 +73,7 @@ def _choose(  # pragma: no cover - compiled
     return best_start, best_kind, best_stage
 
 
-@njit(cache=True)
+@kernel()
 def list_schedule(  # pragma: no cover - compiled
     flat: Flat, rooms: Rooms, rule: Rule, numbers: Ints, begins: Ints
 ) -> bool:

@@ -10,8 +10,8 @@ and memory within its limit is timed anew and accepted by Metropolis's rule.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shardwright.jit import kernel
 from shardwright.schedules._flat import F, Flat, I, Ints, run_orders
 from shardwright.schedules.pipeline import Floats
 
@@ -23,13 +23,13 @@ NEAR, FAR = 3, 12
 """Places an action moves up, and from where one is pulled, at most."""
 
 
-@njit(cache=True)
+@kernel()
 def _end(flat: Flat, numbers: Ints, starts: Floats, place: int) -> float:  # pragma: no cover - compiled
     kind, rest = divmod(numbers[place], flat.stages * flat.microbatches)
     return starts[place] + flat.seconds[kind, rest // flat.microbatches, rest % flat.microbatches]
 
 
-@njit(cache=True)
+@kernel()
 def measure(  # pragma: no cover - compiled
     flat: Flat, numbers: Ints, begins: Ints, starts: Floats, makespan: bool
 ) -> tuple[float, float, int]:
@@ -47,7 +47,7 @@ def measure(  # pragma: no cover - compiled
     return most - (first if makespan else 0.0), total / (len(begins) - 1), worst
 
 
-@njit(cache=True)
+@kernel()
 def _longest_path(  # pragma: no cover - compiled
     flat: Flat, numbers: Ints, begins: Ints, starts: Floats, where: Ints, device: int, path: Ints
 ) -> int:
@@ -77,7 +77,7 @@ def _longest_path(  # pragma: no cover - compiled
     return length
 
 
-@njit(cache=True)
+@kernel()
 def _pull(numbers: Ints, low: int, high: int) -> None:  # pragma: no cover - compiled
     """The action at ``high`` to ``low``, those between one place later."""
     moved = numbers[high]
@@ -86,7 +86,7 @@ def _pull(numbers: Ints, low: int, high: int) -> None:  # pragma: no cover - com
     numbers[low] = moved
 
 
-@njit(cache=True)
+@kernel()
 def _push(numbers: Ints, low: int, high: int) -> None:  # pragma: no cover - compiled
     """The inverse of ``_pull``."""
     moved = numbers[low]
@@ -95,7 +95,7 @@ def _push(numbers: Ints, low: int, high: int) -> None:  # pragma: no cover - com
     numbers[high] = moved
 
 
-@njit(cache=True)
+@kernel()
 def _legal(flat: Flat, numbers: Ints, begin: int, low: int, high: int, device: int) -> bool:  # pragma: no cover
     """Whether the action just pulled to ``low`` may pass those up to ``high``, and memory keeps its limit."""
     size, microbatches = flat.stages * flat.microbatches, flat.microbatches
@@ -115,7 +115,7 @@ def _legal(flat: Flat, numbers: Ints, begin: int, low: int, high: int, device: i
     return True
 
 
-@njit(cache=True)
+@kernel()
 def anneal(  # pragma: no cover - compiled
     flat: Flat,
     numbers: Ints,
