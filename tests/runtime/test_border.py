@@ -69,11 +69,9 @@ def planned(search: str, devices: int):
 
 @functools.lru_cache
 def mesh_for(axes: tuple[tuple[str, int], ...]):
-    """The plan's mesh over all four workers, or twice over two of them."""
-    names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
-    if torch.Size(sizes).numel() == 4:
-        return init_device_mesh("cpu", sizes, mesh_dim_names=names)
-    return init_device_mesh("cpu", (2, *sizes), mesh_dim_names=("half", *names))[names]
+    """The plan's mesh over all workers."""
+    names, sizes = zip(*axes, strict=True)
+    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
 
 
 def split(model, plan, **options):
@@ -213,8 +211,8 @@ def as_plain_tensors(rank: int, plans) -> None:
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_module_before_and_after_on_two_processes(pool, search):
-    pool.run(loops, planned(search, 2))
+def test_a_module_before_and_after_on_two_processes(pair, search):
+    pair.run(loops, planned(search, 2))
 
 
 def test_a_module_before_and_after_on_four_processes(pool):
@@ -222,14 +220,14 @@ def test_a_module_before_and_after_on_four_processes(pool):
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_gradients_lie_as_their_tensors_do(pool, search):
-    pool.run(kinds_of_tensors, planned(search, 2))
+def test_gradients_lie_as_their_tensors_do(pair, search):
+    pair.run(kinds_of_tensors, planned(search, 2))
 
 
 @pytest.mark.parametrize("search", ["data-parallel", "fsdp"])
-def test_calls_with_and_without_input_gradients(pool, search):
-    pool.run(some_steps, planned(search, 2))
+def test_calls_with_and_without_input_gradients(pair, search):
+    pair.run(some_steps, planned(search, 2))
 
 
-def test_results_are_plain_tensors(pool):
-    pool.run(as_plain_tensors, planned("data-parallel", 2))
+def test_results_are_plain_tensors(pair):
+    pair.run(as_plain_tensors, planned("data-parallel", 2))
