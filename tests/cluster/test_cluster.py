@@ -100,6 +100,15 @@ def test_unlike_groups_and_hosts(tmp_path: Path) -> None:
     assert parse_cluster(str(path)) == cluster
 
 
+def test_one_mesh_of_unlike_devices_counts_on_the_slowest_and_on_the_least_memory() -> None:
+    """H100 and A100 have the same memory, of which H100 reserves more: all were taken for H100."""
+    for text in ("4xA100+4xH100", "4xH100+4xA100"):
+        cluster = parse_cluster(text)
+        mesh = mesh_of(cluster)
+        assert mesh.device.peak("bfloat16") == min(node.device.peak("bfloat16") for node in cluster.nodes)
+        assert mesh.device.usable_memory == min(node.device.usable_memory for node in cluster.nodes)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [

@@ -60,6 +60,7 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         assert plan.schedule is not None
         check(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule))
         assert joint.best.bound_seconds <= one.step_seconds
+        assert plan.proof.step_bound == min(joint.best.bound_seconds, plan.prediction.step_seconds) > 0
 
 
 def test_a_parameter_that_stages_on_unlike_meshes_share_is_refused(joint: Joint) -> None:

@@ -155,8 +155,12 @@ class Cluster:
 
     @property
     def device(self) -> Device:
-        """The device a plan over the whole cluster has to fit: least memory, then least speed."""
-        return min((n.device for n in self.nodes), key=lambda d: (d.usable_memory, d.peak("float32"), d.bandwidth))
+        """What a plan over the whole cluster may count on of every device: the slowest one, with the least memory of all."""
+        devices = [node.device for node in self.nodes]
+        slowest = min(devices, key=lambda d: (d.peak("bfloat16"), d.peak("float32"), d.bandwidth))
+        least = min(device.usable_memory for device in devices)
+        same = slowest.usable_memory == least
+        return slowest if same else replace(slowest, memory=least + slowest.reserved)
 
     @property
     def calibration(self) -> str:

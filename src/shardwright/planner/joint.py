@@ -78,7 +78,10 @@ class Joint:
         LoweringError, PlanError
             When the runtime could not run it; the message says why.
         """
-        return delivered(self.graph, self.cluster, self.options, found, reference, self.candidates())
+        bounded = replace(
+            found, bound_seconds=self.best.bound_seconds, scope=self.best.scope
+        )  # a recipe is in its space
+        return delivered(self.graph, self.cluster, self.options, bounded, reference, self.candidates())
 
     def fastest(self, reference: str = "", beat: float = inf) -> tuple[Plan | None, Simulated]:
         """The pipeline whose simulated step is shortest, as a plan, and what the simulation said of each that was tried.

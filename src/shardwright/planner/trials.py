@@ -290,11 +290,11 @@ class Trials:
         """An answer simulated, at a glance where the model is deep and its blocks are all split alike; once for all."""
         key = (mesh, name, np.asarray(searched.solution.answer).tobytes())
         if key not in self._tried:
-            graph, limit, prediction = self.described.graph, self.limit(mesh), None
+            limit, prediction = self.limit(mesh), None
             if name != LEAST_MEMORY and searched.formulation.within.fold:
                 prediction = self._glanced(mesh, searched)
             exact = prediction is None
-            prediction = prediction or predict(graph, searched.strategy, mesh, self.optimizer, limit)
+            prediction = prediction or self._simulated(mesh, searched)
             found = Found(name, mesh, searched, prediction, exact)
             near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
             self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
@@ -312,17 +312,22 @@ class Trials:
         """What searches have in common that come to the same strategy."""
         stated, answer = searched.formulation, searched.solution.answer
         options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
-        return (mesh, stated.within.regather, stated.within.whole_gradients, tuple(options))
+        within = stated.within
+        return (mesh, within.regather, within.whole_gradients, tuple(within.arrives.items()), tuple(options))
 
     def exactly(self, found: Found) -> Found:
-        """The same, every event simulated; once for all searches that come to the same strategy."""
+        """The same, every event simulated."""
         if found.exact:
             return found
-        key = self.alike(found.mesh, found.searched)
+        return replace(found, prediction=self._simulated(found.mesh, found.searched), exact=True)
+
+    def _simulated(self, mesh: Mesh, searched: Searched) -> Prediction:
+        """Every event simulated, once for all searches that come to the same strategy."""
+        key = self.alike(mesh, searched)
         if key not in self._exact:
-            limit = self.limit(found.mesh)
-            self._exact[key] = predict(self.described.graph, found.strategy, found.mesh, self.optimizer, limit)
-        return replace(found, prediction=self._exact[key], exact=True)
+            graph, limit = self.described.graph, self.limit(mesh)
+            self._exact[key] = predict(graph, searched.strategy, mesh, self.optimizer, limit)
+        return self._exact[key]
 
     def best(self, candidates: Sequence[Found], search: str) -> Found:
         """The best answer to a search, simulated event by event wherever a glance cannot tell."""
