@@ -188,3 +188,22 @@ def test_a_kink_excuses_nothing_else():
     run = train(copy.deepcopy(model), (x, -1e-7), {}, 1, keep=True)
     run.gradients[0]["out"] = run.gradients[0]["out"] * 1.001
     assert ("gradient", "out at step 1") in wrong(model, x, run)
+
+
+class Hearing(torch.nn.Module):
+    """Says that what it makes of its input wants a gradient, as feature extractors for sound do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wave = x[:, None]
+        wave.requires_grad = True
+        return self.layer(wave).square().mean()
+
+
+def test_a_model_that_wants_gradients_of_its_inputs_by_itself():
+    model, x = Hearing().double(), torch.randn(3, 4, dtype=torch.float64)
+    run = train(copy.deepcopy(model), (x,), {}, 2, keep=True)
+    assert run.gradients[-1]["input [0][0]"].abs().max() > 0

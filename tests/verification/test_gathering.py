@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from runtime.workers import device_mesh
-from shardwright.verification.gathering import gathered
+from shardwright.verification.gathering import distance, gathered
 
 
 def share(rank: int):
@@ -35,3 +35,9 @@ def test_every_rank_is_seen(pool):
 def test_alone_nothing_is_sent():
     found = gathered({"w": torch.ones(2)}, together=False)
     assert torch.equal(found.tensors["w"], torch.ones(2)) and found.spreads == {}
+
+
+def test_a_tensor_without_numbers_is_not_missed():
+    assert distance(torch.ones(3, 0), None) == distance(None, torch.ones(0)) == distance(None, None) == 0.0
+    assert distance(torch.ones(1), None) == distance(None, torch.zeros(1)) == math.inf
+    assert distance(torch.ones(2), torch.ones(3)) == distance(torch.ones(2), torch.ones(2, 0)) == math.inf

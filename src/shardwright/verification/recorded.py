@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
@@ -138,12 +139,23 @@ def _step(
     if inputs:
         leaves = flatten_with_paths((args, kwargs))
         trained |= {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
-    output = trained_on(model(*args, **kwargs))
+    with _Wanted():
+        output = trained_on(model(*args, **kwargs))
     loss = loss_of(output)
     outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
     if torch.is_grad_enabled():
         loss.backward()
     return loss, outputs, {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+
+
+class _Wanted(TorchFunctionMode):
+    """Models say of a tensor made of their inputs that it wants a gradient (those that hear, for checkpointing). Where the
+    inputs ask for theirs it has one, and PyTorch refuses to be told so of a tensor that is no leaf."""
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function == torch.Tensor.requires_grad.__set__ and args[1] and args[0].requires_grad:  # type: ignore[attr-defined]
+            return None
+        return function(*args, **(kwargs or {}))
 
 
 def _asking(leaf: Any) -> Any:
