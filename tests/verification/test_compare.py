@@ -206,4 +206,5 @@ class Hearing(torch.nn.Module):
 def test_a_model_that_wants_gradients_of_its_inputs_by_itself():
     model, x = Hearing().double(), torch.randn(3, 4, dtype=torch.float64)
     run = train(copy.deepcopy(model), (x,), {}, 2, keep=True)
-    assert run.gradients[-1]["input [0][0]"].abs().max() > 0
+    (asked,) = (x for name, x in run.gradients[-1].items() if name.startswith("input "))
+    assert asked.abs().max() > 0

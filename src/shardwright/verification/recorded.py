@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
