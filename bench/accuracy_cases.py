@@ -104,9 +104,8 @@ def _training_step(case: Case, row: dict[str, Any], device: str) -> Any:
         loss = out if isinstance(out, torch.Tensor) else out[0] if isinstance(out, tuple) else out.loss
         mark()
         loss.backward()
-        del out, loss
         mark()
-        optimizer.step()
+        optimizer.step()  # what the model gave is still held, as in a plain loop
         optimizer.zero_grad(set_to_none=True)
         mark()
 

@@ -77,7 +77,7 @@ def write(local: bool) -> Path:
         accuracy_table.table(accuracy_table.compare(steps)),
         "## One rank of eight",
         "Rank 0 of an eight-way plan with the fake process group: collectives take no time, so compute, dispatch and "
-        "memory are compared.",
+        "memory are compared. *Device alone* is the prediction without any host, which is how a recorded step is replayed.",
         accuracy_ranks.predict(MEASURED / "plans", ranks) if ranks.exists() else "Not measured yet.",
         "## The same on a busier machine",
         "Seven of these cases on another H200, whose host was 1.1 to 2.9 times slower than the calibrated one.",

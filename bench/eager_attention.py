@@ -31,8 +31,10 @@ def as_eager_runs_it() -> Iterator[None]:
 
 
 def written_out(traced: Graph) -> None:
-    """Replace attention with a strided mask by its operators."""
+    """Replace attention with a strided bias by its operators (a boolean mask is there because the library is traced)."""
     for node, mask in strided_masks(traced):
+        if not mask.meta["val"].is_floating_point():
+            continue
         with traced.inserting_before(node):
             out = _scores_and_values(traced, node, mask)
         node.replace_all_uses_with(out)
