@@ -7,11 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace as Row
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from shardwright.frontend import capture
+from shardwright.frontend.replay import replay
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from accuracy_cases import kernels_of
 from drawn import device_error, kernel_seconds, table
+from eager_attention import as_eager_runs_it
 
 AVERAGES = [
     Row(key="aten::mul", device_type="DeviceType.CPU", is_user_annotation=False, self_device_time_total=7.0),
@@ -37,3 +43,30 @@ def test_prices_are_compared_with_kernels_alone_and_in_a_queue() -> None:
     assert device_error(row, gaps=True) == pytest.approx(0.0)
     assert device_error({k: v for k, v in row.items() if k != "gap"}, gaps=True) is None
     assert "| +25.0 % | +0.0 % |" in table({"seed": 1, "rows": [row], "refused": []})
+
+
+class Biased(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(5, 5, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            x, x, x, self.bias.permute(2, 0, 1).unsqueeze(0), scale=0.7
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_eager_attention_computes_for_a_strided_bias(dtype: torch.dtype) -> None:
+    """Predictions of eager PyTorch are made from these operators: the same numbers, forward and back."""
+    torch.manual_seed(0)
+    model, x = Biased().to(dtype), torch.randn(3, 2, 5, 4, dtype=dtype, requires_grad=True)
+    with as_eager_runs_it():
+        graph = capture(model, (x,))
+    assert not any("attention" in op.target for op in graph.ops)
+    with sdpa_kernel(SDPBackend.MATH):
+        outputs = replay(graph, model, (x,)), model(x)
+    ours, theirs = ((out, *torch.autograd.grad(out.square().sum(), (x, model.bias))) for out in outputs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, other)
