@@ -24,6 +24,7 @@ class PipelineMover(ABC):
         self.lines, self.traces = [module._workers], True
         self.droppable = optimizer is not None
         self.device: torch.device = module._device
+        module._replay = None  # waits inside of replayed CUDA graphs are not seen by any clock
 
     @property
     def _plan(self) -> Plan:
@@ -56,6 +57,7 @@ class PipelineMover(ABC):
             move(self._module, self._optimizer, self.plans()(rows))
         except ShardwrightError:
             return False
+        self._module._replay = None
         if self.traces:  # the operators of its stages at once, and not only after some passes
             for part in self._module._parts.values():
                 part.executor.settle()
