@@ -31,14 +31,30 @@ def as_eager_runs_it() -> Iterator[None]:
 
 
 def written_out(traced: Graph) -> None:
-    """Replace attention with a strided bias by its operators (a boolean mask is there because the library is traced)."""
+    """Replace attention with a strided bias that is learned by its operators.
+
+    Other strided masks are there because the library is traced: eager calls leave them out.
+    """
     for node, mask in strided_masks(traced):
-        if not mask.meta["val"].is_floating_point():
+        if not _learned(mask):
             continue
         with traced.inserting_before(node):
             out = _scores_and_values(traced, node, mask)
         node.replace_all_uses_with(out)
         traced.erase_node(node)
+
+
+def _learned(mask: Node) -> bool:
+    """Whether a mask is made from a parameter (exported ones are called so)."""
+    waiting, seen = [mask], {mask}
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" and node.name.startswith("p_"):
+            return mask.meta["val"].is_floating_point()
+        more = set(node.all_input_nodes) - seen
+        seen |= more
+        waiting += more
+    return False
 
 
 def _scores_and_values(traced: Graph, node: Node, mask: Node) -> Node:
