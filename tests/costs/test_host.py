@@ -120,3 +120,6 @@ def test_the_runtime_costs_by_parameter_collective_and_exchange(device):
     assert [event.host for event in found] == pytest.approx([1e-6 + more for more in added])
     uncalibrated = replace(device, profile=None)
     assert with_runtime(events, 5, uncalibrated, Runtime(1, 10, 20, 30, 5)) == tuple(events)
+    replayed = with_runtime(events, 5, device, Runtime(1, 10, 20, 30, 5), recorded=True)
+    assert [event.host for event in replayed] == pytest.approx([0.0, 0.0, 0.0, 0.0, 205e-6])
+    assert [event.seconds for event in replayed] == [1.0] * 5

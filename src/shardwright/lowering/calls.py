@@ -14,8 +14,9 @@ import torch
 from shardwright._torch_compat import operator, returns_list, schema
 from shardwright.graph import Atom, Op, Ref
 from shardwright.lowering.collectives import exchange
-from shardwright.lowering.randomness import Drawn, Dropout, draws
+from shardwright.lowering.randomness import Drawn, Dropout
 from shardwright.program.dataflow import Compute, Dataflow
+from shardwright.program.recording import draws
 from shardwright.program.steps import Line
 
 # A local shard may be laid out in memory otherwise than the whole tensor was, where only a reshape is sure to work.

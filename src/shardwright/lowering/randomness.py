@@ -18,28 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.graph import Op
-
 _SEEDS = 2**62
 PLACES: set[int] = set()
 """Of the pieces that this process has drawn numbers for."""
 _standing: Mapping[int, torch.Generator] | None = None
 _STRIDE = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring pieces get unrelated seeds
-
-
-def draws(op: Op, kind: str) -> bool:
-    """Whether an operator draws random numbers as it stands."""
-    name = op.target.split(".")[1]
-    if name == "dropout":
-        return bool(op.args[1]) and bool(op.args[2])
-    if name == "native_dropout":
-        return bool(op.args[1]) and op.args[2] is not False
-    if name == "scaled_dot_product_attention":
-        return bool(op.args[4] if len(op.args) > 4 else op.kwarg("dropout_p", 0.0))
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        numbers = [value for value in op.args if isinstance(value, float)]
-        return bool(numbers and numbers[0] and op.kwarg("train", True))
-    return kind == "random"
 
 
 def random_state(device: torch.device) -> tuple[Tensor, ...]:

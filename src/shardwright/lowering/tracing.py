@@ -21,10 +21,10 @@ from torch import Tensor, fx
 
 from shardwright._torch_compat import communicates, fake_mode, is_view_operator, traced_graph, writes_in_place
 from shardwright.lowering.calls import Call
-from shardwright.lowering.randomness import draws
 from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
+from shardwright.program.recording import draws
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)

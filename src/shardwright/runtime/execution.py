@@ -21,9 +21,9 @@ from shardwright._torch_compat import local_of, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.lowering.emit import emit
-from shardwright.lowering.randomness import draws
 from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Compute, Result
+from shardwright.program.recording import draws
 from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime.actions import Run
 from shardwright.runtime.border import Inputs, Outputs, departure, handed_out

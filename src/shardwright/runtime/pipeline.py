@@ -27,10 +27,10 @@ from shardwright.errors import RunError
 from shardwright.frontend.containers import GIVEN, hand_back, restored_tree
 from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
-from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
 from shardwright.program.naming import closing_name
 from shardwright.program.pipeline import Pipeline, Step
+from shardwright.program.recording import draws
 from shardwright.program.steps import Line
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure

@@ -25,11 +25,12 @@ from torch import Tensor
 from shardwright._torch_compat import local_of
 from shardwright.lowering.collectives import ledger
 from shardwright.program.dataflow import Result
+from shardwright.program.recording import random_nodes
 from shardwright.runtime.actions import Run
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.homeward import KeptBack
-from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, drawing_nodes, into, why_not
+from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, into, why_not
 from shardwright.runtime.stage_executor import StageExecutor
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
@@ -344,7 +345,7 @@ def pass_replay(
 def _why_not(parts: Iterable[Stage]) -> str:
     for part in parts:
         program = part.executor.program
-        drawn = drawing_nodes(program)
+        drawn = random_nodes(program)
         if drawn:
             return f"{drawn[0][1].op.name} draws random numbers"
         if reason := why_not(program):

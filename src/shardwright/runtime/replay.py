@@ -28,9 +28,9 @@ from torch import Tensor
 
 from shardwright._torch_compat import local_of, storage_users
 from shardwright.lowering.collectives import ledger
-from shardwright.lowering.randomness import drawing_from, draws, standing_generators
+from shardwright.lowering.randomness import drawing_from, standing_generators
 from shardwright.program import Kind, Program
-from shardwright.program.dataflow import Compute
+from shardwright.program.recording import drawn_again, random_nodes
 from shardwright.runtime.actions import Run
 from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
 from shardwright.runtime.executor import TRACED_AFTER, Executor
@@ -108,16 +108,10 @@ def why_not(program: Program) -> str:
     backend = dist.get_backend()
     if backend not in ("nccl", "fake"):
         return f"collectives of {backend} run on the host"
-    for number, node in drawing_nodes(program):
-        if number in program.blocks:
-            return f"{node.op.name} draws random numbers in a block that is computed again"
+    again = drawn_again(program)
+    if again is not None:
+        return f"{again.op.name} draws random numbers in a block that is computed again"
     return ""
-
-
-def drawing_nodes(program: Program) -> list[tuple[int, Compute]]:
-    """The nodes that draw random numbers."""
-    nodes = enumerate(program.flow.nodes)
-    return [(i, n) for i, n in nodes if isinstance(n, Compute) and draws(n.op, n.rules.kind)]
 
 
 class _Home(NamedTuple):
@@ -281,7 +275,7 @@ class Replay:
         for flat in executor.flats:  # out of the memory of earlier passes, which is about to be given back
             flat.move()
         try:
-            made.forward = self.recorder.record(forward, bool(drawing_nodes(executor.program)))
+            made.forward = self.recorder.record(forward, bool(random_nodes(executor.program)))
             made.backward = self.recorder.record(backward)
         except Exception as error:
             self._tries = _TRIES

@@ -25,6 +25,7 @@ from shardwright.plans import Plan, StagePrediction
 from shardwright.program import Decisions, Kind, Program
 from shardwright.program.passes import homeward
 from shardwright.program.pipeline import Pipeline, StageProgram
+from shardwright.program.recording import random_nodes
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Timing, pipeline, run
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import run as run_events
@@ -173,7 +174,8 @@ def pass_times(
     """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds."""
     program, weights_from = built.program, built.weights
     assert weights_from is not None
-    events = list(with_runtime(price(program, mesh).events, len(program.graph.parameters), mesh.device, RUNTIME))
+    count, recorded = len(program.graph.parameters), not random_nodes(program)
+    events = list(with_runtime(price(program, mesh).events, count, mesh.device, RUNTIME, recorded))
     added = _added_up(program, mesh, microbatches)
     events = [event._replace(seconds=added.get(n, event.seconds)) for n, event in enumerate(events)]
     if what_if is not None and what_if.changes:

@@ -22,6 +22,7 @@ from shardwright.operators.rules import largest_place
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import COMPUTE, Decisions, Program, build
+from shardwright.program.recording import can_be_recorded
 from shardwright.simulator.engine import Processor, Schedule, lower_bound, run
 from shardwright.simulator.what_if import WhatIf, scaled
 
@@ -158,7 +159,8 @@ def simulate_program(priced: Priced, runtime: Runtime = RUNTIME, what_if: WhatIf
     """Simulate a program. On one device the model runs as it is; on several, the runtime's Python runs beside it."""
     if priced.mesh.devices > 1:
         count = len(priced.program.flow.graph.parameters)
-        priced = replace(priced, events=with_runtime(priced.events, count, priced.mesh.device, runtime))
+        recorded = can_be_recorded(priced.program)
+        priced = replace(priced, events=with_runtime(priced.events, count, priced.mesh.device, runtime, recorded))
     if what_if is not None and what_if.changes:
         priced = replace(priced, events=scaled(priced.events, priced.mesh, what_if))
     schedule = run(priced.events, processor_of(priced.mesh))

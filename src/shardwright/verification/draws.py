@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from shardwright.errors import RunError
 from shardwright.graph import Graph
-from shardwright.lowering.randomness import draws as draws_numbers
 from shardwright.operators import analyse
 from shardwright.program.pieces import describe
+from shardwright.program.recording import draws as draws_numbers
 
 _CREATED = ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal")
 _FILLED = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_")

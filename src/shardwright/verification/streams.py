@@ -22,10 +22,10 @@ from torch.distributed.tensor import Shard
 
 from shardwright._torch_compat import dump_tree, flatten_tree
 from shardwright.graph import Graph, Op, Ref
-from shardwright.lowering.randomness import draws
 from shardwright.operators import analyse
 from shardwright.operators.rules import chunk, output_layouts
 from shardwright.operators.strategy import Strategy
+from shardwright.program.recording import draws
 from shardwright.runtime import parallelize
 from shardwright.verification.compare import Comparison
 from shardwright.verification.gathering import Gathered, gathered
