@@ -145,7 +145,7 @@ def goes_on_with_its_cache(rank: int) -> None:
             cache, logits = kind(config=theirs.config, **options), []
             with torch.no_grad():
                 for text in (tokens(2, 5), tokens(2, 1, seed=1), tokens(2, 1, seed=2)):
-                    output = model(input_ids=text, past_key_values=cache)
+                    output = model(input_ids=text, past_key_values=cache, use_cache=True)
                     logits.append(output.logits[:, -1])
             assert int(cache.get_seq_length()) == int(output.past_key_values.get_seq_length()) == 7
             found.append(torch.stack(logits))
