@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +28,32 @@ STEPS = 12
 def killed(work: Callable[[], None], dice: random.Random, begun: Path, longest: float = LONGEST) -> bool:
     """Let a child work until it is killed; false where it had finished before."""
     begun.unlink(missing_ok=True)
-    child = os.fork()
-    if child == 0:
-        begun.touch()
-        work()
-        os._exit(0)
+    child = _forked(lambda: (begun.touch(), work()))
     while not begun.exists():
         time.sleep(0.001)
     time.sleep(dice.uniform(0.0, longest))
     os.kill(child, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """A child that does its work and is gone, whatever comes of it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
+
+
+def finished(work: Callable[[], object]) -> None:
+    """Let a child do its work to the end: where autograd has run once, it may refuse to run in forked processes."""
+    if os.waitpid(_forked(work), 0)[1] != 0:
+        raise RuntimeError("a child failed, see above")
 
 
 def forever(*works: Callable[[], object]) -> Callable[[], None]:
@@ -150,7 +167,7 @@ def _train(folder: Path, log: Path) -> None:
 def training(folder: Path, kills: int, dice: random.Random) -> list[str]:
     """Training runs, each killed again and again and then let through."""
     began = time.perf_counter()
-    _train(folder / "undisturbed", folder / "expected")
+    finished(lambda: _train(folder / "undisturbed", folder / "expected"))
     life = time.perf_counter() - began
     expected = set((folder / "expected").read_text().splitlines())
     done, run, wrong = 0, 0, []
@@ -158,7 +175,7 @@ def training(folder: Path, kills: int, dice: random.Random) -> list[str]:
         place, log = folder / f"run-{run}", folder / f"log-{run}"
         for _ in range(min(5, kills - done)):
             done += killed(lambda place=place, log=log: _train(place, log), dice, folder / "begun", life)
-        _train(place, log)
+        finished(lambda place=place, log=log: _train(place, log))
         lines = log.read_text().splitlines()
         # A kill may tear the line that was being written; it is then the beginning of a line that should stand there.
         wrong += [f"another loss: {line}" for line in lines if not any(known.startswith(line) for known in expected)]
@@ -168,7 +185,8 @@ def training(folder: Path, kills: int, dice: random.Random) -> list[str]:
     return wrong
 
 
-KINDS = (plans, checkpoints, training, caches)
+KINDS = (training, plans, checkpoints, caches)
+"""Training first: planning runs autograd in this process."""
 
 
 def main() -> None:
