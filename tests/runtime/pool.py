@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import time
 import traceback
 import warnings
@@ -58,6 +59,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str,
     import torch.distributed as dist
 
     faulthandler.enable()  # a worker that dies says where
+    faulthandler.register(signal.SIGUSR1)  # and so does one that is late
     seldom_collect()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1200))  # the pool gives up sooner
@@ -112,11 +114,15 @@ class Pool:
             return self._run(function, args, seconds)
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
-        if not self._processes:
-            self._start()
-        for pipe in self._pipes:
-            pipe.send((function, args))
-        return self._collect(seconds)
+        try:
+            if not self._processes:
+                self._start()
+            for pipe in self._pipes:
+                pipe.send((function, args))
+            return self._collect(seconds)
+        except BaseException:  # also when the test's own time is over: the next one must not inherit these workers
+            self.close(gently=False)
+            raise
 
     def _collect(self, seconds: float) -> list[Any]:
         deadline, worked = time.monotonic() + seconds, self._worked()
@@ -125,8 +131,10 @@ class Pool:
         while len(answers) < self.workers and time.monotonic() < deadline:
             waiting = [pipe for pipe in self._pipes if pipe not in answers]
             ready = wait(waiting, timeout=min(LOOK_SECONDS, max(0.01, deadline - time.monotonic())))
-            if not ready and not failed and self._worked() > worked + LEAST_WORK:
-                deadline, worked = time.monotonic() + seconds, self._worked()
+            if not ready:
+                before, worked = worked, self._worked()
+                if worked > before + LEAST_WORK and not failed:
+                    deadline = time.monotonic() + seconds
             for pipe in ready:
                 try:
                     answers[pipe] = pipe.recv()
@@ -145,10 +153,11 @@ class Pool:
                 killed |= code is not None and code < 0
                 texts.append(f"worker {rank} died (exit code {code})")
             elif kind == "late":
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)  # its stacks are printed
                 texts.append(f"worker {rank}: no answer and no work in {seconds} s")
             elif kind == "error":
                 texts.append(value)
-        self.close(gently=False)
+        time.sleep(0.5 if "late" in dict(kinds) else 0)
         raise (WorkerKilledError if killed else WorkerError)("\n".join(texts))
 
     def _worked(self) -> float:
