@@ -19,12 +19,14 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shardwright.errors import FileError, ShardwrightError
 
 LARGEST = 1 << 28
 """Bytes of a file, after decompression, beyond which it is not read."""
+PART = 1 << 20
+"""Bytes read at a time."""
 LEFT_BEHIND_SECONDS = 600.0
 """How old an unfinished file must be for nobody to be writing it any more."""
 
@@ -39,25 +41,28 @@ def read_bytes(path: str | Path, error: type[ShardwrightError] = FileError, *, l
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(largest + 1)
+            data = _content(file, largest)
         if data[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
-                data = unpacked.read(largest + 1)
+                data = _content(unpacked, largest)
         elif data[:6] == b"\xfd7zXZ\x00":
             with lzma.LZMAFile(io.BytesIO(data)) as unpacked:
-                data = unpacked.read(largest + 1)
-    except (
-        OSError,
-        EOFError,
-        zlib.error,
-        lzma.LZMAError,
-        ValueError,
-    ) as problem:  # a name with a null character is a ValueError
+                data = _content(unpacked, largest)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as problem:  # ValueError: a null in the name
         why = getattr(problem, "strerror", None) or str(problem)
         raise error(f"Cannot read {str(path)!r}: {why}.", "Check the path.") from None
     if len(data) > largest:
         raise error(f"{str(path)!r} holds more than {largest} bytes.", "Is this the file that was meant?")
     return data
+
+
+def _content(file: IO[bytes], largest: int) -> bytes:
+    """All of it, or enough to see that it is too much; a single ``read`` of that size would allocate all of it first."""
+    parts, left = list[bytes](), largest + 1
+    while left > 0 and (part := file.read(min(left, PART))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def read_text(path: str | Path, error: type[ShardwrightError] = FileError) -> str:

@@ -61,7 +61,7 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     strategy = Strategy((("cpu", 4),), {op.name: ("n0",) for op in graph.ops}, sharded, {}, frozenset(sharded))
     torch.randn(WIDTH, WIDTH) @ torch.randn(WIDTH, WIDTH)  # let the libraries allocate what they need once
     dist.barrier()
-    limit_memory(int(0.97 * MODEL_BYTES))
+    limit_memory(int(0.85 * MODEL_BYTES))
     # Gradients on their way are let go of when gloo has sent them, late on a busy machine: few may be under way at once.
     decisions = replace(decisions_of(strategy), sizes=Sizes(ahead=2**22, in_flight=2**22))
     parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)

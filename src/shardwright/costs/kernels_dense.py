@@ -156,9 +156,7 @@ def attention(local: LocalOp) -> Kernels:
     if not any(t.grad for t in local.inputs[:4]):
         return forward, []
     backward = [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)]
-    if (
-        masked and local.inputs[3].grad
-    ):  # a learned bias: written for every score, then summed to where it was broadcast from
+    if masked and local.inputs[3].grad:  # a bias: written for every score, summed to where it was broadcast from
         scores = heads * rows * columns * DTYPE_BYTES[local.dtype]
         backward.append(memory_work("clone/forward", local.dtype, scores))
         if local.inputs[3].elements < np.prod(local.inputs[0].shape[:-1]) * local.inputs[1].shape[-2]:

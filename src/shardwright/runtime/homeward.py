@@ -92,9 +92,7 @@ class Homeward:
     def own_gradient(self, run: Run, slot: int) -> Tensor | None:
         """A finished gradient, which from now on belongs to its parameter alone."""
         gradient, run.slots[slot] = run.slots[slot], None
-        if (
-            gradient is None or slot in self._landed
-        ):  # what was scattered is this rank's own; its parts lie side by side
+        if gradient is None or slot in self._landed:  # scattered: this rank's own, and its parts lie side by side
             return gradient
         return gradient.clone() if slot in self._shared or not owns_storage(gradient) else gradient
 

@@ -124,9 +124,7 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
         for what in ("output", "gradient"):
             true, theirs, single = (_at(run, what, step) for run in (truth, other, one))
             assert true is not None and theirs is not None
-            if (
-                what == "output" and single is not None
-            ):  # which of two numbers is the larger may be a matter of rounding
+            if what == "output" and single is not None:  # which of two numbers is larger may be a matter of rounding
                 true, theirs = _measured(true), _measured(theirs)
             floor = max((size_of(tensor) for tensor in true.values()), default=0.0)
             found += _compared(what, true, theirs, single, rounding, floor=floor)
