@@ -19,7 +19,7 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from shardwright.errors import FileError, ShardwrightError
 
@@ -56,7 +56,7 @@ def read_bytes(path: str | Path, error: type[ShardwrightError] = FileError, *, l
     return data
 
 
-def _content(file: IO[bytes], largest: int) -> bytes:
+def _content(file: io.BufferedIOBase, largest: int) -> bytes:
     """All of it, or enough to see that it is too much; a single ``read`` of that size would allocate all of it first."""
     parts, left = list[bytes](), largest + 1
     while left > 0 and (part := file.read(min(left, PART))):
