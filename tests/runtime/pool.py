@@ -4,9 +4,10 @@ A test sends a module-level function and its arguments; every worker calls ``fun
 back. A worker that raises sends the traceback as text. Workers that wait for each other for ever fail the test, and the pool
 is rebuilt, so that no test hangs and no test inherits another's broken group; workers that work may take as long as a busy
 machine makes them. They are forked as ``run_locally`` forks its ranks, with the variables that the run began with: a pool
-outlives the test that needed it first. A worker that is killed by a signal is given
-one more try in a new pool, with a warning: gloo's own threads now and then corrupt the heap when several collectives are
-under way (torch 2.13; docs/running.md), and that says nothing about what is tested here.
+outlives the test that needed it first. Where a worker is killed by a signal, or all wait for ever, the test is given one
+more try in a new pool, with a warning that says where each of them stood: gloo's own threads now and then corrupt the heap
+when several collectives are under way (torch 2.13; docs/running.md), and that says nothing about what is tested here. What
+we do wrong fails twice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 import time
 import traceback
 import warnings
@@ -38,8 +41,8 @@ class WorkerError(AssertionError):
     """What a worker raised, with its traceback."""
 
 
-class WorkerKilledError(WorkerError):
-    """A signal ended a worker: not an exception of ours."""
+class WorkerLostError(WorkerError):
+    """A signal ended a worker, or it waits for ever: not an exception of ours."""
 
 
 def seldom_collect() -> None:
@@ -48,7 +51,7 @@ def seldom_collect() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str, str]) -> None:
+def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str, str], stack: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(workers))
@@ -59,7 +62,7 @@ def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str,
     import torch.distributed as dist
 
     faulthandler.enable()  # a worker that dies says where
-    faulthandler.register(signal.SIGUSR1)  # and so does one that is late
+    faulthandler.register(signal.SIGUSR1, stack.open("w"))  # and so does one that is late
     seldom_collect()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1200))  # the pool gives up sooner
@@ -87,6 +90,8 @@ class Pool:
         self.workers = workers
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
+        self._stacks = Path(tempfile.mkdtemp(prefix="stacks-"))
+        atexit.register(shutil.rmtree, self._stacks, ignore_errors=True)
 
     def _start(self) -> None:
         from shardwright.runtime.launch import forking_context, free_port  # only here: most tests need no processes
@@ -94,7 +99,7 @@ class Pool:
         context, port = forking_context(), free_port()
         for rank in range(self.workers):
             mine, theirs = context.Pipe()
-            given = (rank, self.workers, port, theirs, ENVIRONMENT)
+            given = (rank, self.workers, port, theirs, ENVIRONMENT, self._stacks / str(rank))
             process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()
@@ -109,7 +114,7 @@ class Pool:
         """
         try:
             return self._run(function, args, seconds)
-        except WorkerKilledError as error:
+        except WorkerLostError as error:
             warnings.warn(f"tried again: {error}", stacklevel=2)
             return self._run(function, args, seconds)
 
@@ -145,20 +150,25 @@ class Pool:
         kinds = [answers.get(pipe, ("late", None)) for pipe in self._pipes]
         if all(kind in ("result", "ready") for kind, _ in kinds):
             return [value for _, value in kinds]
-        texts, killed = [], False
+        texts, lost = [], False
         for rank, (kind, value) in enumerate(kinds):
             if kind == "died":
                 self._processes[rank].join(5)
                 code = self._processes[rank].exitcode
-                killed |= code is not None and code < 0
+                lost |= code is not None and code < 0
                 texts.append(f"worker {rank} died (exit code {code})")
             elif kind == "late":
-                os.kill(self._processes[rank].pid, signal.SIGUSR1)  # its stacks are printed
-                texts.append(f"worker {rank}: no answer and no work in {seconds} s")
+                lost |= not failed
+                texts.append(f"worker {rank}: no answer and no work in {seconds} s\n{self._stack(rank)}")
             elif kind == "error":
                 texts.append(value)
-        time.sleep(0.5 if "late" in dict(kinds) else 0)
-        raise (WorkerKilledError if killed else WorkerError)("\n".join(texts))
+        raise (WorkerLostError if lost else WorkerError)("\n".join(texts))
+
+    def _stack(self, rank: int) -> str:
+        """Where a worker stands."""
+        os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return (self._stacks / str(rank)).read_text()
 
     def _worked(self) -> float:
         """Processor seconds of all workers so far."""
