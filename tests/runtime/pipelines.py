@@ -39,25 +39,28 @@ def pipeline_plan(
     cuts: Sequence[Sequence[str]],
     count: int,
     schedule: str | Schedule,
-    each: int = 1,
+    each: int | Sequence[int] = 1,
     seed: int | None = None,
     devices: int | None = None,
     inside: str = "alone",
     batch_norm: str = "whole",
 ) -> Plan:
-    """A plan with these stages on ``each`` ranks; with a ``seed``, their operators are split at random there; ``inside``
-    may also be ``data`` (along the batch) or ``tensor`` (along weights, wherever there are any)."""
+    """A plan with these stages on ``each`` ranks (a list: of every device of the schedule); with a ``seed``, their
+    operators are split at random there; ``inside`` may also be ``data`` (along the batch) or ``tensor`` (along weights,
+    wherever there are any)."""
     order = known_schedule(schedule, len(cuts), count, devices) if isinstance(schedule, str) else schedule
     micro = microbatches(graph, count, batch_norm)
     parts = stage_graphs(micro.graphs[micro.sizes[-1]], cuts)  # what cuts the smallest micro-batch cuts all
+    sizes = [each] * order.devices if isinstance(each, int) else list(each)
     stages = []
     for number, part in enumerate(parts):
         device = order.device_of[number]
-        ranks = tuple(range(device * each, (device + 1) * each))
-        strategy = whole_strategy(part.graph, each)
-        if each > 1 and (seed is not None or inside != "alone"):
+        first, size = sum(sizes[:device]), sizes[device]
+        ranks = tuple(range(first, first + size))
+        strategy = whole_strategy(part.graph, size)
+        if size > 1 and (seed is not None or inside != "alone"):
             shared = _shared(parts)
-            mesh = mesh_with((each,))
+            mesh = mesh_with((size,))
             strategy = (
                 random_strategy(part.graph, mesh, seed + number) if seed is not None else cut(part.graph, mesh, inside)
             )
@@ -68,7 +71,7 @@ def pipeline_plan(
     return Plan(
         "",
         Signature.of(graph),
-        parse_cluster(f"local:{order.devices * each}"),
+        parse_cluster(f"local:{sum(sizes)}"),
         stages[0].strategy,
         "by hand",
         "sgd",

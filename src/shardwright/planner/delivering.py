@@ -58,13 +58,6 @@ def delivered(
     cuts = [operators_of(graph, micro, run, stage) for stage in found.stages]
     parts = stage_graphs(micro, cuts)
     twins, shared = Twins(micro, run), held_by_several(parts)
-    for name in sorted(shared):
-        holding = {s.mesh.sizes for s, part in zip(found.stages, parts, strict=True) if name in part.graph.parameter_of}
-        if len(holding) > 1:
-            raise LoweringError(
-                f"stages on meshes of unlike sizes ({' and '.join(map(str, sorted(holding)))}) share {name}.",
-                "Plan without stages, or untie that parameter.",
-            )
     stages = []
     for stage, part, names in zip(found.stages, parts, cuts, strict=True):
         strategy = stage_strategy(stage, part, twins, shared)

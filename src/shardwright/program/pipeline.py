@@ -131,6 +131,14 @@ class Pipeline:
                 found.setdefault(parameter.tensor, {}).setdefault(self.stages[number].ranks, number)
         return tuple((name, tuple(owners.values())) for name, owners in found.items() if len(owners) > 1)
 
+    def meetings(self, owners: Sequence[int]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Groups of ranks between which gradients of a parameter that these stages hold are summed; of each, the ranks of
+        every owner. Where a stage has more ranks than another, several of them meet one of it: the first of an owner's
+        ranks brings the gradient, the others nothing, and all take the sum."""
+        ranks = [self.stages[owner].ranks for owner in owners]
+        count = min(map(len, ranks))
+        return tuple(tuple(own[first::count] for own in ranks) for first in range(count))
+
     def coordinate(self, stage: int, rank: int) -> tuple[int, ...]:
         """The place of a rank on the mesh of a stage."""
         sizes = self.stages[stage].strategy.sizes

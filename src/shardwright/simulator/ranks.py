@@ -320,7 +320,8 @@ def tie_parts(
     ranks = [rank for owner in owners for rank in pipe.stages[owner].ranks]
     flow = stages[owners[0], max(pipe.micro.sizes)].program.flow
     link = link_between(cluster, ranks, ranks)
-    axis = Axis("stages", len(owners), link.latency, link.bandwidth, link.fits, ratios=link.ratios)
+    most = max(sum(map(len, meeting)) for meeting in pipe.meetings(owners))
+    axis = Axis("stages", most, link.latency, link.bandwidth, link.fits, ratios=link.ratios)
     size = flow.values[flow.rest[name]].local.bytes
     whole = float(collectives.all_reduce(size, axis))
     wire = min(float(collectives.all_reduce(size, axis.without_latency())), whole)
