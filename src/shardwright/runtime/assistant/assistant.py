@@ -24,7 +24,7 @@ from shardwright.runtime.assistant.changing import Changes
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
 from shardwright.runtime.assistant.levers import FIXED, WAITED, Lever, instructions_of, levers_of
-from shardwright.runtime.assistant.links import WINDOW, LinkWatch
+from shardwright.runtime.assistant.links import WINDOW, Answer, LinkWatch
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
@@ -189,7 +189,8 @@ class Assistant:
                 if self._mode == "act" or self._told is None or found.rows != self._told.rows:
                     self._decide(lever, found)
                 return
-        self._look_at_links()
+        if not self._look_at_ranks():
+            self._look_at_links()
 
     def _decide(self, lever: Lever, found: Verdict) -> None:
         before, unit = lever.rows, lever.mover.shares.unit
@@ -224,22 +225,43 @@ class Assistant:
         if done:
             self._watch_anew()
 
+    def _look_at_ranks(self) -> bool:
+        """Where ranks have changed and shares cannot make up for it: go over to a plan that can, and watch that."""
+        began = perf_counter()
+        found = self._changes.for_ranks(self._levers[0], self._cost)
+        if found is not None:
+            answer, seen = found
+            self._go_over(answer, seen.slowness, seen.rank, seen.since, seen.seconds, seen.ideal, began, "ranks")
+        return found is not None
+
     def _look_at_links(self) -> None:
         """Where a link has changed: go over to a plan for it that is enough faster, and watch that."""
         seconds = self.watch.step_seconds
         began = perf_counter()
         answer = None if seconds is None else self._changes.for_links(self.links, seconds, self._cost)
-        if answer is None or seconds is None:
-            return
+        if answer is not None and seconds is not None:
+            slowness = (self._changes.slower,) * len(self.rows)
+            self._go_over(answer, slowness, 0, self.step - WINDOW, seconds, None, began, "links")
+
+    def _go_over(
+        self,
+        answer: Answer,
+        slowness: tuple[float, ...],
+        rank: int,
+        since: int,
+        seconds: float,
+        possible: float | None,
+        began: float,
+        why: str,
+    ) -> None:
         what, rows = "could change", self.rows
         if self._mode == "act":
             what = "changed" if self._changes.to(answer.plan) else "refused"
         spent = self._slowest(perf_counter() - began)
         if self.diary is not None:
             then = seconds * answer.expected / answer.staying
-            slowness = (self._changes.slower,) * len(rows)
-            since = self.step - WINDOW
-            self.diary.tell(Event(what, self.step, rows, rows, slowness, 0, since, seconds, then, then, spent, "plan"))
+            times = (seconds, then, then if possible is None else min(possible, then), spent)
+            self.diary.tell(Event(what, self.step, rows, rows, slowness, rank, since, *times, f"plan for {why}"))
         if what == "changed":
             self._watch_anew()
 

@@ -1,4 +1,4 @@
-"""Another plan altogether, while a job runs: for links that have changed, or without ranks that are too slow.
+"""Another plan altogether, while a job runs: for links or ranks that have changed, or without ranks that are too slow.
 
 All ranks decide alike by the same numbers and go over together (:mod:`~shardwright.runtime.moving`), or none does.
 """
@@ -6,20 +6,27 @@ All ranks decide alike by the same numbers and go over together (:mod:`~shardwri
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 
 import torch
 import torch.distributed as dist
 
 from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
-from shardwright.runtime.assistant.events import log
+from shardwright.runtime.assistant import events
 from shardwright.runtime.assistant.fewer import Absence, look_every, yardstick
 from shardwright.runtime.assistant.levers import Lever
-from shardwright.runtime.assistant.links import Answer, LinkWatch, answer_for
-from shardwright.runtime.assistant.watching import Rule, Verdict
+from shardwright.runtime.assistant.links import PLANNING_SECONDS, Answer, LinkWatch, answer_for
+from shardwright.runtime.assistant.other_plans import ALIKE, answer_for_ranks
+from shardwright.runtime.assistant.watching import Rule, Standing, Verdict
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import move
 from shardwright.runtime.pipeline import PipelineModule
+
+STEADY = 8
+"""Steps in which shares were not worth moving and speeds did not change, before another plan is looked for."""
+OTHER = 1.2
+"""A rank whose slowness has changed by this factor is another one."""
 
 
 class Changes:
@@ -34,13 +41,17 @@ class Changes:
         """The factor by which links are slower than planned."""
         self.absence: Absence | None = None
         self._returned = 0
+        self._chosen_for: tuple[float, ...] = ()
+        """Slownesses of all ranks that a plan was last looked for."""
+        self._home: Plan | None = None
+        """The plan before one was gone over to for ranks that were slow."""
 
     def to(self, plan: Plan) -> bool:
         """Whether all ranks run this plan now; otherwise nothing has changed."""
         try:
             move(self._module, self._optimizer, plan)
         except ShardwrightError as error:
-            log.info("shardwright: %s", error.message)
+            events.log.info("shardwright: %s", error.message)
             return False
         return True
 
@@ -55,7 +66,7 @@ class Changes:
         try:
             plan = plan_for(found.rows)
         except ShardwrightError as error:  # the same on every rank
-            log.info("shardwright: %s", error.message)
+            events.log.info("shardwright: %s", error.message)
             return False
         if self.absence is not None or not self.to(plan):
             return False
@@ -84,10 +95,47 @@ class Changes:
         self.absence, self._returned = None, self._returned + 1
         return True
 
+    def for_ranks(self, lever: Lever, move_seconds: float) -> tuple[Answer, Standing] | None:
+        """Where ranks have changed their speeds and shares cannot make up for it: the plan that is enough faster."""
+        plan, standing = self._plan, lever.watch.standing(STEADY)
+        if plan is None or standing is None or self.absence is not None:
+            return None
+        slowness = [1.0] * dist.get_world_size()
+        for own, ranks in zip(standing.slowness, lever.mover.ranks, strict=True):
+            for rank in ranks:
+                slowness[rank] = own
+        known = self._chosen_for or (1.0,) * len(slowness)
+        if all(1 / OTHER < now / then < OTHER for now, then in zip(slowness, known, strict=True)):
+            return None
+        alike, left = max(slowness) < ALIKE * min(slowness), standing.seconds - standing.ideal
+        if alike and self._home is None:
+            self._chosen_for = ()
+            return None
+        if not alike and left * self._rule.steps < PLANNING_SECONDS + move_seconds:
+            return None  # even if nothing were left undone, looking for it would not pay
+        self._chosen_for = tuple(slowness)
+        strategy = self._module.program.strategy
+        answer = answer_for_ranks(replace(plan, strategy=strategy), self._module.graph, slowness, self._home)
+        if answer is None or not self._pays(answer, standing.seconds, move_seconds):
+            return None
+        self._home = None if alike else self._home or plan
+        changed = max(range(len(slowness)), key=lambda rank: abs(log(slowness[rank] / known[rank])))
+        return answer, standing._replace(slowness=tuple(slowness), rank=changed)
+
+    @property
+    def _plan(self) -> Plan | None:
+        """The plan on one mesh that another could take the place of."""
+        plan: Plan | None = getattr(self._module, "_plan", None)
+        return None if self._optimizer is None or isinstance(self._module, PipelineModule) else plan
+
+    def _pays(self, answer: Answer, step_seconds: float, move_seconds: float) -> bool:
+        saved = 1 - answer.expected / answer.staying
+        return saved >= self._rule.gain and step_seconds * saved * self._rule.steps >= answer.spent + move_seconds
+
     def for_links(self, links: LinkWatch, step_seconds: float, move_seconds: float) -> Answer | None:
         """Where a link has changed: the plan for it that is enough faster than staying."""
-        plan = getattr(self._module, "_plan", None)
-        if plan is None or self._optimizer is None or isinstance(self._module, PipelineModule):
+        plan = self._plan
+        if plan is None:
             return None
         ratio = links.changed(step_seconds)
         if ratio is None:
@@ -95,10 +143,7 @@ class Changes:
         links.restart()
         factor = max(self.slower * ratio, 1.0)
         answer = answer_for(plan, self._module.graph, factor)
-        if answer is None or 1 - answer.expected / answer.staying < self._rule.gain:
-            return None
-        saved = step_seconds * (1 - answer.expected / answer.staying)
-        if saved * self._rule.steps < answer.spent + move_seconds:
+        if answer is None or not self._pays(answer, step_seconds, move_seconds):
             return None
         self.slower = factor
         return answer

@@ -2,7 +2,7 @@
 
 A file of events holds one object per line: ``observed`` (speeds, rows and the step, at most one a second), ``moved``,
 ``could move`` (when it only watches), ``refused`` (some rank has no program for such rows) and ``reached`` (the step some
-steps after a move, beside what was expected); ``changed`` and ``could change`` speak of another plan, for slower links. A
+steps after a move, beside what was expected); ``changed`` and ``could change`` speak of another plan, for links or ranks. A
 move that leaves nothing to a rank leaves the rank out, and one that gives it something again takes it back.
 """
 
@@ -46,7 +46,8 @@ class Event:
     possible_seconds: float = 0.0
     move_seconds: float = 0.0
     what: str = "rows"
-    """What is dealt out: rows of the batch, parts of cut loops with their parameters, blocks of a pipeline's stages."""
+    """What is dealt out: rows of the batch, parts of cut loops with their parameters, blocks of a pipeline's stages; or
+    what another plan is for: links or ranks."""
 
     @property
     def moved(self) -> int:
@@ -60,24 +61,19 @@ class Event:
                 f"with {self.what} {', '.join(map(str, self.rows))} a step takes {seconds_text(self.step_seconds)}: "
                 f"expected {seconds_text(self.expected_seconds)}, possible {seconds_text(self.possible_seconds)}"
             )
-        if self.what == "plan":
+        how = _how(self.slowness[self.rank])
+        if self.what.startswith("plan"):
             done = {"changed": "went over to", "could change": "could go over to", "refused": "could not go over to"}
-            since = f"links are {self.slowness[0]:.2g} × slower than planned since step {self.since}"
+            who = f"rank {self.rank} is {how}" if self.what.endswith("ranks") else f"links are {how} than planned"
+            since = f"{who} since step {self.since}"
             times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
             return f"{since}: {done[self.event]} another plan; {times}"
-        own, rows = self.slowness[self.rank], f"move {self.moved} of {sum(self.rows)} {self.what}"
+        rows = f"move {self.moved} of {sum(self.rows)} {self.what}"
         moved = rows.replace("move", "moved")
         if 0 in self.rows and 0 not in self.rows_before:
             rows, moved = "go on without it", "went on without it"
         elif 0 in self.rows_before and 0 not in self.rows:
             rows, moved = "take it back", "took it back"
-        how = (
-            f"{own:.2g} × slower"
-            if own > 1.05
-            else f"{1 / own:.2g} × faster"
-            if own < 0.95
-            else "as fast as the others"
-        )
         what = {"moved": moved, "could move": f"could {rows}", "refused": f"could not {rows}"}
         times = f"step {seconds_text(self.step_seconds)} → {seconds_text(self.expected_seconds)}"
         possible = f"possible {seconds_text(self.possible_seconds)}"
@@ -85,6 +81,12 @@ class Event:
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "moved": self.moved}
+
+
+def _how(slowness: float) -> str:
+    if slowness > 1.05:
+        return f"{slowness:.2g} × slower"
+    return f"{1 / slowness:.2g} × faster" if slowness < 0.95 else "as fast as the others"
 
 
 class Diary:

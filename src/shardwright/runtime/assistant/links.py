@@ -10,6 +10,8 @@ be the network, on one node the links inside.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -46,7 +48,7 @@ class LinkWatch:
         """By which factor the link has become slower (below one: faster), once that has settled."""
         if len(self._steps) < WINDOW:
             return None
-        now = median(self._steps)
+        now = max(median(self._steps), 1e-9)  # a step may wait for nothing
         if self.usual is None:
             self.usual = now
             return None
@@ -82,7 +84,7 @@ def _slower(link: Link, factor: float) -> Link:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found for a changed link: a plan, and by the simulator the seconds of staying and of going over."""
+    """What was found for changed links or ranks: a plan, and by the simulator the seconds of staying and of going over."""
 
     plan: Plan
     staying: float
@@ -95,14 +97,17 @@ def answer_for(plan: Plan, graph: Graph, factor: float) -> Answer | None:
 
     Nothing where none can be made.
     """
+    return told_to_all(lambda: _planned(plan, graph, with_slower_link(plan.cluster, factor)))
+
+
+def told_to_all(made: Callable[[], Answer | None]) -> Answer | None:
+    """What rank 0 makes, on every rank; nothing where it cannot: as it is, the job runs."""
     told: list[tuple[str, float, float, float] | None] = [None]
     if dist.get_rank() == 0:
-        began = perf_counter()
-        try:
-            found, staying = _planned(plan, graph, with_slower_link(plan.cluster, factor))
-            told = [(to_json(found), staying, found.prediction.step_seconds, perf_counter() - began)]
-        except ShardwrightError:
-            told = [None]  # as it is, the job runs
+        with suppress(ShardwrightError):
+            answer = made()
+            if answer is not None:
+                told = [(to_json(answer.plan), answer.staying, answer.expected, answer.spent)]
     dist.broadcast_object_list(told)
     if told[0] is None:
         return None
@@ -110,9 +115,11 @@ def answer_for(plan: Plan, graph: Graph, factor: float) -> Answer | None:
     return Answer(from_json(text), staying, expected, spent)
 
 
-def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[Plan, float]:
+def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> Answer:
     from shardwright.simulator import simulate
 
+    began = perf_counter()
     found = planned_again(plan, graph, cluster, time_limit=PLANNING_SECONDS)
     mesh = mesh_of(cluster, plan.strategy.sizes).with_shares(plan.strategy.shares)
-    return found, simulate(graph, plan.strategy, mesh).seconds
+    staying = simulate(graph, plan.strategy, mesh).seconds
+    return Answer(found, staying, found.prediction.step_seconds, perf_counter() - began)

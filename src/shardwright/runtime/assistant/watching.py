@@ -74,6 +74,17 @@ class Verdict:
     """Of every rank, what it does whatever its rows, in rows."""
 
 
+class Standing(NamedTuple):
+    """How ranks and steps are by now: slownesses, the rank that is farthest from the others and since which step, the
+    seconds of a step, and what they were if all work could be dealt out by speed."""
+
+    slowness: tuple[float, ...]
+    rank: int
+    since: int
+    seconds: float
+    ideal: float
+
+
 class _Step(NamedTuple):
     """One step as all ranks saw it."""
 
@@ -180,6 +191,22 @@ class Watch:
                 return self._told(rows, costs, *(s + communication for s in (now, expected, possible)))
         return None
 
+    def standing(self, length: int) -> Standing | None:
+        """Of the last steps, once there are so many since the rows were dealt out and none of their halves differs."""
+        if len(self._steps) < length:
+            return None
+        work, waited, others = self._window(length)
+        if self._still_changing(work, self.noise):
+            return None
+        levels = np.median(work, axis=0)
+        costs, now = levels / (np.asarray(self.rows) + self.fixed), max(float(levels.max()), float(np.median(others)))
+        seconds = _whole(work, waited)
+        # What every rank does in full would be done once.
+        ideal = float((sum(self.rows) + self.fixed.mean()) / (1 / costs).sum()) + max(seconds - now, 0.0)
+        slowness = _relative(costs)
+        rank = int(np.argmax(np.abs(np.log(slowness))))
+        return Standing(tuple(slowness.tolist()), rank, self._since(rank, float(slowness[rank])), seconds, ideal)
+
     def _possible(self, costs: Floats) -> float:
         """Work over summed speeds: of all ranks, or of the fastest of them where others can be left out."""
         order = np.argsort(costs)
@@ -245,10 +272,13 @@ class Watch:
         alone = 1 - np.maximum((work * factors).max(axis=1), others) / np.maximum(work.max(axis=1), others)
         if float((alone >= self.rule.gain).mean()) <= part:
             return None
+        return None if self._still_changing(work, noise) else rows
+
+    def _still_changing(self, work: Floats, noise: float) -> bool:
+        """Whether the halves of a window differ by more than noise explains."""
         half = len(work) // 2
         shift = np.abs(np.log(np.median(work[half:], axis=0) / np.median(work[:half], axis=0)))
-        still_changing = float(shift.max()) > max(self.rule.gain, self.rule.certainty * noise * sqrt(2 / half))
-        return None if still_changing else rows
+        return float(shift.max()) > max(self.rule.gain, self.rule.certainty * noise * sqrt(2 / half))
 
     def _told(self, rows: tuple[int, ...], costs: Floats, seconds: float, expected: float, possible: float) -> Verdict:
         slowness = _relative(costs)
