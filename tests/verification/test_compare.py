@@ -119,6 +119,36 @@ def test_wrong_losses_and_buffers_are_found():
     assert wrong(model, x, run) == expected
 
 
+class Normalised(torch.nn.Module):
+    """The second batch norm sees numbers whose mean is zero in theory; the output has unit length, whatever led to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(
+            torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16, bias=False), torch.nn.BatchNorm1d(16)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.normalize(self.body(x.flatten(0, 1)), dim=-1)
+
+
+@pytest.mark.parametrize(("dtype", "mistake"), [(torch.float32, 1e-5), (torch.float64, 1e-11)])
+def test_a_mean_of_zero_is_measured_by_what_it_is_the_mean_of(dtype, mistake):
+    model, x = Normalised().to(dtype), setting(dtype)[1]
+    run, turned = (train(copy.deepcopy(model), (rows,), {}, 1, keep=True) for rows in (x, x.roll(3, 0)))
+    assert not torch.equal(run.buffers["body.2.running_mean"], turned.buffers["body.2.running_mean"])
+    run.buffers = turned.buffers
+    assert not wrong(model, x, run)
+    run.buffers["body.2.running_mean"] += mistake
+    assert wrong(model, x, run) == {("buffer", "body.2.running_mean")}
+
+
+def test_what_a_norm_has_made_is_trained_on_as_well():
+    model, x = Normalised().double(), setting(torch.float64)[1]
+    gradients = train(copy.deepcopy(model), (x,), {}, 1, keep=True).gradients[0]
+    assert gradients["body.1.weight"].abs().max() > 1e-6
+
+
 def test_missing_tensors_and_nans_are_found():
     model, x = setting()
     run = reordered(model, x)

@@ -31,7 +31,8 @@ class Autoencoder(nn.Module):
 
 
 class Forger(nn.Module):
-    """A generator and what judges it; some of the forged features are dropped."""
+    """A generator and what judges it; some of the forged features are dropped, others get more noise or less: numbers made
+    of a condition, which are of PyTorch's default precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +41,8 @@ class Forger(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         forged = self.forge(torch.randn(x.shape[0], 3))
         forged = F.dropout1d(forged.unsqueeze(-1), 0.3).squeeze(-1)
-        noisy = forged + torch.empty_like(forged).uniform_(-1, 1) * torch.bernoulli(torch.full_like(forged, 0.5))
+        noise = torch.empty_like(forged).uniform_(-1, 1) * torch.bernoulli(torch.full_like(forged, 0.5))
+        noisy = forged + noise * torch.add(0.1, torch.rand_like(forged) > 0.5, alpha=0.6)
         return F.softplus(-self.judge(x)).mean() + F.softplus(self.judge(noisy)).mean()
 
 

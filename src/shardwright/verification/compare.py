@@ -5,8 +5,9 @@ or, where rounding leads one process away from itself (see below), within 1e-9 i
 A run in float32 adds its numbers in another order than one process does, so it is held to the error that one process
 makes in float32 itself: its distance from the truth may be at most :data:`TIMES` that of the one process (as accurate as the
 algorithm it replaces, the yardstick of numerical analysis; Higham, Accuracy and Stability, 2002, chapter 1). A number
-that is exact on one process by luck is measured by the median relative error of its kind, and a gradient that is zero in
-theory by one rounding of the model's largest gradient.
+that is exact on one process by luck is measured by the median relative error of its kind, a gradient that is zero in
+theory by one rounding of the model's largest gradient, and the running mean of numbers whose mean is zero in theory (they
+come from another batch norm) by one rounding of their spread, which the running variance beside it tells.
 
 AdamW turns rounding of tiny gradients into whole steps, on one process as on many, so in float32 truth and yardstick are
 taken anew at the parameters the run had before each step. What remains is the optimizer: in either precision every
@@ -21,6 +22,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -127,7 +129,7 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
             if what == "output" and single is not None:  # which of two numbers is larger may be a matter of rounding
                 true, theirs = _measured(true), _measured(theirs)
             floor = max((size_of(tensor) for tensor in true.values()), default=0.0)
-            found += _compared(what, true, theirs, single, rounding, floor=floor)
+            found += _compared(what, true, theirs, single, rounding, dict.fromkeys(true, floor))
     losses, their_losses, single_losses = (_numbers(run) for run in (truth, other, one))
     assert losses is not None and their_losses is not None
     worst = max([rounding, *_relative_errors(losses, single_losses)])
@@ -141,7 +143,7 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
             difference = distance(expected.get(name), after.get(name))
             found.append(Comparison("update", f"{name} at step {step}", difference, size, ROUNDINGS * rounding * size))
     own = one.buffers if one is not None else None
-    found += _compared("buffer", truth.buffers, other.buffers, own, rounding)
+    found += _compared("buffer", truth.buffers, other.buffers, own, rounding, _spreads(truth.buffers))
     return found + _copies(other, DOUBLE if one is None else TIMES * rounding)
 
 
@@ -154,20 +156,20 @@ def _compared(
     theirs: Tensors,
     single: Tensors | None,
     typical: float,
+    floors: Mapping[str, float] = MappingProxyType({}),
     *,
-    floor: float = 0.0,
     unit: float = 0.0,
 ) -> list[Comparison]:
-    """Tensors of one kind. ``floor`` is the size of what cancels in a tensor of zeros, ``unit`` is added to every size.
+    """Tensors of one kind. ``floors`` are the sizes of what cancels in a tensor of zeros, ``unit`` is added to every size.
 
     ``typical`` is the least relative error to reckon with.
     """
     found = []
-    noise = typical * floor
-    typical = max(typical, statistics.median(_relative_errors(true, single, unit, above=noise) or [0.0]))
+    noises = {name: typical * floor for name, floor in floors.items()}
+    typical = max(typical, statistics.median(_relative_errors(true, single, unit, noises) or [0.0]))
     for name in sorted(true.keys() | theirs.keys()):
         tensor, yardstick = true.get(name), 0.0
-        size = size_of(tensor) + unit
+        size, floor, noise = size_of(tensor) + unit, floors.get(name, 0.0), noises.get(name, 0.0)
         allowed = DOUBLE * (size + NOISE * floor)
         if single is not None:
             yardstick = max(distance(tensor, single.get(name)), typical * size, noise)
@@ -178,10 +180,22 @@ def _compared(
     return found
 
 
-def _relative_errors(true: Tensors, single: Tensors | None, unit: float = 0.0, above: float = 0.0) -> list[float]:
-    """How far one process is from the truth, tensor by tensor, for those that are larger than ``above``."""
+def _relative_errors(
+    true: Tensors, single: Tensors | None, unit: float = 0.0, noises: Mapping[str, float] = MappingProxyType({})
+) -> list[float]:
+    """How far one process is from the truth, tensor by tensor, for those that are larger than their noise."""
     sizes = {name: size_of(tensor) + unit for name, tensor in true.items() if single is not None}
-    return [distance(true[name], (single or {}).get(name)) / size for name, size in sizes.items() if size > above]
+    larger = {name: size for name, size in sizes.items() if size > noises.get(name, 0.0)}
+    return [distance(true[name], (single or {}).get(name)) / size for name, size in larger.items()]
+
+
+def _spreads(buffers: Tensors) -> dict[str, float]:
+    """How far the numbers lie apart whose mean a buffer holds, for the running means of batch norms."""
+    variances = {name.removesuffix(_VARIANCE) + _MEAN: t for name, t in buffers.items() if name.endswith(_VARIANCE)}
+    return {name: math.sqrt(size_of(variance)) for name, variance in variances.items()}
+
+
+_MEAN, _VARIANCE = "running_mean", "running_var"
 
 
 def _at(run: Run | None, what: str, step: int) -> Tensors | None:

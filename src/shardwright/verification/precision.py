@@ -8,7 +8,7 @@ program. Inside :func:`all_double` every request for a smaller floating dtype as
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -55,13 +55,16 @@ def all_double(active: bool = True) -> Iterator[None]:
     ...     torch.ones(2).float().dtype
     torch.float64
     """
-    if not active:
+    with default_double(active), _Double() if active else nullcontext():
         yield
-        return
+
+
+@contextmanager
+def default_double(active: bool = True) -> Iterator[None]:
+    """What PyTorch makes of conditions and plain numbers (``0.5 + (x > 0)``) is in float64; nothing else is changed."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float64 if active else before)
     try:
-        with _Double():
-            yield
+        yield
     finally:
         torch.set_default_dtype(before)

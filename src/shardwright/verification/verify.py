@@ -39,7 +39,7 @@ from shardwright.verification.decisions import Decisions, Jump, Question, jumps
 from shardwright.verification.forced import cut_by, forced_strategies, frugal
 from shardwright.verification.gathering import distance
 from shardwright.verification.kinks import beside_kinks, from_its_own_side
-from shardwright.verification.precision import all_double
+from shardwright.verification.precision import all_double, default_double
 from shardwright.verification.prepare import Build, built, subject, widened
 from shardwright.verification.recorded import Run, retraced, train
 from shardwright.verification.streams import drawing, looked_at, variants
@@ -162,7 +162,7 @@ def check(
                 "Verify the model with one micro-batch, or compare with one process that takes the pieces in turn.",
             )
         parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **({} if staged else asked))
-    with counting() as performed:
+    with counting() as performed, default_double(dtype == torch.float64):  # as the graph was captured
         run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
     if not first:
         return None
