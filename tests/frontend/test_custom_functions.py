@@ -71,6 +71,26 @@ def test_custom_backwards_are_kept() -> None:
     assert targets(graph).count(OPERATOR) == 3
 
 
+class Masked(torch.autograd.Function):
+    """Makes a tensor of its own, where PyTorch makes tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.masked_fill(x > 0, torch.tensor(torch.finfo(x.dtype).min))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_a_function_that_makes_tensors_runs_without_values() -> None:
+    """Plans ask what an operator leaves in memory by running it on meta."""
+    x = torch.empty(3, 4, device="meta", requires_grad=True)
+    (made,) = torch.ops.shardwright.autograd_function(f"{__name__}:Masked", [x], '["<tensor>"]')
+    (gradient,) = torch.autograd.grad(made, x, torch.empty_like(made))
+    assert made.is_meta and gradient.shape == (3, 4)
+
+
 class Picky(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ def _merged(tensors: Sequence[Tensor], others: str) -> list[Any]:
 
 def _apply(name: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
     versions = [version_of(tensor) for tensor in tensors]
-    results = _original_apply(_find(name))(*_merged(tensors, others))
+    with _where(tensors):
+        results = _original_apply(_find(name))(*_merged(tensors, others))
     if versions != [version_of(tensor) for tensor in tensors]:
         raise CaptureError(
             f"The custom autograd.Function {name} changes its arguments in place.", "Let it return a new tensor."
@@ -71,6 +73,12 @@ def _apply(name: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
     _returns_tuple[name] = isinstance(results, tuple)
     # An operator may not return its own input, which identity-like functions do.
     return [r.clone() if any(shares_memory(r, t) for t in tensors) else r for r in _as_tuple(results)]
+
+
+def _where(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Where a function's tensors have no values, neither have those that it makes itself: PyTorch does not mix the two,
+    though it takes a single number from the CPU on any other device."""
+    return torch.device("meta") if any(tensor.is_meta for tensor in tensors) else nullcontext()
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
@@ -105,7 +113,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Tensor | None], None]:
     tensors = [tensor.detach() for tensor in ctx.saved_tensors]
     wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
-    with torch.enable_grad():
+    with torch.enable_grad(), _where(tensors):
         results = _as_tuple(_original_apply(_find(ctx.function))(*_merged(tensors, ctx.others)))
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
     found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
