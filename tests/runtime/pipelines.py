@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
@@ -113,7 +112,3 @@ def cut(graph: Graph, mesh: Mesh, along: str) -> Strategy:
 def _shared(parts: Sequence) -> frozenset[str]:
     held = [p.tensor for part in parts for p in part.graph.parameters]
     return frozenset(name for name in held if held.count(name) > 1)
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

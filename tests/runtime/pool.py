@@ -23,6 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ LOOK_SECONDS = 10.0
 """How often workers are asked whether they work: by the processor time that they have had."""
 LEAST_WORK = 0.1
 """What threads that only wait use up meanwhile is less."""
+MOST_THREADS = 100
+"""Of a worker: gloo has three for every group that tests have made, each of which wakes up a hundred times a second."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 GRACE_SECONDS = 10.0
 """Once a worker has failed, the others have this long to say so too."""
@@ -90,12 +93,12 @@ class Pool:
         self.workers = workers
         self._processes: list[Any] = []
         self._pipes: list[Any] = []
-        self._stacks = Path(tempfile.mkdtemp(prefix="stacks-"))
-        atexit.register(shutil.rmtree, self._stacks, ignore_errors=True)
+        self._stacks = Path()
 
     def _start(self) -> None:
         from shardwright.runtime.launch import forking_context, free_port  # only here: most tests need no processes
 
+        self._stacks = Path(tempfile.mkdtemp(prefix="stacks-"))
         context, port = forking_context(), free_port()
         for rank in range(self.workers):
             mine, theirs = context.Pipe()
@@ -120,6 +123,8 @@ class Pool:
 
     def _run(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
         try:
+            if self._threads() > MOST_THREADS:
+                self.close()
             if not self._processes:
                 self._start()
             for pipe in self._pipes:
@@ -164,6 +169,12 @@ class Pool:
                 texts.append(value)
         raise (WorkerLostError if lost else WorkerError)("\n".join(texts))
 
+    def _threads(self) -> int:
+        """Of the first worker."""
+        with suppress(IndexError, OSError):  # not started, gone, or a system without /proc
+            return len(os.listdir(f"/proc/{self._processes[0].pid}/task"))
+        return 0
+
     def _stack(self, rank: int) -> str:
         """Where a worker stands."""
         os.kill(self._processes[rank].pid, signal.SIGUSR1)
@@ -171,11 +182,11 @@ class Pool:
         return (self._stacks / str(rank)).read_text()
 
     def _worked(self) -> float:
-        """Processor seconds of all workers so far."""
+        """Processor seconds of all workers so far, in the threads that run Python: gloo's look for messages all the time."""
         ticks = 0
         for process in self._processes:
             try:
-                fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+                fields = Path(f"/proc/{process.pid}/task/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
             except OSError:  # gone, or a system without /proc
                 continue
             ticks += int(fields[11]) + int(fields[12])
@@ -192,6 +203,8 @@ class Pool:
                 process.kill()
                 process.join()
         self._processes, self._pipes = [], []
+        if self._stacks.name:
+            shutil.rmtree(self._stacks, ignore_errors=True)
 
 
 def alone(function: Callable[..., Any], *args: Any) -> Any:

@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with
 from runtime.workers import built, device_mesh
@@ -15,6 +14,7 @@ from shardwright.lowering.collectives import convert, counting, in_place
 from shardwright.program.steps import BoundStep, Line
 from shardwright.runtime import parallelize
 from shardwright.runtime.bundles import Gathering, Scattering, packed_gradients, packed_shards
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -86,8 +86,7 @@ def parts_of_bundles_without_gradient(rank: int) -> dict[str, int]:
         gradient = parallel.get_parameter(path).grad
         assert (gradient is None) == path.endswith("bias"), path
         if gradient is not None:
-            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            torch.testing.assert_close(whole, parameter.grad, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(whole(gradient), parameter.grad, rtol=1e-9, atol=1e-12)
     return {kind: count for (kind, _), count in performed.steps.items()}
 
 

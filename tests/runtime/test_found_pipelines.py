@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.pipelines import whole
 from runtime.pool import POOL
 from runtime.workers import built
 from shardwright.cluster import parse_cluster
@@ -15,6 +14,7 @@ from shardwright.planner import Options
 from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 from shardwright.search.joint.pipelines import JointPlan
 from shardwright.verification.precision import all_double
 from shardwright.verification.recorded import loss_of

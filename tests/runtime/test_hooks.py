@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with, random_strategy
 from runtime.test_training import fsdp_like
@@ -16,6 +15,7 @@ from runtime.workers import device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 
 
 class Tied(torch.nn.Module):
@@ -35,10 +35,6 @@ def example():
     torch.manual_seed(0)
     model, x = Tied().double(), torch.randn(8, 16, dtype=torch.float64)
     return model, x, capture(model, (x,))
-
-
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def watched(model, x, steps: int = 3):

@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runtime.pipelines import pipeline_plan, whole
+from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.test_regions import uncompiled
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize, regions
+from shardwright.runtime.shards import whole
 from shardwright.schedules import Schedule
 
 WIDTH, WORDS = 6, 11

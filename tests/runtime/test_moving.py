@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lowering.strategies import mesh_with
-from runtime.pipelines import pipeline_plan, whole
+from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built
 from shardwright.cluster import parse_cluster
@@ -30,6 +30,7 @@ from shardwright.runtime.assistant.moving import Shares
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate

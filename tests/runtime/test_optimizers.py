@@ -16,6 +16,7 @@ from runtime.workers import device_mesh
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -83,10 +84,6 @@ KINDS: dict[str, Optimizers] = {
     "lion": lambda model: [Lion(model.parameters(), lr=0.05)],
     "muon": muon,
 }
-
-
-def whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def same(ours: torch.nn.Module, theirs: torch.nn.Module, about: str) -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lowering.strategies import mesh_with, random_strategy
@@ -18,6 +17,7 @@ from runtime.workers import device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 
 
 class Model(torch.nn.Module):
@@ -52,10 +52,6 @@ def example():
     torch.manual_seed(0)
     model, x = Model().double(), torch.randn(8, 16, dtype=torch.float64)
     return model, x, capture(model, (x,))
-
-
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def strategies(graph):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from runtime.pipelines import halves, pipeline_plan, whole
+from runtime.pipelines import halves, pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built
 from shardwright._torch_compat import default_store
@@ -25,6 +25,7 @@ from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
+from shardwright.runtime.shards import whole
 from shardwright.schedules import Schedule
 from shardwright.verification.precision import all_double
 from shardwright.verification.verify import verify_rank

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 import shardwright
 from lowering.strategies import mesh_with
@@ -21,6 +20,7 @@ from shardwright.planner.also import with_calls
 from shardwright.plans import from_json, to_json
 from shardwright.plans.transfer import carried, matched_operators
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -55,10 +55,6 @@ def strategy_of(search: str, sizes: tuple[int, ...] = (4,)) -> Strategy:
     mesh = mesh_with(sizes)
     stated = formulate(graph_of(), mesh, within=restriction(search, len(sizes)))
     return stated.strategy(solve(stated.problem).answer)
-
-
-def whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def same(ours: Any, theirs: Any, what: str) -> None:

@@ -10,11 +10,12 @@ import copy
 import pytest
 import torch
 
-from runtime.pipelines import halves, pipeline_plan, whole
+from runtime.pipelines import halves, pipeline_plan
 from runtime.test_pipeline import example, four_stages
 from runtime.test_replay import Again
 from shardwright.runtime import parallelize
 from shardwright.runtime.recorded_passes import PassReplay
+from shardwright.runtime.shards import whole
 
 STEPS = 12
 

@@ -11,13 +11,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from runtime.test_zero import MODEL, stage
 from runtime.workers import built, device_mesh
 from shardwright.runtime import parallelize
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.replay import Replay
+from shardwright.runtime.shards import whole
 from shardwright.verification.recorded import loss_of
 
 STEPS = 12
@@ -85,8 +85,7 @@ def same_as_one_process(rank: int, name: str, sizes: tuple[int, ...], prepare=No
     found = loops(parallel, args, kwargs)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
     for path, parameter in reference.named_parameters():
-        mine = parallel.get_parameter(path).detach()
-        mine = mine.full_tensor() if isinstance(mine, DTensor) else mine
+        mine = whole(parallel.get_parameter(path).detach())
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-9, atol=1e-12)
     return 0 if execution.replay is None else execution.replay.replays
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 
 from program.steps import priced
 from runtime.workers import device_mesh
@@ -20,6 +20,7 @@ from shardwright.lowering.collectives import counting
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Sizes
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -77,10 +78,6 @@ def split(model: Any, graph: Any, strategy: Strategy, bucket: str, **options: An
     return parallelize(
         copy.deepcopy(model), strategy, mesh=device_mesh(SIZES), graph=graph, decisions=decisions, **options
     )
-
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def trains_alike(rank: int, bucket: str, cut: bool) -> None:

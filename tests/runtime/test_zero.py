@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with
 from runtime.workers import built, device_mesh
@@ -14,6 +13,7 @@ from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Kind
 from shardwright.runtime import parallelize
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -52,8 +52,7 @@ def accumulates(rank: int, name: str) -> None:
     loss_of(parallel(*args, **kwargs)).backward()
     for path, parameter in reference.named_parameters():
         gradient = parallel.get_parameter(path).grad
-        whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-        torch.testing.assert_close(whole, parameter.grad, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(whole(gradient), parameter.grad, rtol=1e-9, atol=1e-12)
 
 
 def scattered_before_the_end(rank: int, name: str) -> int:

@@ -15,7 +15,7 @@ from shardwright.graph import Constant
 from shardwright.operators.rules import Layout
 from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
-from shardwright.runtime.uneven import Uneven, show_uneven
+from shardwright.runtime.uneven import Uneven, put_together, show_uneven
 
 
 def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
@@ -61,7 +61,24 @@ def cut_like(whole: Tensor, like: DTensor) -> DTensor:
 
 def whole_tensors(tree: Any) -> Any:
     """The same containers with whole tensors on the host in place of DTensors; every rank calls this and has them all."""
-    return map_tree(lambda leaf: leaf.full_tensor().detach().cpu() if isinstance(leaf, DTensor) else leaf, tree)
+    return map_tree(lambda leaf: whole(leaf).cpu() if isinstance(leaf, DTensor) else leaf, tree)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a DTensor, on every rank of its mesh, each of which calls this; nothing goes back through it.
+
+    What ``full_tensor`` gives, by collectives of the process group itself: gloo's functional gather, which that calls, now
+    and then waits for ever (docs/running.md).
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if isinstance(tensor, Uneven) or any(placement.is_partial() for placement in tensor.placements):
+        return tensor.full_tensor().detach()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None  # every rank of its mesh
+    sizes = tuple(mesh.shape)
+    return put_together(tensor, Place(tuple((str(n), s) for n, s in enumerate(sizes)), tuple(coordinate), sizes))
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:

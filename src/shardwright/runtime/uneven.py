@@ -41,17 +41,7 @@ class Uneven(DTensor):
 
     def full_tensor(self, *, grad_placements: Any = None) -> Tensor:
         """The whole tensor, on every rank; nothing goes back through it."""
-        layout: Layout = tuple(self.placements)  # type: ignore[arg-type]  # parameters are never partial sums
-        gathers = [
-            Step("all_gather", axis, placement.dim, None, 0, 0)
-            for axis, placement in reversed(list(enumerate(layout)))
-            if isinstance(placement, Shard)
-        ]
-        steps, _ = bind(gathers, layout, self.shape, self.place)
-        groups = {name: self.device_mesh.get_group(name).group_name for name, _ in self.place.axes}
-        return run_steps(
-            local_of(self).detach(), tuple(s._replace(line=s.line._replace(group=groups[s.line.group])) for s in steps)
-        )
+        return put_together(self, self.place)
 
     def redistribute(self, device_mesh: Any = None, placements: Any = None, **options: Any) -> DTensor:
         if placements is not None and tuple(placements) == tuple(self.placements):
@@ -70,6 +60,20 @@ class Uneven(DTensor):
         properties = TensorProperties.create_from_tensor(local_of(self))
         data = TensorWriteData(chunk=chunk, properties=properties, size=self.size())
         return [WriteItem(MetadataIndex(fqn, chunk.offsets), WriteItemType.SHARD, tensor_data=data)]
+
+
+def put_together(tensor: DTensor, place: Place) -> Tensor:
+    """A tensor of which this rank has the part at a place, whole; every rank of its mesh calls this."""
+    layout: Layout = tuple(tensor.placements)  # type: ignore[arg-type]  # parameters are never partial sums
+    gathers = [
+        Step("all_gather", axis, placement.dim, None, 0, 0)
+        for axis, placement in reversed(list(enumerate(layout)))
+        if isinstance(placement, Shard)
+    ]
+    steps, _ = bind(gathers, layout, tensor.shape, place)
+    groups = {name: tensor.device_mesh.get_group(axis).group_name for axis, (name, _) in enumerate(place.axes)}
+    bound = (step._replace(line=step.line._replace(group=groups[step.line.group])) for step in steps)
+    return run_steps(local_of(tensor).detach(), tuple(bound))
 
 
 def _lies_alike(one: DTensor, other: DTensor) -> bool:

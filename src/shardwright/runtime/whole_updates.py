@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from shardwright.runtime.shards import cut_like
+from shardwright.runtime.shards import cut_like, whole
 
 _KNOWN = (("torch.optim", "Muon"), ("torch.optim", "Adafactor"), ("transformers.optimization", "Adafactor"))
 
@@ -83,20 +83,20 @@ def _put_together(optimizer: torch.optim.Optimizer, parameter: Any) -> Iterator[
     if not isinstance(parameter, DTensor):
         yield parameter
         return
-    whole = torch.nn.Parameter(parameter.full_tensor().clone())
-    whole.grad = _whole(parameter.grad)
+    together = torch.nn.Parameter(whole(parameter).clone())
+    together.grad = _whole(parameter.grad)
     state = optimizer.state.pop(parameter, {})
-    optimizer.state[whole] = {name: _whole(value) for name, value in state.items()}
+    optimizer.state[together] = {name: _whole(value) for name, value in state.items()}
     try:
-        yield whole
-        parameter.to_local().copy_(cut_like(whole, parameter).to_local())
+        yield together
+        parameter.to_local().copy_(cut_like(together, parameter).to_local())
     finally:
-        made = optimizer.state.pop(whole)
+        made = optimizer.state.pop(together)
         optimizer.state[parameter] = {
-            name: cut_like(x, parameter) if isinstance(x, torch.Tensor) and x.shape == whole.shape and x.dim() else x
+            name: cut_like(x, parameter) if isinstance(x, torch.Tensor) and x.shape == together.shape and x.dim() else x
             for name, x in made.items()
         }
 
 
 def _whole(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return whole(value) if isinstance(value, DTensor) else value

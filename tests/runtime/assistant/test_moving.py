@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from lowering.strategies import mesh_with
 from runtime.pipelines import pipeline_plan
@@ -30,6 +29,7 @@ from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import Assistant, assist, changing, clocks, fewer, links
 from shardwright.runtime.assistant import assistant as acting
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
+from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -95,8 +95,7 @@ def farthest(parallel: Any, model: nn.Module) -> float:
     far = 0.0
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if x.is_floating_point():
-            mine = own[name].full_tensor() if isinstance(own[name], DTensor) else own[name]
-            far = max(far, float((mine - x).abs().max() / x.abs().max().clamp(min=1e-3)))
+            far = max(far, float((whole(own[name]) - x).abs().max() / x.abs().max().clamp(min=1e-3)))
     return far
 
 
@@ -155,7 +154,7 @@ def stored(rank: int, folder: str) -> list[float]:
         load_checkpoint(folder, target, pair[1])
         alone = copy.deepcopy(subject[0])
         for name, x in alone.named_parameters():
-            x.data = dict(source.named_parameters())[name].full_tensor().detach()
+            x.data = whole(dict(source.named_parameters())[name].detach())
         far += [farthest(target, alone), abs(step(source, pair[0], subject) - step(target, pair[1], subject))]
     first.leave()
     second.leave()
