@@ -11,9 +11,10 @@ import torch
 
 from shardwright import zoo
 from shardwright.cluster import Mesh, mesh_of, meshes, parse_cluster
+from shardwright.errors import Infeasible
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.planner import Options, plan_graph, planning, predict
+from shardwright.planner import Options, plan_graph, planning, predict, trials
 from shardwright.planner.glance import SLACK, glance
 from shardwright.planner.outcomes import Outcome, search_by_name
 from shardwright.planner.planning import describe_graph
@@ -73,3 +74,24 @@ def test_every_recipe_competes_in_a_deep_model_too(deep: Graph, monkeypatch: pyt
     for name in ("all-row-greedy", "equal-chop", "no-reductions"):
         alone = plan_graph(deep, parse_cluster("8xH100"), replace(options, search=name))
         assert found <= alone.prediction.step_seconds * (1 + 1e-9), name
+
+
+def test_what_just_does_not_fit_is_recomputed_and_what_fits_at_a_glance_alone_is_no_plan(
+    deep: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks recomputed have figures of their own; and the peak of a deep model may lie elsewhere than a short one's."""
+    cluster, options = parse_cluster("8xH100"), Options(search="zero-2", baselines=(), max_axes=1, fewer_devices=False)
+    plain = plan_graph(deep, cluster, options).prediction
+    limit = 0.999 * plain.memory_bytes
+    tight = plan_graph(deep, cluster, replace(options, memory_limit=limit))
+    assert tight.strategy.recomputed
+    assert tight.prediction.memory_bytes < 0.99 * plain.memory_bytes
+    assert tight.prediction == predict(deep, tight.strategy, mesh_of(cluster), "adamw", limit)
+
+    def lighter(*arguments: Any) -> Any:
+        found = glance(*arguments)
+        return None if found is None else replace(found, memory_bytes=found.memory_bytes / 2, fits=True)
+
+    monkeypatch.setattr(trials, "glance", lighter)
+    with pytest.raises(Infeasible, match="the smallest found needs"):
+        plan_graph(deep, cluster, replace(options, recompute="none", memory_limit=limit))

@@ -128,6 +128,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     if not any(found.prediction.fits for found in eligible):
         raise _nothing_fits(rounds, eligible, shapes, options, cluster.name, say)
     winner = trials.best(eligible, options.search)
+    if not winner.prediction.fits:  # at a glance some did
+        raise _nothing_fits(rounds, [trials.exactly(found) for found in eligible], shapes, options, cluster.name, say)
     if options.search == "auto":
         kept = _kept(trials, eligible, winner)
         eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")

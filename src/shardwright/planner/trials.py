@@ -309,11 +309,11 @@ class Trials:
         return self._glances[key]
 
     def alike(self, mesh: Mesh, searched: Searched) -> Hashable:
-        """What searches have in common that come to the same strategy."""
+        """What searches have in common that come to the same strategy, with the same blocks recomputed."""
         stated, answer = searched.formulation, searched.solution.answer
         options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
-        within = stated.within
-        return (mesh, within.regather, within.whole_gradients, tuple(within.arrives.items()), tuple(options))
+        within, again = stated.within, searched.strategy.recomputed
+        return (mesh, again, within.regather, within.whole_gradients, tuple(within.arrives.items()), tuple(options))
 
     def exactly(self, found: Found) -> Found:
         """The same, every event simulated."""
@@ -336,7 +336,8 @@ class Trials:
         for other in ranked[1:]:
             if not other.prediction.fits and first.prediction.fits:
                 break
-            if other.exact or other.prediction.step_seconds < (1.0 + SLACK) * first.prediction.step_seconds:
+            near = other.prediction.step_seconds < (1.0 + SLACK) * first.prediction.step_seconds
+            if other.exact or near or not first.prediction.fits:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
