@@ -72,6 +72,14 @@ def test_stages_on_unlike_meshes_share_the_embedding(graph: Graph, joint: Joint)
     assert [pipe.meetings(owners) for _, owners in pipe.ties] == [(((0,), (1, 2)),)]
 
 
+def test_one_stage_holds_one_micro_batch_whatever_the_recipe(joint: Joint) -> None:
+    """GPipe's one stage would hold all of them, and the same stage of megatron-3d was taken not to fit either."""
+    space = joint.space.spaces[0]
+    plans = [Timed(space, space.rows, name).plan([Run(0, 4, 2)]) for name in ("gpipe", "1f1b")]
+    one, other = (joint.deliver(found) for found in plans if found is not None)
+    assert (one.schedule, one.prediction) == (other.schedule, other.prediction)
+
+
 def test_the_faster_of_one_mesh_and_a_pipeline_is_the_plan(graph: Graph) -> None:
     plan, joint = plan_jointly(graph, CLUSTER, QUICK)
     assert joint is not None

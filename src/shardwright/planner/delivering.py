@@ -64,7 +64,8 @@ def delivered(
         ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
         decisions = decided(part.graph, strategy, stage.mesh)
         stages.append(Stage(tuple(names), ranks, strategy, decisions))
-    make = gpipe if found.schedule == "gpipe" or cut.tail is not None else one_f_one_b
+    filled = found.schedule == "gpipe" and len(stages) > 1  # one stage holds one micro-batch, as it was searched
+    make = gpipe if filled or cut.tail is not None else one_f_one_b
     order: Schedule = make(len(stages), found.microbatches)
     devices = sum(stage.devices for stage in found.stages)
     if devices <= MOST_PLAYED:
