@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shardwright import zoo
-from shardwright.cluster import parse_cluster
+from shardwright.cluster import Mesh, parse_cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths
-from shardwright.planner import Options, plan, plan_graph
+from shardwright.planner import Options, plan, plan_graph, planning
+from shardwright.planner.outcomes import Outcome, search_by_name
+from shardwright.planner.trials import Trials
 from shardwright.plans import Plan
+from shardwright.search.strategies import LEAST_MEMORY
 from shardwright.zoo.reference import resolve
 
 
@@ -102,3 +108,20 @@ def test_one_device_has_no_recipes_beside_the_plan() -> None:
     made = plan(resolved.model, resolved.args, resolved.kwargs, cluster="1xH200")
     assert [candidate.name for candidate in made.candidates] == ["auto"]
     assert made.prediction.communication_bytes == 0
+
+
+def test_what_needs_least_is_the_plan_where_the_search_finds_nothing_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama 70B on eight devices was refused: "the smallest found needs 84.7 GB, more than the 85.3 GB of one H100"."""
+
+    def only_the_smallest(trials: Trials, meshes: Sequence[Mesh], name: str, *rest: Any) -> Outcome:
+        if name == LEAST_MEMORY:
+            return search_by_name(trials, meshes, name, *rest)
+        return Outcome(name, (), tuple(meshes), held_back=True)
+
+    resolved = resolve("gpt:small", batch=8)
+    graph, options = capture(resolved.model, resolved.args, resolved.kwargs), Options(max_axes=1, fewer_devices=False)
+    monkeypatch.setattr(planning, "search_by_name", only_the_smallest)
+    made = plan_graph(graph, parse_cluster("2xH100"), options)
+    assert made.prediction.fits and 0 < made.proof.step_bound <= made.prediction.step_seconds
+    with pytest.raises(Infeasible, match="the smallest found needs"):
+        plan_graph(graph, parse_cluster("2xH100"), replace(options, memory_limit=0.9 * made.prediction.memory_bytes))

@@ -125,12 +125,14 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         rounds.append(_round(described, shapes, options, again, True, fastest, say))
         eligible = _eligible(rounds, options.search, open_search)
     trials = rounds[0].trials
-    if not any(found.prediction.fits for found in eligible):
-        raise _nothing_fits(rounds, eligible, shapes, options, cluster.name, say)
-    winner = trials.best(eligible, options.search)
-    if not winner.prediction.fits:  # at a glance some did
-        raise _nothing_fits(rounds, [trials.exactly(found) for found in eligible], shapes, options, cluster.name, say)
-    if options.search == "auto":
+    winner = trials.best(eligible, options.search) if eligible else None
+    if winner is None or not winner.prediction.fits:
+        eligible = [trials.exactly(f) if f.prediction.fits else f for f in eligible]  # some did, at a glance
+        eligible += _smallest(rounds, shapes, options, say) if options.search == "auto" else []
+        if not any(found.prediction.fits for found in eligible):
+            raise _nothing_fits(rounds, eligible, shapes, options, cluster.name)
+        winner = trials.best(eligible, options.search)
+    elif options.search == "auto":
         kept = _kept(trials, eligible, winner)
         eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")
     fitting = [found for found in [*eligible, winner] if found.prediction.fits]
@@ -237,24 +239,26 @@ def _worth_recomputing(
     return lacking
 
 
+def _smallest(rounds: Sequence[_Round], shapes: Sequence[Mesh], options: Options, say: Progress) -> list[Found]:
+    """What needs least memory: where the search's count, which leaves things out, led to nothing that fits, it may."""
+    say("nothing fits; searching for what needs least")
+    first = rounds[0].trials
+    least = replace(options, search=LEAST_MEMORY, baselines=(), memory_limit=None, ignore_device_memory=True)
+    blocks = bool(first.described.blocks) and options.recompute != "none"
+    asked = [LEAST_MEMORY] if options.pins or options.forbidden else [LEAST_MEMORY, *DEFAULT_BASELINES]
+    smallest = _round(first.described, shapes, least, asked, blocks, inf, say)
+    seen = [smallest.trials.exactly(f) for outcome in smallest.outcomes.values() for f in outcome.candidates]
+    return [
+        replace(f, prediction=replace(f.prediction, fits=f.prediction.memory_bytes <= first.limit(f.mesh)))
+        for f in seen
+    ]
+
+
 def _nothing_fits(
-    rounds: Sequence[_Round],
-    eligible: Sequence[Found],
-    shapes: Sequence[Mesh],
-    options: Options,
-    where: str,
-    say: Progress,
+    rounds: Sequence[_Round], seen: Sequence[Found], shapes: Sequence[Mesh], options: Options, where: str
 ) -> Infeasible:
     """What to tell a user for whom nothing fits: how much the smallest needs, or why there is no strategy at all."""
     refusals = [r.outcomes[options.search].refusal for r in rounds if options.search in r.outcomes]
-    seen = list(eligible)
-    if options.search == "auto":
-        say("nothing fits; searching for what needs least")
-        least = replace(options, search=LEAST_MEMORY, baselines=(), memory_limit=None, ignore_device_memory=True)
-        blocks = bool(rounds[0].trials.described.blocks) and options.recompute != "none"
-        asked = [LEAST_MEMORY] if options.pins or options.forbidden else [LEAST_MEMORY, *DEFAULT_BASELINES]
-        smallest = _round(rounds[0].trials.described, shapes, least, asked, blocks, inf, say)
-        seen += [found for outcome in smallest.outcomes.values() for found in outcome.candidates]
     if not seen:
         why = next((refusal for refusal in refusals if refusal), Infeasible("there is nothing to search."))
         return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)

@@ -337,7 +337,7 @@ class Trials:
             if not other.prediction.fits and first.prediction.fits:
                 break
             near = other.prediction.step_seconds < (1.0 + SLACK) * first.prediction.step_seconds
-            if other.exact or near or not first.prediction.fits:
+            if other.exact or near or other.prediction.fits > first.prediction.fits:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
