@@ -6,12 +6,14 @@ import builtins
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from shardwright.errors import ModelError
+from shardwright.zoo.hf_small import without_dropout
 from shardwright.zoo.reference import resolve
 from shardwright.zoo.sizes import parse_sizes
 
@@ -204,3 +206,10 @@ def test_the_command_lists_every_model() -> None:
     table = CliRunner().invoke(app, [])
     assert table.exit_code == 0
     assert "wresnet152" in table.stdout
+
+
+def test_dropout_that_is_a_whole_number_stays_one() -> None:
+    """Some configurations declare it so, and refuse 0.0."""
+    config = SimpleNamespace(attn_pdrop=0, drop_path_rate=0.1)
+    without_dropout(config)
+    assert [type(value) for value in vars(config).values()] == [int, float]

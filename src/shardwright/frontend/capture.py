@@ -40,6 +40,7 @@ from shardwright.frontend.masks import dense_masks
 from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
+from shardwright.frontend.strides import without_strides
 from shardwright.frontend.unknown_extents import enclose_unknown_extents
 from shardwright.frontend.vmapped import batched_operators
 from shardwright.graph import Graph
@@ -111,6 +112,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             inline_regions(program.graph_module)
             drop_assertions(program.graph)
             program = functionalise(program)
+            without_strides(program.graph)
             enclose_unknown_extents(program)
             dense_masks(program.graph)
             graph = convert(program, model, given)

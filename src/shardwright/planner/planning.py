@@ -17,12 +17,13 @@ from time import perf_counter
 
 from shardwright.cluster import Cluster, Mesh, meshes
 from shardwright.errors import Infeasible, ShardwrightError
+from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.planner.decided import decided
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, proof, scope
-from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials, collection_paused
+from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated

@@ -7,9 +7,7 @@ on the memory there is, so whoever has more of it tries all that others try, and
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -18,6 +16,7 @@ import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, TooLarge
+from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.planner.glance import SLACK, deep, glance
@@ -88,24 +87,12 @@ class Found:
         return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
 
 
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection meanwhile: a step's events are many, live long and refer to nothing in circles."""
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
 def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float | None = None) -> Prediction:
     """Simulate one step of a strategy; ``limit`` are the bytes it may use (the device's otherwise).
 
     >>> predict(graph, strategy, mesh, "adamw").step_seconds
     """
-    with collection_paused():
+    with collection_paused():  # a step's events are many, live long and refer to nothing in circles
         timeline = simulate(graph, strategy, mesh, training=graph.training, optimizer=optimizer)
         return Prediction(
             step_seconds=timeline.seconds,

@@ -23,6 +23,7 @@ from shardwright.cluster import Device
 from shardwright.costs.memory import memory
 from shardwright.errors import LoweringError, RunError, ShardwrightError
 from shardwright.frontend.containers import GIVEN, register_containers
+from shardwright.garbage import collection_paused
 from shardwright.graph import Graph, fingerprint
 from shardwright.graph.gradients import with_input_gradients
 from shardwright.operators.rules import Layout
@@ -188,7 +189,8 @@ class Programs:
         if key not in self._known:
             started = perf_counter()
             try:
-                prepared = self._prepared(args, kwargs, modes)
+                with collection_paused():  # a capture is much that lives until it is done
+                    prepared = self._prepared(args, kwargs, modes)
             except ShardwrightError as error:
                 raise RunError(
                     f"{difference.message} It has no program of its own, because: {error.message}", error.remedy

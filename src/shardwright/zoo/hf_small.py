@@ -41,7 +41,13 @@ POSITIONS = _names(
     "max_(position_embeddings|(source_|target_|text_)positions|seq_len|seq(uence)?_length)|n_positions|n_ctx"
 )
 STAGE_WIDTHS = _names(PART + "hidden_sizes|embed_dims|conv_dim|tdnn_dim|embedding_hidden_sizes|neck_hidden_sizes")
-MAY_FOLLOW = {"head_dim": HEAD_WIDTH, "num_key_value_heads": HEADS}
+MAY_FOLLOW = {
+    "head_dim": HEAD_WIDTH,
+    "num_key_value_heads": HEADS,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+}
 SPECIALS = {
     "rotary_dim": 8,
     "qk_rope_head_dim": 8,
@@ -72,7 +78,9 @@ def small_sizes(config: Any) -> dict[str, Any]:
             for derived in ("layer_types", "per_layer_config", "_name_or_path", "transformers_version"):
                 sizes[name].pop(derived, None)
         elif value is None and name in MAY_FOLLOW:
-            sizes[name] = MAY_FOLLOW[name]  # most configurations would derive it, some forget to
+            sizes[name] = MAY_FOLLOW[
+                name
+            ]  # most configurations would derive it, some forget to, some leave it to be given
         elif name == "attention_types":
             sizes[name] = [[kinds, 1] for kinds, _ in value]
         elif name == "per_layer_config" and isinstance(value, dict):
@@ -115,7 +123,7 @@ def without_dropout(config: Any, probability: float = 0.0) -> None:
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             without_dropout(value, probability)
         elif isinstance(value, int | float) and not isinstance(value, bool) and is_dropout(name):
-            setattr(config, name, float(probability))
+            setattr(config, name, 0 if isinstance(value, int) and not probability else float(probability))
 
 
 def _small_number(config: Any, name: str, value: int) -> dict[str, Any]:

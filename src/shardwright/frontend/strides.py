@@ -1,0 +1,62 @@
+"""``as_strided`` by elements in place of memory.
+
+It reads wherever its strides lead in the memory of its argument, which is laid out otherwise in a program than in the eager
+model: a tensor that was a transposed view there may have been gathered from several ranks here. Where the elements of the
+argument lie is known from the trace, so the same elements are read by their numbers: the argument in the order of its
+memory, flat, indexed by the sums of positions times strides. What lies beyond the argument itself is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from shardwright.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+def without_strides(graph: Graph) -> None:
+    """Replace every ``as_strided``."""
+    for node in [n for n in graph.nodes if n.target is aten.as_strided.default]:
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(_by_number(graph, node))
+        graph.erase_node(node)
+
+
+def _by_number(graph: Graph, node: Node) -> Node:
+    source: Any = node.args[0]
+    base: Tensor = source.meta["val"]
+    sizes, strides = list(node.args[1]), list(node.args[2])  # type: ignore[arg-type] # lists of numbers
+    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+    first: Any = 0 if given is None else given - base.storage_offset()  # type: ignore[operator] # a number
+    order = sorted(range(base.dim()), key=lambda dim: (base.stride(dim), base.shape[dim]), reverse=True)
+    last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if not base.permute(order).is_contiguous() or first < 0 or last >= base.numel():
+        raise CaptureError(
+            f"as_strided({sizes}, {strides}) reads memory beside the elements of its argument, of shape "
+            f"{tuple(base.shape)} and strides {base.stride()}; parts of a tensor on several devices have no such memory.",
+            "Call contiguous() on the argument first, or use unfold(), slices and reshapes.",
+        )
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Node:
+        made = graph.call_function(function, args, kwargs)
+        fakes = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
+        with getattr(base, "fake_mode", torch.no_grad()):
+            made.meta = {**node.meta, "val": function(*fakes, **kwargs)}
+        return made
+
+    flat = call(aten.reshape.default, call(aten.permute.default, source, order), [-1])
+    place: Node | None = None
+    for dim, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        along = call(aten.arange.start, 0, size, dtype=torch.int64, device=base.device)
+        along = call(aten.reshape.default, call(aten.mul.Tensor, along, stride), [-1] + [1] * (len(sizes) - 1 - dim))
+        place = along if place is None else call(aten.add.Tensor, place, along)
+    if place is None:
+        place = call(aten.arange.start, 0, 1, dtype=torch.int64, device=base.device)
+    if first:
+        place = call(aten.add.Tensor, place, first)
+    return call(aten.reshape.default, call(aten.index.Tensor, flat, [place]), sizes)
