@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,6 +20,7 @@ from lowering.strategies import mesh_with
 from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built, device_mesh
+from shardwright import waiting
 from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
@@ -28,6 +30,7 @@ from shardwright.plans.plan import Signature
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import Assistant, assist, changing, clocks, fewer, links
 from shardwright.runtime.assistant import assistant as acting
+from shardwright.runtime.assistant.asking import ASSIST_VARIABLE
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
@@ -280,6 +283,26 @@ def staged(stages: int = 4) -> tuple[Subject, Any, torch.optim.Optimizer, Assist
         parallel = parallelize(model, plan, args, kwargs, graph=graph, keep=True)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9)
     return subject, parallel, optimizer, assist(parallel, optimizer)
+
+
+def asked_for(rank: int, stages: int) -> list[int]:
+    """Hooks of the module before and after its first step, where ``shardwright run --assist`` asked for an assistant."""
+    os.environ[ASSIST_VARIABLE] = "watch"
+    try:
+        subject, parallel, optimizer, assistant = staged(stages)
+        assistant.leave()
+        before = len(parallel._forward_pre_hooks)
+        step(parallel, optimizer, subject)
+        return [before, len(parallel._forward_pre_hooks)]
+    finally:
+        del os.environ[ASSIST_VARIABLE]
+        waiting._CLOCKS.clear()  # nobody ends an assistant that the job asked for
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline_is_assisted_where_the_job_asks_for_it(stages: int) -> None:
+    for before, after in POOL.run(asked_for, stages):
+        assert after == before + 1
 
 
 def slowed(rank: int, what: str) -> Any:
