@@ -262,3 +262,23 @@ def test_writing_through_detach_is_refused() -> None:
     with pytest.raises(CaptureError, match="writes into a detached tensor") as refusal:
         capture(WriteThroughDetach(), (torch.randn(4, 6),))
     assert "test_inplace.py" in refusal.value.message
+
+
+class Placed(nn.Module):
+    """Positions are made without gradients, brought to where they are, and a learned number is added in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segment, self.linear = nn.Embedding(1, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            positions = torch.arange(12.0).view(1, 3, 4).detach()
+        positions = positions.to(x.device, x.dtype)
+        positions += self.segment(torch.zeros(1, 1, dtype=torch.long))
+        return self.linear(x + positions)
+
+
+def test_a_gradient_is_not_lost_behind_a_cast_that_changes_nothing() -> None:
+    torch.manual_seed(0)
+    faithful(Placed(), (torch.randn(2, 3, 4),))

@@ -24,6 +24,11 @@ _SAME_ELEMENTS = {
     aten.view_as.default,
     aten.alias.default,
     aten.contiguous.default,
+    aten.to.dtype,  # casts that change nothing; others copy
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten.type_as.default,
 }
 _COPYING_SOMETIMES = {aten.reshape.default, aten.flatten.using_ints, aten.contiguous.default}
 _SCATTERS = {
