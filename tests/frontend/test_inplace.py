@@ -175,6 +175,22 @@ def test_a_batch_norm_called_twice_updates_its_statistics_twice() -> None:
     assert len(graph.mutations) == 3
 
 
+class NormForItsStatistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm(hidden := self.linear(x))
+        return hidden
+
+
+def test_statistics_of_a_batch_norm_whose_result_nobody_reads() -> None:
+    torch.manual_seed(0)
+    graph = faithful(NormForItsStatistics(), (torch.randn(4, 6),))
+    assert len(graph.mutations) == 3
+
+
 def test_instance_norm_with_statistics_is_refused() -> None:
     with pytest.raises(CaptureError, match="instance norm"):
         capture(nn.InstanceNorm1d(3, track_running_stats=True), (torch.randn(2, 3, 4),))

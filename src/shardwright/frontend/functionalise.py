@@ -251,6 +251,8 @@ def _functional_batch_norm(program: ExportedProgram, node: Node, order: dict[Nod
     x, weight, bias, mean, variance, _training, momentum, epsilon, *_ = node.args
     if not isinstance(mean, Node) or not isinstance(variance, Node):
         return
+    if not node.users:
+        weight = bias = None  # nobody reads what they make; the statistics do not depend on them
     graph = program.graph
     with graph.inserting_before(node):
         whole = graph.call_function(_BATCH_NORM_FUNCTIONAL, (x, weight, bias, mean, variance, True, momentum, epsilon))

@@ -22,7 +22,12 @@ def inline_regions(module: GraphModule) -> None:
     while calls := [n for n in module.graph.nodes if n.op == "call_function" and _region(n) is not None]:
         for call in calls:
             _inline(module, call)
-    module.graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code(is_impure_node=lambda node: node.is_impure() or _keeps_statistics(node))
+
+
+def _keeps_statistics(node: Node) -> bool:
+    """Whether it is a batch norm that writes its running statistics, as its schema does not say."""
+    return node.target is torch.ops.aten.batch_norm.default and bool(node.args[5]) and isinstance(node.args[3], Node)
 
 
 def _region(node: Node) -> str | None:
