@@ -17,6 +17,7 @@ from shardwright.operators import analyse
 from shardwright.operators.rules import Replicate
 from shardwright.operators.strategy import Strategy
 from shardwright.simulator import simulate
+from shardwright.zoo.reference import resolve
 
 DEVICE = Device("d", "cuda", 10**11, 1e12, 5e-6, (("float32", 1e13), ("bfloat16", 1e14)))
 LINE = Axis("gpu", 4, 1e-6, 1e11)
@@ -255,3 +256,15 @@ def test_operands_that_matmul_copies_first_are_paid_for(turned: bool, copied: in
         e.seconds for e in simulate(graph, strategy, mesh).events if "matmul" in e.name and e.phase == "forward"
     ]
     assert round(seconds / (1e6 * 2 * 4 * 4 * 8 * 64 / 1e12)) == copied
+
+
+@pytest.mark.parametrize("reference", ["moe:small", "bert:small", "wresnet50:small", "rnnlm:small"])
+def test_what_a_split_costs_does_not_depend_on_the_others_priced_with_it(reference: str) -> None:
+    resolved = resolve(reference, batch=8)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    mesh = mesh_of(parse_cluster("4xH200"), (4,))
+    for op in {(op.target, str(op.args), op.inputs[:1]): op for op in graph.ops}.values():
+        rules, splits = analyse(op, graph.tensors), [(None,), *((loop,) for loop in loops(graph, op))]
+        together = op_times(op, rules, graph.tensors, splits, mesh)
+        alone = [op_times(op, rules, graph.tensors, [split], mesh)[0] for split in splits]
+        np.testing.assert_allclose(together, alone, rtol=1e-12, err_msg=op.name)

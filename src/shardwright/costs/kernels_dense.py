@@ -7,6 +7,8 @@ the copies that bring operands into order.
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
 from shardwright.costs.kernels_memory import LocalOp, Work, memory_work
@@ -35,9 +37,10 @@ def product(
 
 
 def _with_backward(
-    dtype: str, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray, left: bool, right: bool
+    dtype: str, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray, left: bool, right: bool, single: bool
 ) -> Kernels:
-    single = bool((batch == 1).all())
+    """A product and its gradients; ``single``: of two matrices, however it is split. A batch that is cut down to one stays
+    a batch: what a split costs must not depend on the other splits that are priced with it."""
     kind = "matmul" if single else "bmm"
     size = DTYPE_BYTES[dtype]
     rows = np.gcd(np.round(n * size).astype(np.int64), np.round(k * size).astype(np.int64))
@@ -54,13 +57,13 @@ def matmul(local: LocalOp) -> Kernels:
     """Products of two operands, with or without a batch and a bias."""
     left, right = MATMUL[local.name]
     a, b, c = local.elements(left), local.elements(right), local.elements(0, output=True)
-    batch = np.ones_like(c)
+    batch, single = np.ones_like(c), True
     if min(local.input_shapes[i].shape[1] for i in (left, right)) >= 3:
-        batch = local.output_shapes[0][:, :-2].prod(axis=1)
+        batch, single = local.output_shapes[0][:, :-2].prod(axis=1), prod(local.outputs[0].shape[:-2]) == 1
         a, b, c = a / batch, b / batch, c / batch
     m, n, k = np.sqrt(a * c / b), np.sqrt(b * c / a), np.sqrt(a * b / c)
     grads = (local.inputs[left].grad, local.inputs[right].grad)
-    forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads)
+    forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads, single)
     others = [i for i in range(len(local.inputs)) if i not in (left, right)]
     if any(local.inputs[i].grad for i in others):  # the bias' gradient sums the output's
         backward.append(memory_work("sum/forward", local.dtype, local.output_bytes, n))
@@ -81,9 +84,11 @@ def einsum(local: LocalOp) -> Kernels:
     terms, result = equation.split("->")
     operands = terms.split(",")
     extent: dict[str, np.ndarray] = {}
-    for labels, shape in zip(operands, local.input_shapes, strict=True):
+    whole: dict[str, int] = {}
+    for labels, shape, operand in zip(operands, local.input_shapes, local.inputs, strict=True):
         for position, label in enumerate(labels):
             extent[label] = np.maximum(shape[:, position], extent.get(label, shape[:, position]))
+            whole[label] = max(operand.shape[position], whole.get(label, 1))
     ones = np.ones(len(local.flops))
 
     def volume(labels: str) -> np.ndarray:
@@ -100,7 +105,8 @@ def einsum(local: LocalOp) -> Kernels:
         rows = "".join(x for x in held if x not in other)
         columns = "".join(x for x in other if x not in held)
         sizes = (volume(rows), volume(columns), volume(summed), volume(batch))
-        there, back = _with_backward(local.dtype, *sizes, held_grad, other_grad)
+        single = all(whole[label] == 1 for label in batch)
+        there, back = _with_backward(local.dtype, *sizes, held_grad, other_grad, single)
         for labels, groups in ((held, [batch, rows, summed]), (other, [batch, summed, columns])):
             if not _ordered(labels, groups):
                 # Turning the innermost dim scatters every element; turning others moves whole rows.
