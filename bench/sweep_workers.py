@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import sys
 import time
 import traceback
 import warnings
@@ -151,7 +152,8 @@ def _reported(row: dict[str, Any]) -> Iterator[None]:
         row["why"] = f"{error.message} {error.remedy}"
     except Exception as error:
         frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
-        row["why"] = f"{type(error).__name__}: {str(error)[:300]} ({frames[-1]})"
+        said = str(error).replace(f"{sys.prefix}/", "")[:300]  # not where this machine keeps them
+        row["why"] = f"{type(error).__name__}: {said} ({frames[-1]})"
         row["traceback"] = row["stage"] not in ("build", "eager", "one process in float64")
         if row["traceback"]:
             row["where"] = frames[-12:]
