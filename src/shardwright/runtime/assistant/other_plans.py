@@ -49,7 +49,7 @@ def _planned(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | N
         given = by_speed(candidate, graph, slowness)
         expected = seconds_at(given, graph, slowness)
         if expected < staying and (best is None or expected < best.expected):
-            best = Answer(given, staying, expected, perf_counter() - began)
+            best = Answer(given, staying, expected, 0.0)
     return None if best is None else replace(best, spent=perf_counter() - began)
 
 
