@@ -78,9 +78,7 @@ def small_sizes(config: Any) -> dict[str, Any]:
             for derived in ("layer_types", "per_layer_config", "_name_or_path", "transformers_version"):
                 sizes[name].pop(derived, None)
         elif value is None and name in MAY_FOLLOW:
-            sizes[name] = MAY_FOLLOW[
-                name
-            ]  # most configurations would derive it, some forget to, some leave it to be given
+            sizes[name] = MAY_FOLLOW[name]  # most configurations derive it, some forget to or leave it to be given
         elif name == "attention_types":
             sizes[name] = [[kinds, 1] for kinds, _ in value]
         elif name == "per_layer_config" and isinstance(value, dict):
