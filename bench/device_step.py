@@ -28,8 +28,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore  # the only way to this backend
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from fake_rank import report_kernels
 from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
@@ -155,18 +157,6 @@ def report_pools(name: str) -> None:
     if sizes:
         largest = ", ".join(f"{size / 2**20:.0f}" for size in sizes[:12])
         print(f"  {name}: graphs hold {sum(sizes) / 2**30:.2f} GiB in {len(sizes)} segments, the largest {largest} MiB")
-
-
-def report_kernels(step: Callable[[], None], device: str) -> None:
-    """Where the device's time goes: the kernels of three steps, by their share."""
-    kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=kinds) as profile:
-        timed(step, device, 3)
-    rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
-    spent, count = sum(row.self_device_time_total for row in rows) / 3e3, sum(row.count for row in rows) / 3
-    print(f"  {spent:.2f} ms of kernels a step, {count:.0f} kernels")
-    for row in rows[:40]:
-        print(f"    {row.self_device_time_total / 3e3:7.3f} ms {row.count / 3:6.0f} x {row.key[:150]}")
 
 
 def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:

@@ -124,3 +124,15 @@ def reserved(device: str) -> int:
 
 def allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def report_kernels(step: Callable[[], None], device: str) -> None:
+    """Where the device's time goes: the kernels of three steps, by their share."""
+    kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        timed(step, device, 3)
+    rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
+    spent, count = sum(row.self_device_time_total for row in rows) / 3e3, sum(row.count for row in rows) / 3
+    print(f"  {spent:.2f} ms of kernels a step, {count:.0f} kernels")
+    for row in rows[:40]:
+        print(f"    {row.self_device_time_total / 3e3:7.3f} ms {row.count / 3:6.0f} x {row.key[:150]}")

@@ -206,8 +206,10 @@ def training_step(model: nn.Module, call: Callable[..., Any], x: Tensor) -> Call
     return step
 
 
-def compare(size_name: str, variant: str, mode: str, device: str, folder: Path, repeats: int) -> dict[str, Any]:
-    """Both programs of one variant, alternating."""
+def compare(
+    size_name: str, variant: str, mode: str, device: str, folder: Path, repeats: int, kernels: bool
+) -> dict[str, Any]:
+    """Both programs of one variant, alternating; ``kernels``: also where the device's time goes."""
     size = SIZES[size_name]
     twin = "tp" if variant == "found" else variant
     row: dict[str, Any] = {"size": size_name, "variant": variant, "mode": mode, **asdict(size)}
@@ -239,6 +241,9 @@ def compare(size_name: str, variant: str, mode: str, device: str, folder: Path, 
         assert shapes["ours"] == shapes["native"], (shapes["ours"], shapes["native"])
     taken = fake_rank.alternating(programs, device, repeats=repeats, steps=1 if device == "cpu" else 5)
     row |= {f"{name}_{key}": value for name, values in taken.items() for key, value in values.items()}
+    for name, step in programs.items() if kernels else ():
+        print(f"{size_name} {variant} {mode}, {name}:")
+        fake_rank.report_kernels(step, device)
     row["time_ratio"] = row["ours_seconds"] / row["native_seconds"]
     if mode != "eager":
         row["eager_ratio"] = row["ours eager_seconds"] / row["native_seconds"]
@@ -321,6 +326,7 @@ def main() -> None:
     one = commands.add_parser("one")
     for name in ("size", "variant", "mode", "device"):
         one.add_argument(name)
+    one.add_argument("--kernels", action="store_true", help="say where the device's time goes")
     for each in (measuring, one):
         each.add_argument("--plans", type=Path, default=PLANS)
         each.add_argument("--repeats", type=int, default=11)
@@ -335,7 +341,7 @@ def main() -> None:
     else:
         torch.set_float32_matmul_precision("highest")
         fake_rank.join_fake_group(WORLD)
-        row = compare(asked.size, asked.variant, asked.mode, asked.device, asked.plans, asked.repeats)
+        row = compare(asked.size, asked.variant, asked.mode, asked.device, asked.plans, asked.repeats, asked.kernels)
         print(json.dumps(row), flush=True)
 
 
