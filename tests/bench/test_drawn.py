@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwright.frontend import capture
 from shardwright.frontend.replay import replay
+from shardwright.zoo.reference import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
@@ -70,3 +71,28 @@ def test_what_eager_attention_computes_for_a_strided_bias(dtype: torch.dtype) ->
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one, other)
+
+
+class FewKeys(torch.nn.Module):
+    def forward(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, keys, keys, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("dtype", "fused"), [(torch.float32, False), (torch.bfloat16, True)])
+def test_float32_with_fewer_keys_than_queries_runs_no_fused_kernel(dtype: torch.dtype, fused: bool) -> None:
+    torch.manual_seed(0)
+    x, keys = torch.randn(3, 4, 5, 8, dtype=dtype), torch.randn(3, 2, 5, 8, dtype=dtype)
+    with as_eager_runs_it():
+        graph = capture(FewKeys(), (x, keys))
+    assert any("attention" in op.target for op in graph.ops) is fused
+    torch.testing.assert_close(replay(graph, FewKeys(), (x, keys)), FewKeys()(x, keys))
+
+
+def test_a_mask_that_an_eager_call_leaves_out_is_not_there() -> None:
+    """While it is traced Hugging Face makes causal masks, for which slower kernels run."""
+    found = resolve("hf:gpt2:n_layer=1,n_embd=64,n_head=2,vocab_size=64,dropout=0", batch=2, seq=16, device="meta")
+    with as_eager_runs_it():
+        graph = capture(found.model.train(), found.args, found.kwargs)
+    attention = next(op for op in graph.ops if "attention" in op.target)
+    assert len(attention.inputs) == 3
+    assert True in attention.args or attention.kwarg("is_causal")

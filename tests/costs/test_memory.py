@@ -94,3 +94,21 @@ def test_adamw_on_cuda_needs_one_more_copy_of_the_parameters() -> None:
     use = predicted(model, (torch.zeros(1, 1024),), "1xH200")
     parameters = sum(p.numel() * p.itemsize for p in model.parameters())
     assert max(use.curve) - use.breakdown["library workspace"] == pytest.approx(5 * parameters, rel=1e-2)
+
+
+class HalfUsed(torch.nn.Module):
+    """A call leaves one layer out, as a language model does with a vision tower that sees no picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = torch.nn.Linear(64, 64), torch.nn.Linear(64, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x).square().mean()
+
+
+def test_a_parameter_without_a_gradient_has_no_optimizer_state() -> None:
+    model, args = HalfUsed(), (torch.randn(8, 64),)
+    assert predicted(model, args).peak == pytest.approx(measured(model, args), rel=1e-3)
+    trained = sum(p.numel() * p.itemsize for p in model.used.parameters())
+    assert predicted(model, args, "1xH200").breakdown["optimizer state"] == 2 * trained

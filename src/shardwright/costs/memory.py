@@ -147,7 +147,7 @@ class _Replay:
             kind, path = paths.get(tensor, (INPUTS, tensor))
             size = self.flow.values[value].local.bytes
             self._hold(value, self._make(size, kind, tensor if kind == INPUTS else kind[:-1], path, -1))
-            if kind == PARAMETERS and graph.parameter_of[tensor].trainable:
+            if kind == PARAMETERS and tensor in self.program.trained:  # without a gradient nothing is kept
                 for _ in range(states):
                     self._make(size, OPTIMIZER, f"{self.program.optimizer} state", path, -1)
         for bucket in self.program.buckets:

@@ -244,7 +244,8 @@ class _Prices:
 
     def _update(self) -> tuple[float, float]:
         graph, flow = self.flow.graph, self.flow
-        sizes = [flow.values[flow.rest[p.tensor]].local.bytes for p in graph.parameters if p.trainable]
+        trained = self.program.trained  # a parameter without a gradient is passed over
+        sizes = [flow.values[flow.rest[p.tensor]].local.bytes for p in graph.parameters if p.tensor in trained]
         seconds, host = update_seconds(self.program.optimizer, sizes, self.device, self._dtype)
         return seconds, host if self.overhead else 0.0
 

@@ -247,7 +247,8 @@ class _Builder:
                 return
         layouts = [layout for layout in layouts_of(meta, self.mesh.sizes) if self.within.rest(meta, layout)]
         layouts = layouts or [(Replicate(),) * len(self.mesh.sizes)]
-        trainable = self.graph.parameter_of[tensor].trainable and bool(differentiated(self.graph))
+        gets = any(reader.name in self.differentiated for reader in readers)  # else the optimizer passes it over
+        trainable = self.graph.parameter_of[tensor].trainable and gets
         local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
         sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
         seconds, own = np.zeros(len(sizes)), np.array(sizes, dtype=float)
