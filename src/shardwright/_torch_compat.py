@@ -11,7 +11,7 @@ import json
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,11 +153,11 @@ def _direct(x: torch.Tensor) -> bool:
     return not torch.compiler.is_compiling() and has_data(x)
 
 
-def all_reduced(x: torch.Tensor, reduce: str, group: str) -> torch.Tensor:
-    """The reduction of the ranks' tensors, awaited."""
+def all_reduced(x: torch.Tensor, reduce: str, group: str, in_place: bool = False) -> torch.Tensor:
+    """The reduction of the ranks' tensors, awaited; ``in_place``: where this one lies, if it lies densely."""
     if not _direct(x):
         return wait(collective("all_reduce", x.contiguous(), reduce, group))
-    total = x.clone(memory_format=torch.contiguous_format)
+    total = x if in_place and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
     wait_for(group_named(group).allreduce([total], _options("Allreduce", reduce)))
     return total
 
@@ -239,6 +239,11 @@ def after_backward(callback: Any) -> None:
 def local_of(tensor: Any) -> torch.Tensor:
     """The local shard of a DTensor, sharing its storage and outside of autograd; a plain tensor is its own shard."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def locals_of(tensors: Sequence[Any]) -> list[torch.Tensor]:
+    """The local shards of many, without a call for each: optimizers have hundreds, every step."""
+    return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
 
 
 def group_named(name: str) -> Any:
@@ -396,6 +401,11 @@ def accumulation_hooks(parameter: torch.Tensor) -> list[Any]:
     return list((parameter._post_accumulate_grad_hooks or {}).values())
 
 
+def has_hooks(parameter: torch.Tensor) -> bool:
+    """Whether there are hooks of either kind on a leaf."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
 def share_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
     """Let a leaf that takes another's place have its hooks; handles that remove them stay good."""
     new._backward_hooks = old._backward_hooks
@@ -513,6 +523,7 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
     It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
     """
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -531,12 +542,19 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
         )(*fakes)
     if any(writes_in_place(n.target) for n in traced.graph.nodes if n.op == "call_function"):
         raise NotImplementedError("something is changed in place")
-    with sources_forgotten(), V.set_fake_mode(mode), tracing(TracingContext(mode)):
+    with (
+        sources_forgotten(),
+        V.set_fake_mode(mode),
+        tracing(TracingContext(mode)),
+        config.patch(comprehensive_padding=False),
+    ):
         # Among other things, products whose sizes the fast kernels do not take are padded.
         joint = joint_graph_passes(traced)
-        # Results lie in memory as the function's own do: what is padded inside is not seen outside.
+        # Results lie in memory as the function's own do, but for rows that were padded: logits would be copied once more.
         results = next(iter(reversed(joint.graph.nodes)))
-        results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))
+        rows = [getattr(x, "meta", {}).get("val") for x in results.args[0]]
+        dense = [i for i, x in enumerate(rows) if x is None or x.ndim < 2 or x.shape[-1] % 8 == 0]
+        results.meta["user_visible_output_idxs"] = dense
         return compile_fx_inner(joint, fakes)
 
 

@@ -19,15 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import all_reduced, exchanged, has_data, start_gathering, start_scattering
+from shardwright._torch_compat import (
+    all_reduced,
+    exchanged,
+    has_data,
+    owns_storage,
+    start_gathering,
+    start_scattering,
+)
 from shardwright.program.steps import COMMUNICATION, BoundStep, Line, Region
 
 
-def all_reduce(x: Tensor, reduce: str, line: Line) -> Tensor:
-    """Sum (or ``max``, ``min``, ``product``) of the ranks' tensors."""
+def all_reduce(x: Tensor, reduce: str, line: Line, in_place: bool = False) -> Tensor:
+    """Sum (or ``max``, ``min``, ``product``) of the ranks' tensors; ``in_place``: it may take the place of this one."""
     if x.is_complex():
         return torch.view_as_complex(all_reduce(torch.view_as_real(x.resolve_conj()), reduce, line))
-    return all_reduced(x, reduce, line.group)
+    return all_reduced(x, reduce, line.group, in_place and owns_storage(x))
 
 
 def even_shard(x: Tensor, dim: int, extent: int, line: Line) -> Tensor:
@@ -108,18 +115,18 @@ def halo_reduce(x: Tensor, step: BoundStep) -> Tensor:
     return total
 
 
-def run_step(x: Tensor, step: BoundStep) -> Tensor:
-    """One step on this rank's tensor."""
-    result = _run_step(x, step)
+def run_step(x: Tensor, step: BoundStep, in_place: bool = False) -> Tensor:
+    """One step on this rank's tensor; ``in_place``: nobody else needs that."""
+    result = _run_step(x, step, in_place)
     if _LEDGER is not None and not torch.compiler.is_compiling():
         _LEDGER.record(step, x, result)
     return result
 
 
-def _run_step(x: Tensor, step: BoundStep) -> Tensor:
+def _run_step(x: Tensor, step: BoundStep, in_place: bool) -> Tensor:
     kind, line = step.kind, step.line
     if kind == "all_reduce":
-        return all_reduce(x, step.reduce, line)
+        return all_reduce(x, step.reduce, line, in_place)
     if kind == "all_gather":
         return all_gather(x, step.dim, step.extent, line)
     if kind == "reduce_scatter":

@@ -182,6 +182,12 @@ class Program:
                 size[instruction.collective, instruction.stream] += instruction.bytes
         return {key: (count[key], size[key]) for key in sorted(count)}
 
+    def root(self, slot: int) -> int:
+        """The value in whose storage a value lies."""
+        while self.slots[slot].alias >= 0:
+            slot = self.slots[slot].alias
+        return slot
+
     @property
     def graph(self) -> Graph:
         return self.flow.graph

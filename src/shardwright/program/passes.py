@@ -2,7 +2,7 @@
 
 What leads to the gradients of a stage's inputs comes first, in its order; all the rest follows (Qi et al., zero-bubble
 pipeline parallelism, ICLR 2024). A gradient that the rest still reads must not be added to in place meanwhile, so such sums
-get memory of their own.
+get memory of their own; neither are sums over ranks made in its place.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def split_backward(program: Program, wanted: Iterable[int]) -> tuple[Program, in
     moved = [_moved(program.instructions[number], here, place) for here, number in enumerate(order)]
     border = start + len(first)
     slots = list(program.slots)
-    later = {_root(program, slot) for instruction in moved[border:] for slot in instruction.reads}
+    later = {program.root(slot) for instruction in moved[border:] for slot in instruction.reads}
     for instruction in moved[start:border]:
-        if instruction.kind is Kind.ACCUMULATE:
+        if instruction.kind is Kind.ACCUMULATE or (instruction.kind is Kind.CHANGE and instruction.collective):
             (total,) = instruction.writes
-            if slots[total].alias >= 0 and _root(program, total) in later:
-                size = program.slots[_root(program, total)].bytes
+            if slots[total].alias >= 0 and program.root(total) in later:
+                size = program.slots[program.root(total)].bytes
                 slots[total] = slots[total]._replace(alias=-1, bytes=size)
     handed_out = {*program.elsewhere.values(), *(v for v in program.flow.results if v not in program.elsewhere)}
     handed_out |= {program.elsewhere.get(v, v) for _, v in program.flow.mutations}
@@ -67,9 +67,3 @@ def homeward(program: Program) -> tuple[int, ...]:
 def _moved(instruction: Instruction, here: int, place: dict[int, int]) -> Instruction:
     """What it makes use of stays before it; work that happened to be issued before it may come later now."""
     return instruction._replace(after=tuple(place[number] for number in instruction.after if place[number] < here))
-
-
-def _root(program: Program, slot: int) -> int:
-    while program.slots[slot].alias >= 0:
-        slot = program.slots[slot].alias
-    return slot

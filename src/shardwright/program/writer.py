@@ -15,6 +15,7 @@ from shardwright.program.instructions import COMPUTE, Instruction, Kind, Phase, 
 from shardwright.program.steps import BoundStep, Step
 
 UNMADE = Slot("", "value", 0)
+ALL_REDUCE = "all_reduce"
 
 
 class Writer:
@@ -148,7 +149,26 @@ class Writer:
 
     def finished(self, handed_out: Iterable[int]) -> tuple[tuple[Instruction, ...], tuple[Slot, ...]]:
         """Everything written, each value's last use marked; what rests or is handed out has none."""
-        return last_uses(self.instructions, self.slots, handed_out), tuple(self.slots)
+        lasting = set(handed_out)
+        self._sum_in_place(lasting)
+        return last_uses(self.instructions, self.slots, lasting), tuple(self.slots)
+
+    def _sum_in_place(self, lasting: set[int]) -> None:
+        """A sum over ranks takes the place of what it adds up, where nothing that lies there is read again."""
+        last_read: dict[int, int] = {}
+        for number, instruction in enumerate(self.instructions):
+            for slot in (*instruction.reads, *instruction.writes):
+                last_read[self.root(slot)] = number
+        kept = {self.root(slot) for slot in lasting}
+        for number, instruction in enumerate(self.instructions):
+            if instruction.kind is Kind.CHANGE and instruction.collective == ALL_REDUCE:
+                (source,), (result,) = instruction.reads, instruction.writes
+                root = self.root(source)
+                own = self.slots[root].role != "resting" and self.slots[root].bytes > 0 and root not in kept
+                if own and last_read[root] == number and self.slots[result].bytes == self.slots[root].bytes:
+                    last_read[root] = last_read.pop(result)
+                    self.slots[result] = self.slots[result]._replace(bytes=0, alias=source)
+                    kept |= {root} if result in kept else set()
 
 
 def last_uses(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import accumulation_hooks, gradient_hooks, like_dtensor, local_of
+from shardwright._torch_compat import accumulation_hooks, gradient_hooks, has_hooks, like_dtensor, local_of
 from shardwright.errors import RunError
 from shardwright.program import Bucket
 from shardwright.program.steps import Line
@@ -23,7 +23,7 @@ from shardwright.runtime.uneven import Uneven, show_uneven
 
 def hooked(parameter: torch.nn.Parameter) -> bool:
     """Whether the user put hooks on a parameter: they see a gradient once, when it is complete."""
-    return bool(gradient_hooks(parameter) or accumulation_hooks(parameter))
+    return has_hooks(parameter)
 
 
 def deposit(parameter: torch.nn.Parameter, gradient: Tensor) -> None:
@@ -132,15 +132,14 @@ class Flat:
             self._summing.finish()
             self._summing = None
 
-    def hand_out(self, tensor: str) -> bool:
+    def hand_out(self, tensor: str) -> None:
         """Give a parameter its gradient, if there was one in this step."""
         part, parameter = self.filled.pop(tensor, None), self.held(tensor)
         if part is None:
-            return False
+            return
         if hooked(parameter):  # who knows where the hooks take it: the bucket's memory is used again
             deposit(parameter, part.clone())
         elif parameter.grad is None and part.dtype == parameter.dtype:
             parameter.grad = self._given[tensor]
         else:
             deposit(parameter, part)
-        return True

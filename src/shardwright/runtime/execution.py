@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
-from shardwright._torch_compat import local_of, unflatten_tree
+from shardwright._torch_compat import locals_of, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.lowering.emit import emit
@@ -79,9 +79,6 @@ class Rank:
     def line(self, line: Line) -> Line:
         return line._replace(group=self.groups[line.group])
 
-    def complete(self, tensor: str) -> None:
-        """The gradient of a parameter is complete."""
-
 
 class Execution:
     """A program that can be called."""
@@ -93,6 +90,8 @@ class Execution:
         recorder = recorder_for(program, rank.device)
         self.replay = None if recorder is None else Replay(self.executor, recorder)
         self._anchor = torch.empty(0, requires_grad=True)
+        self._kept = [rank.home[p.tensor] for p in self.graph.parameters]
+        self._kept += [rank.home[b.tensor] for b in self.graph.buffers]
         self._output_tree = restored_tree(self.graph.output_tree)
         self.arguments = Arguments(self.flow, decisions, rank.device, rank.bound, rank.inputs)
         self._results = [output for output in self.flow.outputs if isinstance(output, Result)]
@@ -105,8 +104,7 @@ class Execution:
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
         """Run the program on inputs in the order of the graph; a backward pass may follow where gradients are wanted."""
         parts = [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
-        sources = [local_of(self.rank.held(p.tensor)) for p in self.graph.parameters]
-        sources += [local_of(self.rank.held(b.tensor)) for b in self.graph.buffers]
+        sources = locals_of([place[key] for place, key in self._kept])
         sources += self.rank.constants
         if torch.is_grad_enabled() and self.program.roots:
             results = _Step.apply(self, self._anchor, sources, *parts)

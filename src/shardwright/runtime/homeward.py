@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -74,18 +75,12 @@ class Homeward:
         name, (slot,), rank = instruction.name, instruction.reads, self.rank
         if instruction.bucket >= 0:
             flat = self.flats[instruction.bucket]
-
-            def hand_out(run: Run) -> None:
-                if flat.hand_out(name):
-                    rank.complete(name)
-
-            return hand_out
+            return lambda run: flat.hand_out(name)
 
         def act(run: Run) -> None:
             gradient = self.own_gradient(run, slot)
             if gradient is not None:
                 deposit(rank.held(name), gradient)
-                rank.complete(name)
 
         return act
 
@@ -109,18 +104,7 @@ class Homeward:
 
 def _shared_storages(program: Program) -> set[int]:
     """Gradients that lie in the storage of others and must not be handed out as they are."""
-    owner: dict[int, int] = {}
-    slots = program.slots
     copies = {i.writes[0] for i in program.instructions if i.kind is Kind.ARRIVE}
-
-    def root(slot: int) -> int:
-        while slots[slot].alias >= 0:
-            slot = slots[slot].alias
-        return slot
-
-    count: dict[int, int] = {}
-    for slot, known in enumerate(slots):
-        if known.role == "gradient" and slot not in copies:
-            owner[slot] = root(slot)
-            count[owner[slot]] = count.get(owner[slot], 0) + 1
-    return {slot for slot, known in enumerate(slots) if known.role == "gradient" and count.get(root(slot), 0) > 1}
+    gradients = [slot for slot, known in enumerate(program.slots) if known.role == "gradient"]
+    count = Counter(program.root(slot) for slot in gradients if slot not in copies)
+    return {slot for slot in gradients if count[program.root(slot)] > 1}

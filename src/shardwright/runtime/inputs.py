@@ -83,6 +83,7 @@ class Arguments:
         self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
         self._mesh_shape = flow.place.sizes
         self._without_gradient = _without_gradient(flow.graph)
+        self._images = _images(flow.graph) if device.type == "cuda" else set()
         names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
         resting = flow.strategy.resting
         self._laid_out = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
@@ -115,7 +116,16 @@ class Arguments:
             return self._laid_out[name](leaf.to_local(grad_placements=layout))
         if leaf.requires_grad:  # gradients meet on the device that they are computed on
             leaf = leaf.to(self._device)
-        return self._crossings[name](leaf).to(self._device)
+        part = self._crossings[name](leaf).to(self._device)
+        return part.contiguous(memory_format=torch.channels_last) if name in self._images else part
+
+
+def _images(graph: Graph) -> set[str]:
+    """Inputs in halves that convolutions over height and width read. Channels last is how the fast kernels of CUDA want
+    them, and whatever is computed from them then lies so too: else every convolution would turn its input and result."""
+    read = {op.inputs[0] for op in graph.ops if op.target.startswith("aten.conv2d.")}
+    given = [graph.tensors[entry.tensor] for entry in graph.inputs if entry.tensor in read]
+    return {x.name for x in given if len(x.shape) == 4 and x.dtype in ("bfloat16", "float16")}
 
 
 def _without_gradient(graph: Graph) -> set[str]:

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import dtensor_handlers, local_of
+from shardwright._torch_compat import dtensor_handlers, local_of, locals_of
 from shardwright.runtime.whole_updates import know_whole_updates
 
-_COMPARED: dict[tuple[int, int], tuple[bool, Any, Any]] = {}
-"""Layouts that were compared before, by where they are; they are kept, so that nothing else comes to be there."""
+_COMPARED: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[bool, Any, Any]] = {}
+"""Lists of layouts that were compared before, by where they are; they are kept, so that nothing else comes to be there."""
 
 _NAMES = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_")
 
@@ -52,7 +52,7 @@ def _unscaled(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
 def _updated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     lists = [x for x in args if isinstance(x, list | tuple) and x and isinstance(x[0], torch.Tensor)]
     if _alike(lists):
-        here = [[local_of(x) for x in arg] if isinstance(arg, list | tuple) else local_of(arg) for arg in args]
+        here = [locals_of(arg) if isinstance(arg, list | tuple) else local_of(arg) for arg in args]
         return operator(*here, **{name: local_of(value) for name, value in kwargs.items()})
     handlers = dtensor_handlers()
     mine = handlers.pop(operator)
@@ -64,25 +64,22 @@ def _updated(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 def _alike(lists: list[Any]) -> bool:
     """Whether the tensors that are updated together lie alike; counts of steps are plain tensors."""
-    first = [x._spec if isinstance(x, DTensor) else None for x in lists[0]] if lists else []
-    for other in lists[1:]:
-        if isinstance(other[0], DTensor) and not all(
-            isinstance(x, DTensor) and (x._spec is spec or _same(x._spec, spec))
-            for x, spec in zip(other, first, strict=False)
-        ):
-            return False
-    return all(spec is not None for spec in first)
+    first, *others = ([getattr(x, "_spec", None) for x in tensors] for tensors in lists or [[None]])
+    return None not in first and all(other[0] is None or _same(first, other) for other in others)
 
 
-def _same(one: Any, other: Any) -> bool:
-    key = id(one), id(other)
+def _same(ones: list[Any], others: list[Any]) -> bool:
+    key = tuple(map(id, ones)), tuple(map(id, others))
     if key not in _COMPARED:
-        alike = other is not None and (one.placements, one.mesh, one.shape) == (
-            other.placements,
-            other.mesh,
-            other.shape,
+        alike = len(ones) == len(others) and all(
+            one is other or (other is not None and _lies(one) == _lies(other))
+            for one, other in zip(ones, others, strict=True)
         )
-        if len(_COMPARED) > 100_000:
+        if len(_COMPARED) > 1_000:
             _COMPARED.clear()
-        _COMPARED[key] = alike, one, other
+        _COMPARED[key] = alike, ones, others
     return _COMPARED[key][0]
+
+
+def _lies(spec: Any) -> tuple[Any, ...]:
+    return spec.placements, spec.mesh, spec.shape

@@ -102,11 +102,17 @@ class _Group:
             return False  # a block's own numbers are drawn with it
         elif isinstance(row[1], Early) and not row[1].given:
             self.before.append(row)
-        elif self.after or not writes or not self._written(self.inside).isdisjoint(reads):
+        elif self.after or not writes or not self._written(self.inside).isdisjoint(reads) or self._replaces(row):
             self.after.append(row)
         else:
             self.before.append(row)
         return True
+
+    def _replaces(self, row: Row) -> bool:
+        """Whether it writes where the function reads."""
+        root = self.compiled.program.root
+        written = {root(slot) for slot in self.compiled.writes(row)}
+        return not written.isdisjoint(root(slot) for inside in self.inside for slot in self.compiled.reads(inside))
 
     def _written(self, rows: Sequence[Row]) -> set[int]:
         return {slot for row in rows for slot in self.compiled.writes(row)}

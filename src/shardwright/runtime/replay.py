@@ -32,7 +32,7 @@ from shardwright.lowering.randomness import drawing_from, standing_generators
 from shardwright.program import Kind, Program
 from shardwright.program.recording import drawn_again, random_nodes
 from shardwright.runtime.actions import Run
-from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
+from shardwright.runtime.buckets import deposit, hooked, wrapped
 from shardwright.runtime.executor import TRACED_AFTER, Executor
 
 SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
@@ -115,13 +115,12 @@ def why_not(program: Program) -> str:
 
 
 class _Home(NamedTuple):
-    """A gradient that the replay leaves behind: of which parameter, in which bucket or standing tensor, and the latter also
-    as the parameter takes it."""
+    """A gradient that the replay leaves behind, always in the same place: of which parameter, this rank's part, and the same
+    as the parameter takes it (nothing where it has another dtype)."""
 
     name: str
-    flat: Flat | None = None
-    gradient: Tensor | None = None
-    given: Tensor | None = None
+    gradient: Tensor
+    given: Tensor | None
 
 
 class _Captured:
@@ -133,7 +132,6 @@ class _Captured:
         self.backward: Recording | None = None
         self.results: dict[int, Tensor] = {}
         self.homes: list[_Home] = []
-        self.filled: list[tuple[Flat, dict[str, Tensor]]] = []
         self.inputs: dict[int, Tensor | None] = {}
         self.users: dict[int, int] = {}
 
@@ -213,29 +211,24 @@ class Replay:
             arrived = gradients[value]
             assert arrived is not None
             x.copy_(arrived)
-        for home in made.homes:  # gradients of the step before, if nobody zeroed them, are about to be overwritten
-            parameter = self.rank.held(home.name)
-            given = home.given if home.flat is None else home.flat.given(home.name)
+        held = self.rank.held
+        for (
+            name,
+            _,
+            given,
+        ) in made.homes:  # gradients that nobody zeroed since the last step are about to be overwritten
+            parameter = held(name)
             if given is not None and parameter.grad is given:
                 parameter.grad = given.clone()
         assert made.backward is not None
         made.backward.replay()
-        for flat, parts in made.filled:
-            flat.filled.update(parts)
-        for home in made.homes:
-            self._bring(home)
+        for name, gradient, given in made.homes:
+            parameter = held(name)
+            if given is not None and parameter.grad is None and not hooked(parameter):
+                parameter.grad = given
+            else:
+                deposit(parameter, gradient.clone())
         return {value: None if x is None else x.clone() for value, x in made.inputs.items()}
-
-    def _bring(self, home: _Home) -> None:
-        parameter = self.rank.held(home.name)
-        if home.flat is not None:
-            home.flat.hand_out(home.name)
-        elif parameter.grad is None and not hooked(parameter):
-            parameter.grad = home.given
-        else:
-            assert home.gradient is not None
-            deposit(parameter, home.gradient.clone())
-        self.rank.complete(home.name)
 
     def _trained(self) -> tuple[bool, ...]:
         return tuple([self.rank.held(name).requires_grad for name in self._parameters])
@@ -255,8 +248,7 @@ class Replay:
         made = _Captured(key, standing, arriving)
         held = {name: self.rank.held(name) for name in self._parameters}
         grads = {name: parameter.grad for name, parameter in held.items()}
-        apart = [i.name for i in executor.program.instructions if i.kind is Kind.DEPOSIT and i.bucket < 0]
-        standing_gradients = {n: torch.empty_like(local_of(held[n])) for n in apart if held[n].requires_grad}
+        standing_gradients: dict[str, Tensor] = {}
         under_way: list[Run] = []
 
         def forward() -> None:
@@ -283,8 +275,6 @@ class Replay:
             return None
         finally:
             for flat in executor.flats:
-                if flat.filled:
-                    made.filled.append((flat, dict(flat.filled)))
                 flat.filled.clear()
             for name, gradient in grads.items():
                 held[name].grad = gradient
@@ -293,25 +283,35 @@ class Replay:
         return made
 
     def _performed(
-        self, run: Run, gradients: Mapping[int, Tensor], standing: Mapping[str, Tensor]
+        self, run: Run, gradients: Mapping[int, Tensor], standing: dict[str, Tensor]
     ) -> tuple[list[_Home], dict[int, Tensor | None]]:
-        """The backward pass without what only Python does: gradients are left in buckets and standing tensors."""
+        """The backward pass without what only Python does: gradients stay where they are computed, or in their buckets."""
         homes: list[_Home] = []
 
         def keep(number: int) -> bool:
             instruction = self.executor.program.instructions[number]
             if instruction.kind is not Kind.DEPOSIT:
                 return False
-            name = instruction.name
+            name, parameter = instruction.name, self.rank.held(instruction.name)
             if instruction.bucket >= 0:
-                homes.append(_Home(name, self.executor.flats[instruction.bucket]))
+                flat = self.executor.flats[instruction.bucket]
+                part = flat.filled.pop(name, None)
+                if part is not None:
+                    homes.append(_Home(name, part, flat.given(name) if part.dtype == parameter.dtype else None))
             elif (gradient := self.executor.home.own_gradient(run, instruction.reads[0])) is not None:
-                here = standing[name].copy_(gradient)
-                homes.append(_Home(name, None, here, wrapped(self.rank.held(name), here)))
+                into(standing, name, _lying_as(gradient, local_of(parameter)))
+                homes.append(_Home(name, standing[name], wrapped(parameter, standing[name])))
             return True
 
         found = self.executor.backward(run, gradients, instead=keep)
         return homes, found
+
+
+def _lying_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the dtype and the order of its parameter, as fused optimizers want it."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def into(known: dict[Any, Any], key: Any, x: Tensor | None) -> None:

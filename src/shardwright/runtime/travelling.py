@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 
 from torch import Tensor
 
@@ -35,6 +36,16 @@ class Travels:
 
     def _change(self, instruction: Instruction) -> Action:
         step, (source,), (result,) = self._bound(instruction.steps[0].bound), instruction.reads, instruction.writes
+        if step.kind == "all_reduce" and self.program.slots[result].alias == source:
+
+            def summed(run: Run) -> None:
+                x, run.slots[source] = run.slots[source], None
+                own = (
+                    x is not None and getrefcount(x) <= 2
+                )  # x itself and the question; what was kept is held elsewhere too
+                run.slots[result] = None if x is None else run_step(x, step, in_place=own)
+
+            return summed
 
         def act(run: Run) -> None:
             x = run.slots[source]
