@@ -9,19 +9,22 @@ import pytest
 
 from program.steps import priced
 from shardwright.cluster import meshes, parse_cluster
+from shardwright.costs.adding import least_adding
 from shardwright.costs.memory import memory
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths
-from shardwright.search.bills import LEAST
+from shardwright.search.bills import LEAST, Pricing
 from shardwright.search.choose import Edge, evaluate, solve
 from shardwright.search.formulate import formulate
 from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import keep_gathered
-from shardwright.simulator import simulate
+from shardwright.simulator import Timeline, simulate
 from shardwright.zoo.reference import resolve
 
 UNHIDDEN = replace(LEAST, traffic=0.0)
+WEIGHTS = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.5, 0.5, 0.0), (0.3, 0.1, 0.6)]
+"""Of computation (and what it waits for) and of the links of either axis."""
 MODELS = ["gpt:small", "llama:small", "moe:small", "alexnet:small", "rnnlm:small", "hf:t5"]
 
 
@@ -56,6 +59,16 @@ def kept_at_best(stated: Formulation, choice: np.ndarray) -> float:
     return evaluate(stated.problem, best).cost
 
 
+def streams(weights: tuple[float, ...]) -> Pricing:
+    return Pricing(compute=weights[0], changes=weights[0], least=True, links=weights[1:])
+
+
+def unhidden_seconds(timeline: Timeline) -> float:
+    """Seconds of all that computation does or waits for where it stands."""
+    beside = ("gather", "scatter", "reduce")
+    return sum(event.seconds for event in timeline.events if event.kind not in beside)
+
+
 @pytest.mark.parametrize("reference", MODELS)
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_no_execution_undercuts_the_least_prices_nor_uses_less_memory(reference: str, recomputed: bool) -> None:
@@ -67,6 +80,7 @@ def test_no_execution_undercuts_the_least_prices_nor_uses_less_memory(reference:
     for mesh in meshes(parse_cluster("2x2xA100-80GB"), 2)[-1:]:
         stated = formulate(graph, mesh, memory_limit=float("inf"), recompute=blocks)
         least, unhidden = stated.repriced(LEAST), stated.repriced(UNHIDDEN)
+        weighed = [(weights, stated.repriced(streams(weights))) for weights in WEIGHTS]
         for share in (1.0, 0.5, 0.0):
             choice = randomly(stated, rng, share)
             strategy = stated.strategy(choice)
@@ -75,6 +89,12 @@ def test_no_execution_undercuts_the_least_prices_nor_uses_less_memory(reference:
                 assert kept_at_best(least, choice) <= timeline.priced.seconds * (1 + 1e-9)
                 assert kept_at_best(unhidden, choice) <= timeline.seconds * (1 + 1e-9)
                 assert evaluate(least.problem, choice).peak <= timeline.peak_bytes
+                added = sum(event.seconds for event in timeline.events if event.kind == "accumulate")
+                assert least_adding(graph, mesh) <= added * (1 + 1e-9)
+                for weights, counted in weighed:
+                    busy = unhidden_seconds(timeline), *(timeline.busy[axis.name] for axis in mesh.axes)
+                    assert kept_at_best(counted, choice) <= np.dot(weights, busy) * (1 + 1e-9)
+                    assert np.dot(weights, busy) <= timeline.seconds * (1 + 1e-9)
 
 
 def test_what_feeds_no_loss_has_no_backward_and_costs_none() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.costs import collectives
+from shardwright.costs.adding import adding_seconds, trained_dtype
 from shardwright.costs.compute import kernel_seconds, op_times
 from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
 from shardwright.costs.kernels_memory import memory_work
@@ -159,7 +160,7 @@ class _Prices:
             return self._copy(sum(traveller.step.bytes_out for traveller in steps), 2)
         if kind is Kind.PACK:
             return self._copy(self._packed_bytes(instruction), 2)
-        return self._sum(self._gradient_bytes(instruction))
+        return adding_seconds(self._gradient_bytes(instruction), self.device, self._dtype)
 
     def _packed_bytes(self, instruction: Instruction) -> int:
         if instruction.bucket < 0:
@@ -175,13 +176,6 @@ class _Prices:
         while slots[slot].alias >= 0:
             slot = slots[slot].alias
         return slots[slot].bytes
-
-    def _sum(self, size: int) -> float:
-        """Seconds in which one gradient is added to another: two are read, one is written."""
-        if self.device.kind != "cuda" or self.device.profile is None:
-            return self._copy(size, 3)
-        moved = np.array([3.0 * max(size, 1)])
-        return float(kernel_seconds(memory_work("add/forward", self._dtype, moved), self.device)[0])
 
     def _copy(self, size: int, passes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``size`` bytes ``passes`` times in all."""
@@ -251,6 +245,4 @@ class _Prices:
 
     @cached_property
     def _dtype(self) -> str:
-        """That of the parameters that are trained."""
-        graph = self.flow.graph
-        return next((graph.tensors[p.tensor].dtype for p in graph.parameters if p.trainable), "float32")
+        return trained_dtype(self.flow.graph)

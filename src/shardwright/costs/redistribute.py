@@ -26,6 +26,9 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.rules import Layout, Need, Partial, Replicate, Shard, Window
 from shardwright.program.steps import COMMUNICATION, Route, Step
 
+Weights = tuple[float, ...]
+"""What a second counts on the compute stream, and on that of every mesh axis; nothing where all count as they are."""
+
 COLLECTIVE_LAUNCHES = 4
 """Issuing a collective costs the host as much as several operators (measured: about 20 µs against 5)."""
 
@@ -87,7 +90,7 @@ class _Prices:
     pairs: np.ndarray
 
 
-def _edge_seconds(graph: LayoutGraph, local: np.ndarray, mesh: Mesh) -> np.ndarray:
+def _edge_seconds(graph: LayoutGraph, local: np.ndarray, mesh: Mesh, weights: Weights) -> np.ndarray:
     bytes_in, bytes_out = local[graph.source], local[graph.target]
     device = mesh.device
     seconds = np.full(len(graph.source), np.inf)
@@ -106,7 +109,11 @@ def _edge_seconds(graph: LayoutGraph, local: np.ndarray, mesh: Mesh) -> np.ndarr
                 seconds[chosen] = device.launch_overhead + 2 * bytes_out[chosen] / device.bandwidth
             else:
                 seconds[chosen] = copy[chosen]
-    return seconds
+    if not weights:
+        return seconds
+    sent = np.isin(graph.kind, [index for index, kind in enumerate(KINDS) if kind in COMMUNICATION])
+    counts = np.where(sent, np.array(weights[1:])[graph.axis], weights[0])
+    return np.multiply(seconds, counts, out=np.full(len(seconds), np.inf), where=np.isfinite(seconds))
 
 
 def _all_pairs(count: int, graph: LayoutGraph, edges: np.ndarray) -> np.ndarray:
@@ -123,10 +130,10 @@ def _all_pairs(count: int, graph: LayoutGraph, edges: np.ndarray) -> np.ndarray:
 
 
 @lru_cache(maxsize=1024)
-def _prices(shape: tuple[int, ...], dtype: str, mesh: Mesh, linear: tuple[bool, ...]) -> _Prices:
+def _prices(shape: tuple[int, ...], dtype: str, mesh: Mesh, linear: tuple[bool, ...], weights: Weights = ()) -> _Prices:
     graph = layout_graph(len(shape), len(mesh.axes), linear)
     local = local_elements(shape, graph, mesh.cuts) * DTYPE_BYTES[dtype]
-    edges = _edge_seconds(graph, local, mesh)
+    edges = _edge_seconds(graph, local, mesh, weights)
     return _Prices(graph, local, edges, _all_pairs(len(local), graph, edges))
 
 
@@ -186,7 +193,7 @@ def _largest_shape(shape: Sequence[int], layout: Layout, mesh: Mesh) -> list[int
 
 
 def _window_steps(
-    shape: Sequence[int], dtype: str, base: _Base, mesh: Mesh, backward: bool
+    shape: Sequence[int], dtype: str, base: _Base, mesh: Mesh, backward: bool, weights: Weights = ()
 ) -> tuple[list[Step], float]:
     """The steps between a plain layout and the windows, and their seconds."""
     held = _largest_shape(shape, base.layout, mesh)
@@ -194,7 +201,8 @@ def _window_steps(
     for axis, window in base.windows:
         step, possible = _window_step(axis, window, held, base.layout, DTYPE_BYTES[dtype], mesh, backward)
         steps.append(step)
-        seconds += step_seconds(step, mesh) if possible else np.inf
+        counts = weights[1 + axis if step.communicates else 0] if weights else 1.0
+        seconds += counts * step_seconds(step, mesh) if possible else np.inf
         overlap = max(window.high - window.low + 1 - window.scale, 0)
         if isinstance(base.layout[axis], Replicate):
             held[window.dim] = mesh.axes[axis].longest(held[window.dim])
@@ -268,24 +276,30 @@ def conversion(
 
 
 def _seconds(
-    shape: tuple[int, ...], dtype: str, sources: Sequence[Layout], base: _Base, mesh: Mesh, grad: bool
+    shape: tuple[int, ...],
+    dtype: str,
+    sources: Sequence[Layout],
+    base: _Base,
+    mesh: Mesh,
+    grad: bool,
+    weights: Weights = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Forward and backward seconds from each source to one base and on to its windows."""
     axes = len(mesh.axes)
     forward, backward = np.empty(len(sources)), np.zeros(len(sources))
-    extra = _window_steps(shape, dtype, base, mesh, backward=False)[1]
-    extra_back = _window_steps(shape, dtype, base, mesh, backward=True)[1]
+    extra = _window_steps(shape, dtype, base, mesh, False, weights)[1]
+    extra_back = _window_steps(shape, dtype, base, mesh, True, weights)[1]
     every = (True,) * axes
     for linear in {_linear([source, base.layout], axes) for source in sources}:
         rows = [i for i, source in enumerate(sources) if _linear([source, base.layout], axes) == linear]
-        prices = _prices(shape, dtype, mesh, linear)
+        prices = _prices(shape, dtype, mesh, linear, weights)
         goal = prices.graph.state(base.layout)
         forward[rows] = prices.pairs[[prices.graph.state(sources[i]) for i in rows], goal] + extra
         for i in rows:
             if any(_mismatch(a, b) for a, b in zip(sources[i], base.layout, strict=True)):
                 forward[i] = np.inf
     if grad:
-        back = _prices(shape, dtype, mesh, every)
+        back = _prices(shape, dtype, mesh, every, weights)
         start = back.graph.state(dual(base.layout))
         backward[:] = back.pairs[start, [back.graph.state(dual(source)) for source in sources]] + extra_back
     return forward, backward
@@ -303,8 +317,12 @@ def conversion_matrix(
     targets: Sequence[tuple[Need, ...]],
     mesh: Mesh,
     grad: bool = True,
+    weights: Weights = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Forward and backward seconds of every change from a source to a target, as two [sources, targets] arrays."""
+    """Forward and backward seconds of every change from a source to a target, as two [sources, targets] arrays.
+
+    With ``weights`` every step counts as its stream does, and the way is the one that counts least.
+    """
     axes = len(mesh.axes)
     every = (True,) * axes
     forward = np.empty((len(sources), len(targets)))
@@ -315,7 +333,7 @@ def conversion_matrix(
         if not any(isinstance(n, Window) or (isinstance(n, Partial) and n.reduce_op != "sum") for n in target)
     ]
     if plain and _linear(sources, axes) == every:
-        prices = _prices(shape, dtype, mesh, every)
+        prices = _prices(shape, dtype, mesh, every, weights)
         state = prices.graph.state
         goals: list[Layout] = [targets[j] for j in plain]  # type: ignore[misc]  # no windows among them
         rows, columns = [state(s) for s in sources], [state(t) for t in goals]
@@ -329,7 +347,7 @@ def conversion_matrix(
     for j, target in enumerate(targets):
         if j in done:
             continue
-        ways = [_seconds(shape, dtype, sources, base, mesh, grad) for base in _bases(target)]
+        ways = [_seconds(shape, dtype, sources, base, mesh, grad, weights) for base in _bases(target)]
         choice = np.argmin(np.stack([a + b for a, b in ways]), axis=0)
         forward[:, j] = np.stack([a for a, _ in ways])[choice, np.arange(len(sources))]
         backward[:, j] = np.stack([b for _, b in ways])[choice, np.arange(len(sources))]

@@ -20,8 +20,11 @@ def leg_seconds(leg: Leg, itemsize: int, mesh: Mesh) -> float:
 
 
 @lru_cache(maxsize=4096)
-def cheapest_nest(elements: int, itemsize: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[tuple[int, ...], float]:
-    """Along which of ``axes`` (in mesh order, slowest first) to scatter a flat tensor that is summed, and the seconds of it.
+def cheapest_nest(
+    elements: int, itemsize: int, axes: tuple[int, ...], mesh: Mesh, weights: tuple[float, ...] = ()
+) -> tuple[tuple[int, ...], float]:
+    """Along which of ``axes`` (in mesh order, slowest first) to scatter a flat tensor that is summed, and the seconds of it;
+    ``weights`` say what a second counts along every axis of the mesh.
 
     >>> from shardwright.cluster import mesh_of, parse_cluster
     >>> cheapest_nest(10**7, 4, (0, 1), mesh_of(parse_cluster("2x8xH100")))[0]
@@ -30,7 +33,8 @@ def cheapest_nest(elements: int, itemsize: int, axes: tuple[int, ...], mesh: Mes
     best: tuple[float, int, tuple[int, ...]] | None = None
     for scattered in (s for count in range(len(axes)) for s in itertools.combinations(axes[1:], count)):
         legs = nested(elements, axes, scattered, mesh.sizes).legs
-        found = (sum(leg_seconds(leg, itemsize, mesh) for leg in legs), len(legs), scattered)
+        counted = (leg_seconds(leg, itemsize, mesh) * (weights[leg.axis] if weights else 1.0) for leg in legs)
+        found = (sum(counted), len(legs), scattered)
         best = found if best is None else min(best, found)
     return ((), 0.0) if best is None else (best[2], best[0])
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from math import inf
 
 from shardwright.cluster import Mesh
+from shardwright.costs.adding import least_adding
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
+from shardwright.planner.weighing import weighed
 from shardwright.search.baselines import ALIASES, BASELINES
 from shardwright.search.bills import EXPECTED, Pricing
 from shardwright.search.strategies import LEAST_MEMORY
@@ -29,6 +31,9 @@ FEW_MESHES = 3
 
 WORTHWHILE = 1.1
 """A mesh whose bound exceeds the best sum found by this factor is not searched (overlap may be worth a tenth)."""
+
+LITTLE = 0.05
+"""How far below a known step a bound may lie without further work on it."""
 
 ROUNDS = 5
 """How many answers of a search by another method are tried."""
@@ -100,11 +105,16 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
     return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal)
 
 
-def bounds(trials: Trials, meshes: Sequence[Mesh], name: str) -> Bounds:
-    """What no strategy of a search on any of the meshes undercuts."""
+def bounds(trials: Trials, meshes: Sequence[Mesh], name: str, known: float = 0.0) -> Bounds:
+    """What no strategy of a search on any of the meshes undercuts; streams are weighed where computation alone leaves much
+    to a step that is ``known``."""
     found = NOTHING_FITS
     for mesh in meshes:
-        found = found | Bounds(trials.floor(mesh, name), trials.floor(mesh, name, LEAST_UNHIDDEN))
+        adding = least_adding(trials.described.graph, mesh)
+        step = trials.floor(mesh, name, LEAST_UNHIDDEN) + adding
+        if step < (1 - LITTLE) * known:
+            step = weighed(trials, mesh, name, adding, known)
+        found = found | Bounds(trials.floor(mesh, name) + adding, step)
     return found
 
 

@@ -137,7 +137,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         kept = _kept(trials, eligible, winner)
         eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")
     fitting = [found for found in [*eligible, winner] if found.prediction.fits]
-    proved = reduce(or_, [bounds(r.trials, shapes, options.search) for r in rounds if options.search in r.outcomes])
+    step, searched = winner.prediction.step_seconds, [r.trials for r in rounds if options.search in r.outcomes]
+    proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
     constrained = bool(options.pins or options.forbidden)
     where = scope(rounds[0].outcomes[options.search], _recomputed(rounds, options), constrained)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]

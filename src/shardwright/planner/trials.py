@@ -172,7 +172,7 @@ class Trials:
             self._parts[key] = wide if within.everything else found
         return self._parts[key]
 
-    def _bounding(self, mesh: Mesh, name: str, pricing: Pricing) -> Formulation:
+    def bounding(self, mesh: Mesh, name: str, pricing: Pricing) -> Formulation:
         """A problem whose optimum at these prices bounds what a search can find."""
         part = self._part(mesh, name) if pricing.least and name != "auto" else None
         if part is None or part.within.plain:
@@ -210,24 +210,28 @@ class Trials:
 
     def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
         """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
-        stated, limit, key = self._bounding(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
+        return self.least(mesh, name, pricing, limited)[0]
+
+    def least(self, mesh: Mesh, name: str, pricing: Pricing, limited: bool = True) -> tuple[float, np.ndarray]:
+        """The same, and the choice that comes nearest to it."""
+        stated, limit, key = self.bounding(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
         if key not in self._floors:
             unlimited = replace(stated.problem, usages=(), usage_limit=None)
             self._floors[key] = solve(unlimited, time_limit=self.time_limit, gap=self.gap)
         free = self._floors[key]
         used = evaluate(stated.problem, free.answer).peak
         if not limited or used <= limit:
-            return free.lower_bound
-        core, _ = stated.reduced
+            return free.lower_bound, free.answer
+        core, back = stated.reduced
         try:
             bounded = solve(
                 replace(core, usage_limit=limit), time_limit=self.time_limit, method="limited", gap=self.gap
             )
         except Infeasible:
-            return inf
+            return inf, free.answer
         except TooLarge:  # no answer yet: what holds without a limit holds with one
-            return free.lower_bound
-        return max(free.lower_bound, bounded.lower_bound)
+            return free.lower_bound, free.answer
+        return max(free.lower_bound, bounded.lower_bound), back(bounded.answer)
 
     def may_beat(self, mesh: Mesh, name: str, seconds: float) -> bool:
         """Whether a step of a search on a mesh may be shorter than one that is known (which may have been a glance).

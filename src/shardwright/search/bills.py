@@ -8,11 +8,12 @@ the same layout share one change. At the ``least`` prices every part is charged 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.costs.redistribute import Weights
 from shardwright.graph import Graph
 from shardwright.operators.rules import Partial, Window
 from shardwright.program import Sizes
@@ -24,13 +25,22 @@ from shardwright.search.prices import EdgePrices
 class Pricing:
     """What a second counts: one of operators, of changes of layout between them, of parameters' traffic (gathers, sums of
     gradients), of what comes ``once`` a step however many micro-batches it has (gradients on their way home, updates).
-    ``least``: at prices that no execution undercuts."""
+    ``least``: at prices that no execution undercuts. ``links``: what a second on the stream of each mesh axis counts;
+    parameters' traffic then counts by its streams (copies as operators do, collectives as their axes), and a change of
+    layout, for which computation waits, on both."""
 
     compute: float = 1.0
     changes: float = 1.0
     traffic: float = 1.0
     once: float = 1.0
     least: bool = False
+    links: tuple[float, ...] = ()
+
+    def streams(self, parameter: bool) -> Weights:
+        """What a second of a change of layout (or of a parameter's traffic) counts on every stream, where that is told."""
+        if not self.links:
+            return ()
+        return (self.compute, *(link + (0.0 if parameter else self.changes) for link in self.links))
 
 
 EXPECTED, LEAST = Pricing(), Pricing(least=True)
@@ -41,12 +51,12 @@ class Seconds:
     """A node's own seconds per option: ``own`` paid ``runs`` times, ``back`` as often as a gradient comes.
 
     For operators ``back`` is the backward, for a parameter the sum of its gradient between replicas (``least_back`` where
-    it shares its buckets with as many as possible).
+    it shares its buckets with as many as possible, by what a second counts on every stream).
     """
 
     own: np.ndarray
     back: np.ndarray
-    least_back: np.ndarray | None = None
+    least_back: Callable[[Weights], np.ndarray] | None = None
     runs: int = 0
     backs: int = 0
 
@@ -57,8 +67,10 @@ class Seconds:
     def total(self, pricing: Pricing) -> np.ndarray:
         if self.least_back is None:
             return pricing.compute * (self.own * self.runs + self.back * self.backs)
-        sums = self.least_back if pricing.least else self.back
-        return pricing.once * (pricing.compute * (self.own * self.runs) + pricing.traffic * (sums * self.backs))
+        streams = pricing.streams(parameter=True)
+        sums = self.least_back(streams) if pricing.least else self.back
+        traffic = 1.0 if streams else pricing.traffic
+        return pricing.once * (pricing.compute * (self.own * self.runs) + traffic * (sums * self.backs))
 
 
 @dataclass
@@ -125,7 +137,8 @@ class Bill:
     def _paid(self, change: Change, pricing: Pricing) -> np.ndarray:
         tensor = self.graph.tensors[change.tensor]
         share = self._share(change, pricing) if change.parameter else None
-        there, back = self.prices.price(tensor, change.sources, change.needs, share)
+        streams = pricing.streams(change.parameter)
+        there, back = self.prices.price(tensor, change.sources, change.needs, share, streams)
         if change.parameter:
             again = change.again or (change.twice and not pricing.least)
             times = 2 if again and tensor.grad and self.prices.training else 1
@@ -133,7 +146,7 @@ class Bill:
             times = 2 if change.again else 1
         once = pricing.once if change.parameter else 1.0
         paid = there * (times * change.times) + (back * (once * change.backs) if once else 0.0)
-        weight = pricing.traffic if change.parameter else pricing.changes
+        weight = 1.0 if streams else pricing.traffic if change.parameter else pricing.changes
         if weight != 1.0:
             paid = np.multiply(paid, weight, out=np.full(paid.shape, np.inf), where=np.isfinite(paid))
         return paid * _parts(change) if pricing.least and change.sharers > 1 else paid

@@ -16,8 +16,9 @@ keeps gathered: the optimum at those prices bounds the summed seconds of every p
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.distributed.tensor import Partial, Replicate
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
 from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
-from shardwright.costs.redistribute import conversion_matrix
+from shardwright.costs.redistribute import Weights, conversion_matrix
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.backward import differentiated
 from shardwright.graph.core import DTYPE_BYTES
@@ -252,13 +253,15 @@ class _Builder:
         local = [largest_shard(meta.shape, layout, self.mesh.sizes) for layout in layouts]
         sizes = [int(n) * DTYPE_BYTES[meta.dtype] for n in local]
         seconds, own = np.zeros(len(sizes)), np.array(sizes, dtype=float)
-        sums = least_sums = np.zeros(len(sizes))
+        sums = np.zeros(len(sizes))
+        least_sums: Callable[[Weights], np.ndarray] = lambda weights: sums
         rests, saved, updated = own, np.zeros(len(sizes)), np.zeros(len(sizes))
         if trainable:  # the gradient rests as the parameter does
             launch = self._update(0)  # one launch serves all parameters
             seconds = np.array([self._update(size) - launch for size in sizes])
             sums = self.prices.sums(layouts, sizes)
-            least_sums = self.prices.least_sums(layouts, sizes, self.largest, len(readers) == 1)
+            alone = len(readers) == 1
+            least_sums = cache(lambda weights: self.prices.least_sums(layouts, sizes, self.largest, alone, weights))
             rests = own + np.array([state_bytes(self.optimizer, [size]) for size in sizes])
             summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
             rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step

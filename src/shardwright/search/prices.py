@@ -17,7 +17,7 @@ import numpy as np
 from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Mesh
-from shardwright.costs.redistribute import conversion_matrix
+from shardwright.costs.redistribute import Weights, conversion_matrix
 from shardwright.costs.replica_sums import cheapest_nest, share_seconds
 from shardwright.graph import Tensor
 from shardwright.operators.rules import Layout, Need
@@ -43,24 +43,30 @@ class EdgePrices:
         self._numbers: dict[object, int] = {}  # of layouts, and of their identities: placements are slow to compare
         self._layouts: list[Any] = []
 
-    def price(self, tensor: Tensor, sources: Sequence, needs: Sequence, share: float | None = None) -> Ways:
-        """Seconds of every change from a source to a need, and of its backward dual.
+    def price(
+        self,
+        tensor: Tensor,
+        sources: Sequence,
+        needs: Sequence,
+        share: float | None = None,
+        weights: Weights = (),
+    ) -> Ways:
+        """Seconds of every change from a source to a need, and of its backward dual, counted by ``weights``.
 
         ``share`` is which part of a collective's fixed costs a parameter bears; nothing for what is no parameter.
         """
         grad = tensor.grad and self.training
         # Lists of layouts are shared between repeats, so their identity is enough for most look-ups.
-        quick = (tensor.shape, tensor.dtype, grad, share, id(sources), id(needs))
+        quick = (tensor.shape, tensor.dtype, grad, share, weights, id(sources), id(needs))
         if quick in self._matrices:
             return self._matrices[quick]
         given, asked = self._numbered(sources), self._numbered(needs)
-        key = (tensor.shape, tensor.dtype, grad, share, tuple(given), tuple(asked))
+        key = (tensor.shape, tensor.dtype, grad, share, weights, tuple(given), tuple(asked))
         if key not in self._matrices:
             distinct, wanted = list(dict.fromkeys(given)), list(dict.fromkeys(asked))
             spread = np.ix_(places(given, distinct), places(asked, wanted))
-            there, back = self._distinct(
-                tensor, grad, [self._layouts[n] for n in distinct], [self._layouts[n] for n in wanted], share
-            )
+            known, asked_for = ([self._layouts[n] for n in numbers] for numbers in (distinct, wanted))
+            there, back = self._distinct(tensor, grad, known, asked_for, share, weights)
             self._matrices[key] = Ways(there[spread], back[spread])
         self._alive += [sources, needs]  # an identity is only unique while its object lives
         self._matrices[quick] = self._matrices[key]
@@ -77,13 +83,15 @@ class EdgePrices:
             self._alive.append(layout)
         return [known[id(layout)] for layout in layouts]
 
-    def _distinct(self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, share: float | None) -> Ways:
+    def _distinct(
+        self, tensor: Tensor, grad: bool, sources: list[Layout], needs: list, share: float | None, weights: Weights
+    ) -> Ways:
         shape, dtype = tensor.shape, tensor.dtype
-        there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad=grad)
+        there, back = conversion_matrix(shape, dtype, sources, needs, self.mesh, grad, weights)
         if share is None:
             return Ways(there, back)
         if share < 1:
-            bare = conversion_matrix(shape, dtype, sources, needs, self._bare, grad=grad)
+            bare = conversion_matrix(shape, dtype, sources, needs, self._bare, grad, weights)
             there, back = (least + share * (whole - least) for least, whole in zip(bare, (there, back), strict=True))
         axes = [axis for axis in range(len(self.mesh.sizes)) if not self.within.gather(axis)]
         return Ways(np.where(gathers_over(axes, sources, needs), np.inf, there), back)
@@ -100,7 +108,12 @@ class EdgePrices:
         return np.array([share_seconds(size, along, self.mesh) for size, along in zip(sizes, axes, strict=True)])
 
     def least_sums(
-        self, layouts: Sequence[Layout], sizes: Sequence[int], largest: int, packed_alone: bool
+        self,
+        layouts: Sequence[Layout],
+        sizes: Sequence[int],
+        largest: int,
+        packed_alone: bool,
+        weights: Weights = (),
     ) -> np.ndarray:
         """What these sums take at least, whatever shares their buckets; no parameter has more than ``largest`` bytes.
 
@@ -114,7 +127,9 @@ class EdgePrices:
             copied = 2 * size / self.mesh.device.bandwidth
             if packed_alone:
                 copied = max(copied, self.mesh.device.launch_overhead)
-            seconds.append(copied + cheapest_nest(most, 1, axes, mesh)[1] * size / most if axes else 0.0)
+            copied *= weights[0] if weights else 1.0
+            summed = cheapest_nest(most, 1, axes, mesh, weights[1:])[1] * size / most
+            seconds.append(copied + summed if axes else 0.0)
         return np.array(seconds)
 
 
