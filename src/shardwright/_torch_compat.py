@@ -246,6 +246,13 @@ def locals_of(tensors: Sequence[Any]) -> list[torch.Tensor]:
     return [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
 
 
+def copy_all(into: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
+    """Copy many small tensors in few kernels (``torch._foreach_copy_``)."""
+    for dtype in {x.dtype for x in into}:
+        pairs = [(a, b) for a, b in zip(into, given, strict=True) if a.dtype == dtype]
+        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+
+
 def group_named(name: str) -> Any:
     """The process group behind a name, as functional collectives call it."""
     return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 has a type for names
@@ -523,7 +530,6 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
     It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
     """
     from torch._guards import TracingContext, tracing
-    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -542,19 +548,12 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
         )(*fakes)
     if any(writes_in_place(n.target) for n in traced.graph.nodes if n.op == "call_function"):
         raise NotImplementedError("something is changed in place")
-    with (
-        sources_forgotten(),
-        V.set_fake_mode(mode),
-        tracing(TracingContext(mode)),
-        config.patch(comprehensive_padding=False),
-    ):
+    with sources_forgotten(), V.set_fake_mode(mode), tracing(TracingContext(mode)):
         # Among other things, products whose sizes the fast kernels do not take are padded.
         joint = joint_graph_passes(traced)
-        # Results lie in memory as the function's own do, but for rows that were padded: logits would be copied once more.
+        # Results lie in memory as the function's own do: what is padded inside is not seen outside.
         results = next(iter(reversed(joint.graph.nodes)))
-        rows = [getattr(x, "meta", {}).get("val") for x in results.args[0]]
-        dense = [i for i, x in enumerate(rows) if x is None or x.ndim < 2 or x.shape[-1] % 8 == 0]
-        results.meta["user_visible_output_idxs"] = dense
+        results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))
         return compile_fx_inner(joint, fakes)
 
 

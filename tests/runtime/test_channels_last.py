@@ -1,4 +1,4 @@
-"""Pictures that lie channels last: the same numbers, and everything computed from them lies so too."""
+"""Pictures that lie channels last: the same numbers, everything computed from them lies so too, and nothing twice."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ MODEL = "wresnet50:small,batch=8"
 
 
 class Turned(TorchDispatchMode):
-    """Counts convolutions whose input lies otherwise than channels last."""
+    """Counts convolutions, those whose input lies otherwise than channels last, and the gradients that are computed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.turned = self.all = 0
+        self.all = self.turned = self.of_inputs = self.of_weights = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.convolution.default:
             self.all += 1
             self.turned += not args[0].is_contiguous(memory_format=torch.channels_last)
+        if func is torch.ops.aten.convolution_backward.default:
+            self.of_inputs, self.of_weights = self.of_inputs + args[10][0], self.of_weights + args[10][1]
         return func(*args, **(kwargs or {}))
 
 
@@ -46,7 +48,7 @@ def trained(model, args, kwargs, steps: int = 5):
     return torch.stack(losses)
 
 
-def pictures_channels_last(rank: int, search: str) -> tuple[int, int]:
+def pictures_channels_last(rank: int, search: str) -> tuple[int, ...]:
     model, args, kwargs, graph = built(MODEL)
     args = [x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for x in args]
     reference = copy.deepcopy(model)
@@ -59,14 +61,15 @@ def pictures_channels_last(rank: int, search: str) -> tuple[int, int]:
             whole(parallel.get_parameter(path).detach()), parameter.detach(), rtol=1e-8, atol=1e-11
         )
     with Turned() as seen:
-        parallel(*args, **kwargs)
-    return seen.all, seen.turned
+        parallel(*args, **kwargs).backward()
+    return seen.all, seen.turned, seen.of_inputs, seen.of_weights
 
 
 @pytest.mark.parametrize("search", ["data-parallel", "fsdp"])
 def test_what_is_computed_from_pictures_lies_as_they_do(pair, search):
-    for convolutions, turned in pair.run(pictures_channels_last, search):
+    for convolutions, turned, of_inputs, of_weights in pair.run(pictures_channels_last, search):
         assert convolutions > 10 and turned == 0
+        assert (of_inputs, of_weights) == (convolutions - 1, convolutions)  # each once, none of the pictures
 
 
 @pytest.mark.parametrize(("dtype", "found"), [("bfloat16", 1), ("float32", 0)])

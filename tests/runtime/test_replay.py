@@ -14,6 +14,9 @@ import torch
 
 from runtime.test_zero import MODEL, stage
 from runtime.workers import built, device_mesh
+from shardwright._torch_compat import local_of
+from shardwright.cluster import parse_cluster
+from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.replay import Replay
@@ -94,3 +97,34 @@ def same_as_one_process(rank: int, name: str, sizes: tuple[int, ...], prepare=No
 def test_replayed_passes_train_as_eager_ones(pool, name, sizes):
     for replays in pool.run(same_as_one_process, name, sizes):
         assert replays >= 5
+
+
+def with_running_statistics(rank: int) -> tuple[int, int]:
+    model, args, kwargs, graph = built("wresnet50:small,batch=8")
+    reference = copy.deepcopy(model)
+    plan = plan_graph(
+        graph, parse_cluster("2xH200"), Options(search="data-parallel", baselines=(), fewer_devices=False)
+    )
+    parallel = parallelize(model, plan, graph=graph, keep=True)
+    execution = parallel._planned
+    execution.replay = Replay(execution.executor, Again())
+    places = {}
+    for step in range(STEPS):
+        for here in (reference, parallel):
+            here.zero_grad()
+            loss = here(*args, **kwargs)
+            if step == 8:  # a pass of its own between the two: it updates the statistics too
+                with torch.no_grad():
+                    here(*args, **kwargs)
+            loss.backward()
+        for path, buffer in reference.named_buffers():
+            mine = parallel.get_buffer(path)
+            torch.testing.assert_close(whole(mine), buffer, rtol=1e-9, atol=1e-12)
+            if step > 8:
+                places.setdefault(path, set()).add(local_of(mine).data_ptr())
+    return execution.replay.replays, sum(len(known) > 1 for known in places.values())
+
+
+def test_replays_update_running_statistics_where_they_lie(pair):
+    for replays, moved in pair.run(with_running_statistics):
+        assert replays >= 5 and not moved

@@ -167,6 +167,8 @@ class _Parts:
 
         needed = [g if not isinstance(g, fx.Node) else get(g) for g in (self.gradients[i] for i in wanted)]
         graph.output(needed)
+        for node in graph.nodes:
+            _compute_only_what_is_read(node)
         return _function(graph, 3)
 
     def forward(self) -> Callable[..., Any] | None:
@@ -283,6 +285,17 @@ def _copied(graph: fx.Graph, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -
     # A gradient may arrive with other strides than it was traced with, where only a reshape is sure to work.
     target: Any = aten.reshape.default if node.target in _RESHAPED else node.target
     return graph.call_function(target, args, kwargs)
+
+
+def _compute_only_what_is_read(node: fx.Node) -> None:
+    """An operator that gives several gradients and takes a mask of those wanted (a convolution's: of its input, its weight,
+    its bias): gradients of inputs and of weights are instructions of their own, and each would compute both."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    place = next((i for i, argument in enumerate(arguments) if argument.name == "output_mask"), None)
+    if place is not None and len(node.args) > place:
+        read = {user.args[1] for user in node.users if user.target is python_operator.getitem}
+        mask: Any = node.args[place]
+        node.update_arg(place, [wanted and i in read for i, wanted in enumerate(mask)])
 
 
 def _function(graph: fx.Graph, arguments: int) -> Callable[..., Any]:

@@ -30,8 +30,9 @@ from shardwright.runtime.actions import Run
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.homeward import KeptBack
-from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, into, why_not
+from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, why_not
 from shardwright.runtime.stage_executor import StageExecutor
+from shardwright.runtime.standing import into
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
 _WARM_STEPS = 3

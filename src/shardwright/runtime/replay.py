@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright._torch_compat import local_of, storage_users
+from shardwright._torch_compat import copy_all, local_of, storage_users
 from shardwright.lowering.collectives import ledger
 from shardwright.lowering.randomness import drawing_from, standing_generators
 from shardwright.program import Kind, Program
@@ -34,6 +34,7 @@ from shardwright.program.recording import drawn_again, random_nodes
 from shardwright.runtime.actions import Run
 from shardwright.runtime.buckets import deposit, hooked, wrapped
 from shardwright.runtime.executor import TRACED_AFTER, Executor
+from shardwright.runtime.standing import into, lying_as, updated_in_place
 
 SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
 """Set to 0 in the environment: nothing is captured."""
@@ -148,7 +149,9 @@ class Replay:
         self._copied = [i for i, name in enumerate(graph.sources) if name in changing]
         self._standing = [i for i, name in enumerate(graph.sources) if name not in changing]
         handed = [*executor.flow.results, *(value for _, value in executor.flow.mutations)]
-        self._results = list(dict.fromkeys(program.elsewhere.get(v, v) for v in handed))
+        self._updated = updated_in_place(program)
+        kept = {slot for _, slot in self._updated}
+        self._results = [s for s in dict.fromkeys(program.elsewhere.get(v, v) for v in handed) if s not in kept]
         self._seen: dict[int, tuple[torch.Size, torch.dtype]] | None = None
         self._captured: _Captured | None = None
         self._last: Callable[[], Run | None] = lambda: None
@@ -183,11 +186,14 @@ class Replay:
         if any(storage_users(made.results[slot]) > users for slot, users in made.users.items()):
             return None
         for i in self._copied:
-            made.sources[i].copy_(sources[i])
+            if made.sources[i].data_ptr() != sources[i].data_ptr():  # else it is there since the last replay
+                made.sources[i].copy_(sources[i])
         made.forward.replay()
         run = Run([None] * len(executor.program.slots))
         for slot, x in made.results.items():
             run.slots[slot] = x.detach() if slot in made.users else x.clone()
+        for i, slot in self._updated:
+            run.slots[slot] = made.sources[i]
         self._last = weakref.ref(run)
         self.replays += 1
         return run
@@ -255,6 +261,7 @@ class Replay:
             run = executor.forward(standing, True)
             for slot in self._results:
                 into(made.results, slot, run.slots[slot])
+            copy_all([standing[i] for i, _ in self._updated], [run.slots[slot] for _, slot in self._updated])
             under_way[:] = [run]
 
         def backward() -> None:
@@ -299,27 +306,12 @@ class Replay:
                 if part is not None:
                     homes.append(_Home(name, part, flat.given(name) if part.dtype == parameter.dtype else None))
             elif (gradient := self.executor.home.own_gradient(run, instruction.reads[0])) is not None:
-                into(standing, name, _lying_as(gradient, local_of(parameter)))
+                into(standing, name, lying_as(gradient, local_of(parameter)))
                 homes.append(_Home(name, standing[name], wrapped(parameter, standing[name])))
             return True
 
         found = self.executor.backward(run, gradients, instead=keep)
         return homes, found
-
-
-def _lying_as(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient in the dtype and the order of its parameter, as fused optimizers want it."""
-    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
-
-
-def into(known: dict[Any, Any], key: Any, x: Tensor | None) -> None:
-    """What a recording wrote: where recordings are done again by Python, the new values go where the first ones lie."""
-    if known.get(key) is not None and x is not None:
-        known[key].copy_(x)
-    else:
-        known[key] = x
 
 
 def _looks(gradients: Mapping[int, Tensor | None]) -> dict[int, tuple[torch.Size, torch.dtype]]:

@@ -155,8 +155,7 @@ def batch_norm(call: Call) -> Piece | None:
         results = [normal, mean, (variance + arguments["eps"]).rsqrt()]
         if running:
             for old, new in (("running_mean", mean), ("running_var", variance * unbiased)):
-                step, value = arguments["momentum"], arguments[old]
-                results.append(value * (1 - step) + new.to(value.dtype) * step)
+                results.append(arguments[old].lerp(new.to(arguments[old].dtype), arguments["momentum"]))
         return tuple(results[:outputs])
 
     return call.kernel(kernel)

@@ -116,7 +116,8 @@ def _moments_cuda(x: Tensor, count: int, summed: Summed) -> tuple[Tensor, Tensor
     share = math.prod(n for dim, n in enumerate(x.shape) if dim != 1) / count
     mine, inverse = torch.batch_norm_stats(x, 0.0)
     mean = summed(mine * share)
-    variance = summed((inverse.square().reciprocal() + (mine - mean).square()) * share)
+    apart = mine - mean
+    variance = summed(torch.addcmul(inverse.pow(-2), apart, apart) * share)
     return mean, variance
 
 

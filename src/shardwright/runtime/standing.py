@@ -1,0 +1,44 @@
+"""Tensors that recorded passes read and write where they lie: which buffers they may write over, and how gradients lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.graph import refs
+from shardwright.program import Program
+
+_STATISTICS = ("aten._native_batch_norm_legit_functional.default",)
+"""Operators whose results do not depend on the running statistics that they update."""
+
+
+def updated_in_place(program: Program) -> list[tuple[int, int]]:
+    """The buffers that a recording may write over itself, by their place among the sources and the slot of the new value:
+    running statistics and counts, whose old values nothing but the new ones depends on."""
+    flow, graph = program.flow, program.graph
+    made_by = {name: op for op in graph.ops for name in op.outputs}
+    found = []
+    for name, value in flow.mutations:
+        new = flow.values[value].tensor
+        readers = [op for op in graph.ops if name in op.inputs]
+        alone = all(op.target in _STATISTICS or op.outputs == (new,) for op in readers)
+        if alone and made_by.get(new) in readers and new not in {ref.name for ref in refs(graph.outputs)}:
+            found.append((graph.sources.index(name), program.elsewhere.get(value, value)))
+    return found
+
+
+def lying_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the dtype and the order of its parameter, as fused optimizers want it."""
+    if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def into(known: dict[Any, Any], key: Any, x: Tensor | None) -> None:
+    """What a recording wrote: where recordings are done again by Python, the new values go where the first ones lie."""
+    if known.get(key) is not None and x is not None:
+        known[key].copy_(x)
+    else:
+        known[key] = x
