@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -185,3 +186,29 @@ def test_hosts_are_calibrated_under_torchrun_only(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ClusterError, match="one process on each"):
         run("hosts", 1.0)
+
+
+def test_what_every_kernel_costs_at_least_is_told_apart_from_its_rate(tmp_path: Path) -> None:
+    """Of ratios to ideal seconds alone, those of small shapes differ a thousandfold, and so did what lay between them."""
+    data = _raw()
+    data["machine"]["kind"], sizes = "cuda", (64.0, 256.0, 1024.0, 4096.0)
+    data["points"] = [point for point in data["points"] if point["kernel"] != "matmul"] + [
+        {
+            "kernel": "matmul",
+            "step": "forward",
+            "dtype": "float32",
+            "features": {"m": m, "n": m, "k": m},
+            "flops": 2 * m**3,
+            "bytes": 12 * m * m,
+            "seconds": 5e-6 + 2 * m**3 / 1e12,
+        }
+        for m in sizes
+    ]
+    path = tmp_path / "device.toml"
+    path.write_text(device_file(data))
+    profile = parse_cluster(str(path)).device.profile
+    assert profile is not None
+    curve = profile.by_name["matmul/float32/forward"]
+    assert curve.fixed == pytest.approx(5e-6, rel=0.2)
+    between = curve.seconds(np.array([[128.0, 128.0, 128.0]]), np.array([2 * 128.0**3 / 1e12]))
+    assert between == pytest.approx(5e-6 + 2 * 128**3 / 1e12, rel=0.1)

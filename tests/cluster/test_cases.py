@@ -89,3 +89,22 @@ def test_what_is_timed_at_once_fits_into_the_queue(host: float) -> None:
     calls = queued_calls(1e-6, host)
     assert calls == 1 or calls * host / FASTEST_LAUNCH <= QUEUE
     assert queued_calls(1e-3, 1e-5) == 2
+
+
+@pytest.mark.parametrize("elements", [2**10, 2**20])
+def test_gradients_of_tables_are_timed_on_both_sides_of_where_a_gpu_begins_to_sort(elements: int) -> None:
+    """Few rows are walked through, more are sorted: two kernels whose times have nothing to do with each other."""
+    kernels = {kernel.name: kernel for kernel in cases_memory.KERNELS if kernel.only == "cuda"}
+    for name, above in (("embedding_sorted", True), ("embedding_few", False)):
+        indices, table = kernels[name].make(MAKE, elements, "float32")
+        assert (len(indices) > cases_memory.SORTED) is above
+        kernels[name].apply(indices, table.requires_grad_()).sum().backward()
+        assert table.grad is not None
+
+
+def test_many_convolutions_are_each_timed_once() -> None:
+    shapes = cases_convolution.drawn_convolutions(24)
+    found = [
+        *cases_convolution.convolutions(MAKE, "float32", 1e15, (2, 8, 32), shapes=shapes, spread=True),
+    ]
+    assert len(found) == 3 * len(shapes)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ Progress = Callable[[float, str], None]
 """Told the share of the work that is done and what is being measured."""
 
 
+CONVOLUTION_FLOPS = (("bfloat16", 1e12), ("float32", 5e11))
+MANY = 400
+"""Shapes of convolutions that a GPU is given, as far as there is time."""
 LEAST_CASES = 6
 """Of every group so many are measured, however little time there is."""
 
@@ -48,17 +52,20 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     if make.device.type == "cuda":
         exponents = (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)
         sizes, groups = tuple(2**e for e in exponents), cases_convolution.drawn_groups()
+        shapes = cases_convolution.drawn_convolutions(MANY)
+
+        def convolutions(dtype: str, most: float) -> Iterator[Case]:
+            return cases_convolution.convolutions(make, dtype, most, (2, 8, 32, 4, 16, 128), shapes=shapes, spread=True)
+
         plan: list[tuple[str, float, Iterable[Case]]] = [
-            ("matmul bfloat16", 0.09, cases.matmuls(make, "bfloat16", 5e12)),
-            ("matmul float32", 0.08, cases.matmuls(make, "float32", 4e11)),
+            ("matmul bfloat16", 0.11, cases.matmuls(make, "bfloat16", 5e12)),
+            ("matmul float32", 0.11, cases.matmuls(make, "float32", 4e11)),
             ("matmul float16", 0.02, cases.matmuls(make, "float16", 2e12)),
             ("matmul tf32", 0.02, cases.matmuls(make, "tf32", 2e12)),
             ("odd matmul bfloat16", 0.03, cases.odd_matmuls(make, "bfloat16", 4e12)),
             ("odd matmul float32", 0.02, cases.odd_matmuls(make, "float32", 4e11)),
             ("batched matmul bfloat16", 0.03, cases.batched(make, "bfloat16", 1e12)),
             ("batched matmul float32", 0.03, cases.batched(make, "float32", 2e11)),
-            ("convolution bfloat16", 0.09, cases_convolution.convolutions(make, "bfloat16", 2e12, (2, 8, 32, 128))),
-            ("convolution float32", 0.09, cases_convolution.convolutions(make, "float32", 1e12, (2, 8, 32, 128))),
             *(
                 (
                     f"grouped convolution {dtype}",
@@ -72,7 +79,9 @@ def _groups(make: Maker, total: float) -> list[Clock]:
             ("memory float32", 0.12, cases_memory.memory_kernels(make, "float32", sizes)),
             ("lstm bfloat16", 0.06, cases.recurrences(make, "bfloat16", 1e12)),
             ("lstm float32", 0.06, cases.recurrences(make, "float32", 5e11)),
-            ("attention bfloat16", 1.0, cases.attentions(make, "bfloat16", 1e12)),  # whatever time is left
+            ("attention bfloat16", 0.08, cases.attentions(make, "bfloat16", 1e12)),
+            # Whatever time is left: libraries choose among hundreds of kernels, and no two shapes tell of a third.
+            ("convolution", 1.0, itertools.chain(*(convolutions(dtype, most) for dtype, most in CONVOLUTION_FLOPS))),
         ]
     else:
         sizes = tuple(2**e for e in (11, 16, 21, 23))  # the last beyond caches, and beyond what malloc keeps mapped

@@ -96,6 +96,9 @@ def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel:
             return lambda: torch.mm(a, b)
         a, backward = make(m, k, dtype=dtype), step == "input"  # grad @ w, else x @ w.T
         weights = make.weights(*((k, n) if backward else (n, k)), dtype)
+        if step == "biased":  # x @ w.T + b, for which libraries choose another kernel
+            bias = make(n, dtype=dtype)
+            return lambda: torch.addmm(bias, a, next(weights).t())
         return lambda: torch.mm(a, next(weights) if backward else next(weights).t())
 
     features = (("m", float(m)), ("n", float(n)), ("k", float(k)))
@@ -104,7 +107,7 @@ def _product(make: Maker, m: int, n: int, k: int, dtype: str, step: str, kernel:
 
 
 def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256) -> Iterator[Case]:
-    """Products over a grid of sizes, each in the three forms a linear layer uses (backward from so many rows on)."""
+    """Products over a grid of sizes, in the forms a linear layer uses (with a bias and backward from so many rows on)."""
     rows = (1, 4, 16, 64, 256, 1024, 4096, 8192, 16384, 65536)
     widths = (64, 256, 768, 1024, 2048, 4096, 8192, 16384)
     for m, n, k in itertools.product(rows, widths, widths):
@@ -114,6 +117,7 @@ def matmuls(make: Maker, dtype: str, most_flops: float, backward_rows: int = 256
         if m >= backward_rows:
             yield _product(make, m, n, k, dtype, "input", "matmul")
             yield _product(make, n, k, m, dtype, "weight", "matmul")
+            yield _product(make, m, n, k, dtype, "biased", "matmul")
 
 
 UNALIGNED = {"matmul_unaligned": (1001, 10001, 50257), "matmul_even": (1002, 10004, 30522)}
@@ -150,15 +154,20 @@ def batched(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
 
 
 def attentions(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
-    """Scaled dot-product attention: plain, causal and with a mask. Few shapes: libraries plan each one for a second."""
+    """Scaled dot-product attention: plain, causal, with a mask and with a bias that has a gradient.
+
+    Few shapes: libraries plan each one for a second.
+    """
     heads, lengths = (16, 128, 512), (128, 512, 1024, 2048, 4096)
     grid = [*itertools.product(heads, lengths, (64,), ("", "_causal"))]
     grid += itertools.product((64, 256), (512, 2048, 8192), (128,), ("", "_causal"))
     grid += itertools.product((64, 256), (128, 512, 1024, 2048), (64,), ("_masked",))
+    grid += itertools.product((16, 64, 256), (64, 256, 1024), (64,), ("_biased",))
     for count, length, width, kind in grid:
-        causal, masked = kind == "_causal", kind == "_masked"
+        causal, masked, biased = kind == "_causal", kind == "_masked", kind == "_biased"
         flops = 4.0 * count * length * length * width * (0.5 if causal else 1.0)
         moved = 4 * count * length * width * BYTES[dtype] + (length * length if masked else 0)
+        moved += count * length * length * BYTES[dtype] if biased else 0
         if flops > most_flops or moved > 4e9 or (masked and length > 4096):
             continue
         features = (
@@ -168,12 +177,15 @@ def attentions(make: Maker, dtype: str, most_flops: float) -> Iterator[Case]:
             ("width", float(width)),
         )
         batch = 4 if count % 4 == 0 else 1
-        sizes = (batch, count // batch, length, width, causal, masked)
+        sizes = (batch, count // batch, length, width, causal, masked, biased)
 
         def tensors(grad: bool, sizes: tuple = sizes) -> tuple[list[torch.Tensor], Callable[..., torch.Tensor]]:
-            batch, count, length, width, causal, masked = sizes
+            batch, count, length, width, causal, masked, biased = sizes
             made = [make(batch, length, count, width, dtype=dtype, grad=grad).transpose(1, 2) for _ in range(3)]
             mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=make.device).tril() if masked else None
+            if biased:
+                made.append(make(batch, count, length, length, dtype=dtype, grad=grad))
+                return made, F.scaled_dot_product_attention
             return made, functools.partial(F.scaled_dot_product_attention, attn_mask=mask, is_causal=causal)
 
         def forward(tensors: Callable = tensors) -> Run:

@@ -91,6 +91,11 @@ def drawn_groups(count: int = 24, seed: int = CONVOLUTION_SEED) -> list[Convolut
     return found
 
 
+def varied(shapes: Sequence[Convolution], batches: Sequence[int]) -> Iterator[tuple[int, Convolution]]:
+    """Each shape with one batch, all batches in turn: of so many cases, few that are alike."""
+    return ((batches[number % len(batches)], shape) for number, shape in enumerate(shapes))
+
+
 def convolutions(
     make: Maker,
     dtype: str,
@@ -98,13 +103,16 @@ def convolutions(
     batches: tuple[int, ...],
     once: bool = False,
     shapes: Sequence[Convolution] = (),
+    spread: bool = False,
 ) -> Iterator[Case]:
     """Convolutions in the plain (channels first) memory format, forward, by input and by weight.
 
-    ``once``: each with the first of the batches that is not too much work (a CPU takes images one after the other).
+    ``once``: each with the first of the batches that is not too much work (a CPU takes images one after the other);
+    ``spread``: each with one of the batches, in turn.
     """
     seen: set[Convolution] = set()
-    for batch, shape in itertools.product(batches, shapes or drawn_convolutions()):
+    shapes = shapes or drawn_convolutions()
+    for batch, shape in varied(shapes, batches) if spread else itertools.product(batches, shapes):
         pad = (shape.kernel[0] // 2, shape.kernel[1] // 2)
         side = [
             (extent + 2 * p - size) // shape.stride + 1

@@ -13,11 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from shardwright.cluster.cases import BYTES, Case, Maker, Run, gradients, torch_dtype
+from shardwright.cluster.cases import Case, Maker, Run, gradients
 
 Tensors = list[torch.Tensor]
-WIDE, NARROW = 1024, 128
-"""Columns of the tensors; some kernels are timed with either number."""
+WIDE, NARROW, SHORT = 1024, 128, 32
+"""Columns of the tensors; some kernels are timed with two of these."""
+SORTED = 3072
+"""More rows than these are sorted before the gradient of a table is added up; of fewer, one after the other is looked at
+(``embedding_dense_backward_cuda`` in PyTorch's ``Embedding.cu``)."""
+
+NEVER_LARGE = frozenset(("embedding_few",))
+"""Kernels that other ones take over from at a few kilobytes."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,9 @@ class Kernel:
     apply: Callable[..., torch.Tensor]
     backward: bool = True
     channels: int = 0
+    forward: bool = True
+    only: str = ""
+    """The kind of device that has it."""
 
 
 def _one(make: Maker, elements: int, dtype: str) -> Tensors:
@@ -70,10 +79,39 @@ def _channel_norm(channels: int) -> Callable[[Maker, int, str], Tensors]:
     return build
 
 
+def _short(make: Maker, elements: int, dtype: str) -> Tensors:
+    return [make(max(elements // SHORT, 1), SHORT, dtype=dtype)]
+
+
+def _scaled(make: Maker, elements: int, dtype: str) -> Tensors:
+    rows = max(elements // 1024, 1)
+    return [make(rows, 1024, dtype=dtype), make(rows, 1, dtype=dtype)]
+
+
+def _crossed(make: Maker, elements: int, dtype: str) -> Tensors:
+    rows = max(elements // 4096, 1)
+    return [make(rows, 64, 1, dtype=dtype), make(rows, 1, 64, dtype=dtype)]
+
+
 def _lookup(make: Maker, elements: int, dtype: str) -> Tensors:
     rows = max(elements // 1024, 1)
-    table = min(max(16 * rows, 32), 32000)  # its gradient is as large as itself: small ones must be seen too
-    return [torch.randint(0, table, (rows,), device=make.device), make(table, 1024, dtype=dtype)]
+    return _rows_of(make, rows, min(max(16 * rows, 32), 32000), 1024, dtype)
+
+
+def _sorted_lookup(make: Maker, elements: int, dtype: str) -> Tensors:
+    """More rows than are looked at one by one, narrow ones where there are few elements: what sorting costs is seen there.
+    The table is small, because filling its gradient is priced apart."""
+    columns = min(max(elements // (SORTED + 1024), 4), 1024)
+    rows = max(elements // columns, SORTED + 1024)
+    return _rows_of(make, rows, 8192, columns, dtype)
+
+
+def _few_rows(make: Maker, elements: int, dtype: str) -> Tensors:
+    return _rows_of(make, min(max(elements // 1024, 1), SORTED), 1024, 1024, dtype)
+
+
+def _rows_of(make: Maker, rows: int, table: int, columns: int, dtype: str) -> Tensors:
+    return [torch.randint(0, table, (rows,), device=make.device), make(table, columns, dtype=dtype)]
 
 
 def _classes(make: Maker, elements: int, dtype: str) -> Tensors:
@@ -121,9 +159,15 @@ KERNELS = (
     Kernel("roll", _image, lambda x: torch.roll(x, (3, 3), (2, 3))),
     Kernel("cross_entropy_loss", _classes, F.cross_entropy),
     Kernel("embedding", _lookup, F.embedding),
+    Kernel("embedding_sorted", _sorted_lookup, F.embedding, forward=False, only="cuda"),
+    Kernel("embedding_few", _few_rows, F.embedding, forward=False, only="cuda"),
+    Kernel("fill", _one, torch.zeros_like, backward=False),
+    Kernel("broadcast", _scaled, torch.mul, backward=False),
+    Kernel("crossed", _crossed, torch.add, backward=False),
     Kernel("sum", _one, lambda a: a.sum(0)),
     Kernel("sum_narrow", _narrow, lambda a: a.sum(0), backward=False),
     Kernel("mean", _one, lambda a: a.mean(-1)),
+    Kernel("mean_narrow", _short, lambda a: a.mean(-1), backward=False),
     Kernel("cat", _two, lambda a, b: torch.cat([a, b], -1)),
     Kernel("clone", _one, torch.clone),
     Kernel("copy", _flat, lambda a: a.transpose(1, 2).contiguous()),
@@ -137,15 +181,19 @@ KERNELS = (
 
 
 def _bytes(name: str, inputs: Tensors, out: torch.Tensor) -> float:
-    if name == "embedding":  # only the rows looked up are read
-        return inputs[0].numel() * 8 + 2 * out.numel() * out.element_size()
+    if name == "fill":  # nothing is read
+        return float(out.numel() * out.element_size())
+    if name == "embedding_few":  # every block of threads walks through all indices
+        return inputs[0].numel() * 8.0
+    if name.startswith("embedding"):  # only the rows looked up are read
+        return inputs[0].numel() * 8.0 + 2 * out.numel() * out.element_size()
     return float(sum(t.numel() * t.element_size() for t in [*inputs, out]))
 
 
 def memory_kernels(make: Maker, dtype: str, sizes: tuple[int, ...]) -> Iterator[Case]:
     """Every memory-bound kernel at every size."""
     for kernel in KERNELS:
-        for elements in sizes:
+        for elements in sizes if kernel.only in ("", make.device.type) else ():
             with torch.device("meta"):
                 sample = kernel.make(Maker(torch.device("meta")), elements, dtype)
                 amount = _bytes(kernel.name, sample, kernel.apply(*sample))
@@ -161,12 +209,9 @@ def memory_kernels(make: Maker, dtype: str, sizes: tuple[int, ...]) -> Iterator[
                 return out, used[:2] if kernel.name == "rms_norm" else used
 
             more = (("channels", float(kernel.channels)),) if kernel.channels else ()
-            yield Case(kernel.name, "forward", dtype, (("bytes", amount), *more), 0.0, amount, forward)
+            if kernel.forward:
+                yield Case(kernel.name, "forward", dtype, (("bytes", amount), *more), 0.0, amount, forward)
             if kernel.backward:
                 if kernel.name == "embedding":  # the table's gradient is written as a whole
-                    amount += sample[1].numel() * bytes_of(dtype)
+                    amount += sample[1].numel() * sample[1].element_size()
                 yield Case(kernel.name, "backward", dtype, (("bytes", amount), *more), 0.0, amount, gradients(result))
-
-
-def bytes_of(dtype: str) -> int:
-    return BYTES[dtype] if dtype in BYTES else torch_dtype(dtype).itemsize

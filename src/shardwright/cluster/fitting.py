@@ -1,6 +1,7 @@
 """From raw measurements to a calibrated device: efficiency curves, dispatch, optimizer; peaks where no datasheet gives them.
 
-Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes. A curve keeps the points
+Ratios are measured seconds over the roofline's ideal seconds for the same flops and bytes, on a GPU with a fixed cost added
+to these where a curve has several features. A curve keeps the points
 themselves, because kernels change with shape in steps that no smooth formula follows; one whose large sizes nobody had time
 for is left out, and such kernels are priced like those of their kind. The optimizer's step is fitted by
 least squares: the host's seconds on (1, tensors), the device's on bytes. A CPU, which updates one tensor after the other,
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.cluster import toml_text
+from shardwright.cluster.cases_memory import NEVER_LARGE
 from shardwright.cluster.hardware import Device, Link
 from shardwright.cluster.parse import preset, preset_names
 from shardwright.cluster.profile import SMALL, Curve, Profile
@@ -65,22 +67,32 @@ def _measured_peaks(data: Mapping[str, Any]) -> Device:
 
 
 def _curves(points: list[dict[str, Any]], device: Device) -> list[tuple[str, Curve]]:
-    groups: dict[str, list[tuple[tuple[float, ...], float]]] = defaultdict(list)
+    groups: dict[str, list[tuple[tuple[float, ...], float, float]]] = defaultdict(list)
     features: dict[str, tuple[str, ...]] = {}
     for point in points:
         name = f"{point['kernel']}/{point['dtype']}/{point['step']}"
         rate = device.peak(peak_dtype(point["kernel"], point["dtype"]))
         ideal = max(point["flops"] / rate, point["bytes"] / device.bandwidth)
         features[name] = tuple(point["features"])
-        groups[name].append((tuple(point["features"].values()), point["seconds"] / ideal))
+        groups[name].append((tuple(point["features"].values()), point["seconds"], ideal))
     curves = []
     for name, rows in sorted(groups.items()):
         rows.sort()
-        if features[name] == ("bytes",) and rows[-1][0][0] < SMALL:
+        small = features[name] == ("bytes",) and rows[-1][0][0] < SMALL
+        if small and name.split("/")[0] not in NEVER_LARGE:
             continue  # the time ran out: what small kernels take is mostly fixed and would make large ones absurdly dear
-        ratios = tuple(float(f"{ratio:.4g}") for _, ratio in rows)
-        curves.append((name, Curve(features[name], tuple(row for row, _ in rows), ratios)))
+        several = len(features[name]) > 1 and device.kind == "cuda"
+        fixed = _fixed(np.array([row[1:] for row in rows])) if several else 0.0
+        ratios = tuple(float(f"{seconds / (ideal + fixed):.4g}") for _, seconds, ideal in rows)
+        curves.append((name, Curve(features[name], tuple(row for row, *_ in rows), ratios, fixed)))
     return curves
+
+
+def _fixed(measured: np.ndarray) -> float:
+    """What a kernel takes whatever its size, from [points, (seconds, ideal seconds)]: with it the ratios differ least."""
+    seconds, ideal = measured.T
+    tried = [0.0, *np.geomspace(1e-6, max(float(np.median(seconds)), 1e-6), 40)]
+    return float(f"{min(tried, key=lambda fixed: np.log(seconds / (ideal + fixed)).std()):.4g}")
 
 
 def _optimizers(rows: list[dict[str, Any]]) -> list[tuple[str, float, float, float]]:

@@ -98,7 +98,7 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
         if len(rows) != len(ratios) or not rows or not features or not all(isinstance(f, str) for f in features):
             raise ClusterError(f"{place}: 'points' and 'ratios' do not match.", "Calibrate the device again.")
         points = tuple(_row(row, f"{place}: a row of 'points'", len(features)) for row in rows)
-        curves.append((name, Curve(features, points, ratios)))
+        curves.append((name, Curve(features, points, ratios, _number(data, "fixed", place, 0.0))))
     dispatch = tuple(
         (name, *_row(pair, f"{where}: key 'dispatch.{name}'", 2, positive=False))
         for name, pair in _get(table, "dispatch", dict, where, {}).items()
@@ -125,6 +125,7 @@ def profile_to(profile: Profile) -> dict[str, Any]:
                 "features": list(curve.features),
                 "points": [list(row) for row in curve.points],
                 "ratios": list(curve.ratios),
+                **({"fixed": curve.fixed} if curve.fixed else {}),
             }
             for name, curve in profile.curves
         },

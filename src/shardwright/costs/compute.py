@@ -19,6 +19,8 @@ from shardwright.operators.rules import OpRules, Shard, Split, Window
 
 KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "grouped": 0.5, "depthwise": 0.3}
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
+MEASURED_BEFORE = {"grouped": "convolution", "attention_biased": "attention_masked"}
+"""Kinds that older profiles have under another name."""
 MEMORY_EFFICIENCY = 0.75
 GPU_KERNEL_FLOOR = 2.5e-6
 BACKWARD = 1.5
@@ -95,6 +97,11 @@ def _assumed_ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -
     return np.maximum(arithmetic, memory) / np.maximum(ideal, 1e-30)
 
 
+def _name(work: Work) -> tuple[str, str, str]:
+    family, which = work.curve.split("/")
+    return family, work.dtype, which
+
+
 def _curve(name: str, dtype: str, which: str, device: Device) -> Curve | None:
     """The measured curve of a kernel: its own dtype's, else that of a dtype of equal width, else that of float32."""
     curves = {} if device.profile is None else device.profile.by_name
@@ -102,41 +109,42 @@ def _curve(name: str, dtype: str, which: str, device: Device) -> Curve | None:
     return next((curves[key] for d in dtypes if (key := f"{name}/{d}/{which}") in curves), None)
 
 
-def _ratio(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.ndarray:
-    """Real over ideal seconds: measured, or assumed for a device (or a dense kernel) nobody measured."""
+def _seconds(work: Work, device: Device, ideal: np.ndarray, peak: float) -> np.ndarray:
+    """Real seconds: by what was measured, or assumed for a device (or a dense kernel) nobody measured."""
     family, which = work.curve.split("/")
     curve = _curve(family, work.dtype, which, device)
-    if curve is None and family == "grouped":  # a profile from before they were measured
-        curve = _curve("convolution", work.dtype, which, device)
+    if curve is None and family in MEASURED_BEFORE:
+        family = MEASURED_BEFORE[family]
+        curve = _curve(family, work.dtype, which, device)
     if curve is None and device.profile is not None and family not in KINDS_WITHOUT_CURVE:
         curve = _curve("elementwise", work.dtype, "forward", device)
         if curve is not None and which == "backward":
-            return BACKWARD * curve(BACKWARD * work.features[:, : len(curve.features)])
+            return curve.seconds(BACKWARD * work.features, BACKWARD * ideal)
     if curve is None:
-        return _assumed_ratio(work, device, ideal, peak)
-    ratio = curve(work.features[:, : len(curve.features)])
+        return ideal * _assumed_ratio(work, device, ideal, peak)
+    seconds = curve.seconds(work.features, ideal)
     narrow = None if work.narrow is None else _curve(f"{family}_narrow", work.dtype, which, device)
     if narrow is not None:
-        ratio = ratio + work.narrow * (narrow(work.features[:, : len(narrow.features)]) - ratio)
+        seconds = seconds + work.narrow * (narrow.seconds(work.features, ideal) - seconds)
     if work.alignment is not None and (work.alignment < 16).any():
-        ratio = _misaligned(ratio, work, device)
-    return ratio
+        seconds = _misaligned(seconds, work, device, ideal)
+    return seconds
 
 
-def _misaligned(ratio: np.ndarray, work: Work, device: Device) -> np.ndarray:
+def _misaligned(seconds: np.ndarray, work: Work, device: Device, ideal: np.ndarray) -> np.ndarray:
     """Products whose rows are no multiple of 16 bytes: odd widths of 2-byte numbers apart from even ones.
 
     Asynchronous copies need 4 bytes, so odd widths fall back two generations of kernels, even ones one.
     """
     assert work.alignment is not None
-    family, which = work.curve.split("/")
+    family, which = work.curve.replace("biased", "forward").split("/")
     slow = _curve(f"{family}_unaligned", work.dtype, which, device)
     if slow is None:
-        return ratio
-    odd = slow(work.features[:, : len(slow.features)])
+        return seconds
+    odd = slow.seconds(work.features, ideal)
     between = _curve(f"{family}_even", work.dtype, which, device) if DTYPE_BYTES[work.dtype] < 4 else None
-    even = odd if between is None else between(work.features[:, : len(between.features)])
-    return np.select([work.alignment >= 16, work.alignment >= 4], [ratio, even], odd)
+    even = odd if between is None else between.seconds(work.features, ideal)
+    return np.select([work.alignment >= 16, work.alignment >= 4], [seconds, even], odd)
 
 
 def kernel_seconds(work: Work, device: Device) -> np.ndarray:
@@ -144,6 +152,8 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
 
     A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks.
     """
+    if work.instead is not None and _curve(*_name(work), device) is None:
+        work = work.instead
     tensor_cores = work.curve.startswith(("convolution", "grouped")) and work.dtype == "float32"
     dtype = "tf32" if tensor_cores else work.dtype
     peak = device.peak(dtype)
@@ -152,7 +162,7 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
     floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead
     if device.profile is not None and device.profile.kernel_floor:
         floor = device.profile.kernel_floor
-    return np.maximum(ideal * _ratio(work, device, ideal, peak), floor)
+    return np.maximum(_seconds(work, device, ideal, peak), floor)
 
 
 def _exchange_seconds(

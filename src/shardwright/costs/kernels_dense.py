@@ -7,6 +7,7 @@ the copies that bring operands into order.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -65,6 +66,9 @@ def matmul(local: LocalOp) -> Kernels:
     grads = (local.inputs[left].grad, local.inputs[right].grad)
     forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads, single)
     others = [i for i in range(len(local.inputs)) if i not in (left, right)]
+    if single and others:  # with a bias libraries choose another kernel
+        plain = forward[0]
+        forward = [replace(plain, curve="matmul/biased", instead=plain)]
     if any(local.inputs[i].grad for i in others):  # the bias' gradient sums the output's
         backward.append(memory_work("sum/forward", local.dtype, local.output_bytes, n))
     return forward, backward
@@ -152,9 +156,11 @@ def attention(local: LocalOp) -> Kernels:
     q, key = local.input_shapes[0], local.input_shapes[1]
     heads, rows, columns, width = q[:, :-2].prod(axis=1), q[:, -2], key[:, -2], q[:, -1]
     masked = len(local.inputs) > 3
+    biased = masked and local.inputs[3].grad
     given = local.op.args[5] if len(local.op.args) > 5 else local.op.kwarg("is_causal", False)
     causal = given is True and not masked
-    family = "attention_masked" if masked else "attention_causal" if causal else "attention"
+    kind = "_biased" if biased else "_masked" if masked else "_causal" if causal else ""
+    family = f"attention{kind}"
     each = 4 * heads * width * (0.5 if causal else 1.0)
     flops, tiles = each * rows * columns, each * np.ceil(rows / TILE) * np.ceil(columns / TILE) * TILE**2
     features = np.stack([heads, rows, columns, width], axis=1)
@@ -162,9 +168,8 @@ def attention(local: LocalOp) -> Kernels:
     if not any(t.grad for t in local.inputs[:4]):
         return forward, []
     backward = [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)]
-    if masked and local.inputs[3].grad:  # a bias: written for every score, summed to where it was broadcast from
+    if biased:  # its gradient is written for every score, and summed to where it was broadcast from
         scores = heads * rows * columns * DTYPE_BYTES[local.dtype]
-        backward.append(memory_work("clone/forward", local.dtype, scores))
         if local.inputs[3].elements < np.prod(local.inputs[0].shape[:-1]) * local.inputs[1].shape[-2]:
             backward.append(memory_work("sum/forward", local.dtype, scores + local.input_bytes(3)))
     return forward, backward

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.cluster.cases_memory import NARROW, WIDE
+from shardwright.cluster.cases_memory import NARROW, SHORT, SORTED, WIDE
 from shardwright.graph.core import DTYPE_BYTES, Atom, Op, Tensor
 
 SAME_KERNEL = {
@@ -49,7 +49,8 @@ class Work:
 
     ``alignment`` is, for a product, the power of two of bytes that its rows are multiples of: below 16 its fast kernels
     do not run. ``padded`` are the flops of a GPU's kernel that works on whole tiles. ``narrow`` says, from 0 to 1, how much
-    its rows are like the narrow ones of calibration, where those are measured apart.
+    its rows are like the narrow ones of calibration, where those are measured apart. ``instead`` is priced on devices whose
+    calibration has no such curve.
     """
 
     curve: str
@@ -60,6 +61,7 @@ class Work:
     alignment: np.ndarray | None = None
     padded: np.ndarray | None = None
     narrow: np.ndarray | None = None
+    instead: Work | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,35 @@ def base_name(target: str) -> str:
     return parts[1] if len(parts) > 1 else target
 
 
-def memory_work(curve: str, dtype: str, amount: np.ndarray, columns: np.ndarray | None = None) -> Work:
-    """A kernel bound by the bytes it moves, in rows of so many ``columns`` where that matters to it."""
+def memory_work(
+    curve: str,
+    dtype: str,
+    amount: np.ndarray,
+    columns: np.ndarray | None = None,
+    fewest: int = NARROW,
+    instead: Work | None = None,
+) -> Work:
+    """A kernel bound by the bytes it moves, in rows of so many ``columns`` where that matters to it; ``fewest`` is how many
+    calibration's narrow rows have."""
     narrow = None
     if columns is not None:
-        narrow = np.clip(np.log2(WIDE / np.maximum(columns, 1)) / np.log2(WIDE / NARROW), 0.0, 1.0)
-    return Work(curve, dtype, np.zeros_like(amount), amount, amount[:, None], narrow=narrow)
+        narrow = np.clip(np.log2(WIDE / np.maximum(columns, 1)) / np.log2(WIDE / fewest), 0.0, 1.0)
+    return Work(curve, dtype, np.zeros_like(amount), amount, amount[:, None], narrow=narrow, instead=instead)
+
+
+def summed(dtype: str, amount: np.ndarray, extents: np.ndarray, kept: Sequence[bool]) -> Work:
+    """A sum over the dims of ``extents`` ([splits, dims]) that are not ``kept``. Where the last dim is summed, threads share
+    a row and short rows leave them idle; where it is kept, each has sums of its own and few sums do."""
+    short = next((number for number, stays in enumerate(reversed(kept)) if stays), len(kept))
+    if short or not len(kept):
+        return memory_work("mean/forward", dtype, amount, extents[:, len(kept) - short :].prod(axis=1), SHORT)
+    return memory_work("sum/forward", dtype, amount, extents[:, np.flatnonzero(kept)].prod(axis=1))
+
+
+def _kept(part: Tensor, whole: Tensor) -> list[bool]:
+    """For every dim of ``whole``, whether a tensor that is broadcast to it has that dim too."""
+    shape = (1,) * (len(whole.shape) - len(part.shape)) + tuple(part.shape)
+    return [mine == all_ for mine, all_ in zip(shape, whole.shape, strict=True)]
 
 
 def _argument(op: Op, index: int, name: str, default: object) -> object:
@@ -139,8 +164,21 @@ def _binary_backward(local: LocalOp) -> list[Work]:
         if local.name in PRODUCTS:
             found.append(memory_work("mul/forward", local.dtype, 3 * out))
         if tensor.elements < local.outputs[0].elements:
-            found.append(memory_work("sum/forward", local.dtype, out + local.elements(index) * size))
+            moved = out + local.elements(index) * size
+            found.append(summed(local.dtype, moved, local.output_shapes[0], _kept(tensor, local.outputs[0])))
     return found
+
+
+def _binary_forward(local: LocalOp, name: str) -> Work:
+    """An operator of two tensors. Where one is repeated along some dims, as a scale of every row is, positions are computed
+    number by number, which costs more than the bytes; more so where both are."""
+    plain = memory_work(f"{name}/forward", local.dtype, local.bytes)
+    out = local.outputs[0]
+    repeated = [1 < tensor.elements < out.elements for tensor in local.inputs]
+    if sum(repeated) == 0:
+        return plain
+    kind = "broadcast" if sum(repeated) < len(repeated) else "crossed"
+    return memory_work(f"{kind}/forward", local.dtype, local.bytes, instead=plain)
 
 
 def _lookup(local: LocalOp) -> tuple[list[Work], list[Work]]:
@@ -150,7 +188,15 @@ def _lookup(local: LocalOp) -> tuple[list[Work], list[Work]]:
     forward = [memory_work("embedding/forward", local.dtype, moved)]
     if not local.inputs[table].grad:
         return forward, []
-    return forward, [memory_work("embedding/backward", local.dtype, moved + local.input_bytes(table))]
+    size = local.input_bytes(table)
+    plain = memory_work("embedding/backward", local.dtype, moved + size)
+    filled = memory_work("fill/forward", local.dtype, size)
+    if local.name in ("gather", "index_select"):  # added to zeros, wherever it belongs
+        return forward, [filled, memory_work("elementwise/forward", local.dtype, moved)]
+    few = local.name == "embedding" and local.inputs[1 - table].elements <= SORTED
+    if few:
+        return forward, [memory_work("embedding_few/backward", local.dtype, indices, instead=plain), filled]
+    return forward, [memory_work("embedding_sorted/backward", local.dtype, moved, instead=plain), filled]
 
 
 def _batch_norm(local: LocalOp) -> tuple[list[Work], list[Work]]:
@@ -159,6 +205,16 @@ def _batch_norm(local: LocalOp) -> tuple[list[Work], list[Work]]:
     features = np.stack([moved, local.input_shapes[0][:, 1]], axis=1)
     passes = [Work(f"batch_norm/{step}", local.dtype, np.zeros_like(moved), moved, features) for step in STEPS]
     return passes[:1], passes[1:] if any(t.grad for t in local.inputs) else []
+
+
+def _left(local: LocalOp) -> list[bool]:
+    """For every dim of the input of a sum or mean, whether it is left."""
+    rank, dims = len(local.inputs[0].shape), _argument(local.op, 1, "dim", None)
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        dims = (dims,)
+    gone = {d % max(rank, 1) for d in dims if isinstance(d, int)} if isinstance(dims, tuple | list) else set()
+    gone = gone or set(range(rank))
+    return [dim not in gone for dim in range(rank)]
 
 
 def _view_backward(local: LocalOp) -> list[Work]:
@@ -171,7 +227,9 @@ def _view_backward(local: LocalOp) -> list[Work]:
     if local.name in PIECES:
         return [memory_work("cat/forward", local.dtype, 2 * whole)]
     if local.name in ("expand", "repeat", "expand_as") and local.outputs[0].elements > local.inputs[0].elements:
-        return [memory_work("sum/forward", local.dtype, whole + part)]
+        kept = _kept(local.inputs[0], local.outputs[0]) if local.name != "repeat" else [True]
+        extents = local.output_shapes[0] if local.name != "repeat" else local.input_shapes[0][:, -1:]
+        return [summed(local.dtype, whole + part, extents, kept)]
     return []
 
 
@@ -191,6 +249,10 @@ def memory_kernels(local: LocalOp, copies: str) -> tuple[list[Work], list[Work]]
         return _batch_norm(local)
     columns = local.input_shapes[0][:, -1] if name == "layer_norm" else None
     forward = [memory_work(f"{name}/forward", local.dtype, local.bytes, columns)]
+    if name in ("sum", "mean") and local.outputs and len(local.inputs) == 1:
+        forward = [summed(local.dtype, local.bytes, local.input_shapes[0], _left(local))]
+    if local.name in LINEAR | PRODUCTS and len(local.inputs) > 1:
+        forward = [_binary_forward(local, name)]
     if not any(t.grad for t in local.inputs) or local.kind == "creation":
         return forward, []
     if local.name in LINEAR or (local.name in PRODUCTS and len(local.inputs) > 1):
