@@ -46,7 +46,9 @@ def test_runs(case: Case) -> None:
 def test_every_pass_is_covered() -> None:
     names = {(c.kernel, c.step) for c in SMALLEST}
     assert {("matmul", s) for s in ("forward", "input", "weight")} <= names
-    assert {(k, s) for k in ("convolution", "grouped") for s in ("forward", "input", "weight")} <= names
+    assert {
+        (k, s) for k in ("convolution", "pointwise", "channelwise", "grouped") for s in ("forward", "input", "weight")
+    } <= names
     assert {(k, s) for k in ("attention", "attention_causal", "lstm", "gelu") for s in ("forward", "backward")} <= names
 
 
@@ -100,6 +102,17 @@ def test_gradients_of_tables_are_timed_on_both_sides_of_where_a_gpu_begins_to_so
         assert (len(indices) > cases_memory.SORTED) is above
         kernels[name].apply(indices, table.requires_grad_()).sum().backward()
         assert table.grad is not None
+
+
+def test_convolutions_are_drawn_over_lines_and_with_round_numbers_of_channels() -> None:
+    """Libraries have faster kernels for multiples of 64, which most models have: of 327 dense shapes one had two of them."""
+    shapes = cases_convolution.drawn_convolutions(240)
+    dense = [shape for shape in shapes if shape.groups == 1 and shape.channels > 3 and not shape.rows]
+    round_ones = [shape for shape in dense if shape.channels % 64 == 0 and shape.out % 64 == 0]
+    assert len(round_ones) > len(dense) / 5
+    lines = [shape for shape in shapes if shape.rows == 1]
+    assert {shape.family for shape in lines} == {"convolution", "pointwise", "channelwise"}
+    assert any(shape.channels == 1 for shape in lines)
 
 
 def test_many_convolutions_are_each_timed_once() -> None:

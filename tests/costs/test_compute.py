@@ -200,6 +200,37 @@ def test_groups_of_a_convolution_have_a_curve_of_their_own(groups: int, times: f
     assert found[0] == pytest.approx(times * alike[0])
 
 
+def test_a_pointwise_convolution_is_priced_by_how_its_positions_are_aligned() -> None:
+    """Its rows are the positions of an image: of 7 x 7 no fast kernel takes them, and both were priced alike."""
+    curve = Curve(("m", "n", "k", "alignment"), ((1e4, 64.0, 64.0, 1.0), (1e4, 64.0, 64.0, 16.0)), (4.0, 1.0))
+    profile = Profile("test", (("pointwise/float32/forward", curve),))
+    mesh, ratios = Mesh((LINE,), replace(DEVICE, profile=profile)), []
+    for image, kernel in ((32, 1), (35, 1), (32, 3)):
+        x, filters = (torch.empty(*s, device="meta") for s in ((64, 64, image, image), (64, 64, kernel, kernel)))
+        graph = graph_of(lambda w, x, f: torch.nn.functional.conv2d(x, f, padding="same").sum() * w.sum(), x, filters)
+        ratios.append(price(graph, "conv2d", (None,), mesh)[0] / price(graph, "conv2d", (None,))[0] * 32**2 / image**2)
+    assert ratios[1] > 3 * ratios[0]
+    assert ratios[2] == 1.0  # other filters have another curve, and there is none
+
+
+def test_a_depthwise_convolution_is_priced_by_its_shape_not_its_bytes() -> None:
+    """As many bytes in few large images as in many small ones: twice the time, by the same curve before."""
+    points = ((1e2, 1e4, 9.0, 1.0), (1e4, 1e2, 9.0, 1.0))
+    curve = Curve(("images", "positions", "area", "stride"), points, (1.0, 3.0))
+    mesh = Mesh((LINE,), replace(DEVICE, profile=Profile("test", (("channelwise/float32/forward", curve),))))
+    found = []
+    for channels, image in ((64, 128), (1024, 32)):
+        x, filters = (
+            torch.empty(16, channels, image, image, device="meta"),
+            torch.empty(channels, 1, 3, 3, device="meta"),
+        )
+        graph = graph_of(
+            lambda w, x, f: torch.nn.functional.conv2d(x, f, padding=1, groups=f.shape[0]).sum() * w.sum(), x, filters
+        )
+        found.append(price(graph, "conv2d", (None,), mesh)[0])
+    assert found[1] > 1.5 * found[0]
+
+
 @pytest.mark.parametrize(("width", "ratio"), [(2048, 1.0), (1024, 1.0), (128, 5.0), (64, 5.0), (362, 3.0)])
 def test_narrow_rows_are_priced_between_the_widths_that_were_measured(width: int, ratio: float) -> None:
     """A norm's weight gradient sums over rows; with few columns most of a GPU idles, and it took three times as long."""

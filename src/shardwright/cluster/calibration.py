@@ -32,7 +32,7 @@ Progress = Callable[[float, str], None]
 
 
 CONVOLUTION_FLOPS = (("bfloat16", 1e12), ("float32", 5e11))
-MANY = 400
+MANY = 480
 """Shapes of convolutions that a GPU is given, as far as there is time."""
 LEAST_CASES = 6
 """Of every group so many are measured, however little time there is."""
@@ -70,7 +70,7 @@ def _groups(make: Maker, total: float) -> list[Clock]:
                 (
                     f"grouped convolution {dtype}",
                     0.03,
-                    cases_convolution.convolutions(make, dtype, 1e12, (2, 8, 32), shapes=groups),
+                    cases_convolution.convolutions(make, dtype, 1e12, (2, 8, 32, 4, 16), shapes=groups, spread=True),
                 )
                 for dtype in ("bfloat16", "float32")
             ),
@@ -79,7 +79,7 @@ def _groups(make: Maker, total: float) -> list[Clock]:
             ("memory float32", 0.12, cases_memory.memory_kernels(make, "float32", sizes)),
             ("lstm bfloat16", 0.06, cases.recurrences(make, "bfloat16", 1e12)),
             ("lstm float32", 0.06, cases.recurrences(make, "float32", 5e11)),
-            ("attention bfloat16", 0.08, cases.attentions(make, "bfloat16", 1e12)),
+            ("attention bfloat16", 0.12, cases.attentions(make, "bfloat16", 1e12)),
             # Whatever time is left: libraries choose among hundreds of kernels, and no two shapes tell of a third.
             ("convolution", 1.0, itertools.chain(*(convolutions(dtype, most) for dtype, most in CONVOLUTION_FLOPS))),
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from shardwright.cluster.cases import BYTES, Case, Maker, Run, gradients
 CONVOLUTION_SEED, CONVOLUTION_SHAPES = 16, 64
 FILTERS = ((1, 1),) * 6 + ((3, 3),) * 6 + ((5, 5), (7, 7), (1, 7), (7, 1), (1, 3), (3, 1))
 """How often a filter is drawn is how often it is listed."""
+ALIGNED = 16
+"""Positions: kernels make no difference between multiples of more."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class Convolution:
 
     @property
     def family(self) -> str:
-        return "convolution" if self.groups == 1 else "depthwise" if self.groups == self.channels else "grouped"
+        if self.groups > 1:
+            return "channelwise" if self.groups == self.channels else "grouped"
+        return "pointwise" if self.kernel == (1, 1) and self.stride == 1 else "convolution"
 
 
 def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_SEED) -> list[Convolution]:
     """Convolutions drawn at random from ranges of sizes, so that none is there because some model has it.
 
     Channels from 16 to 2048 and images from 7 to 112 positions, both evenly on a logarithmic scale, smaller images with more
-    channels; one in eight reads an image's three colours, one in four is depthwise.
+    channels; one in nine reads an image's three colours, two are depthwise, one is over a line (up to 2^15 positions, one
+    channel or many). Channels are multiples of 8, 16, 32 or 64: libraries have faster kernels for rounder numbers.
 
     >>> drawn_convolutions(2) == drawn_convolutions(3)[:2]
     True
@@ -53,15 +58,23 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
     found: list[Convolution] = []
     while len(found) < count:
         kernel, stride = draw.choice(FILTERS), draw.choice((1, 1, 1, 2))
-        kind = draw.choice(("first", *("depthwise",) * 2, *("dense",) * 5))
+        kind = draw.choice(("first", "line", *("depthwise",) * 2, *("dense",) * 5))
         image, channels, out = (round(2 ** draw.uniform(*ends)) for ends in ((2.8, 6.81), (4, 11), (4, 11)))
+        multiple, length = draw.choice((8, 16, 32, 64)), round(2 ** draw.uniform(5, 15))
         if kind == "first":
             side = draw.choice((3, 5, 7, 8, 11, 14, 16))
             found.append(
                 Convolution(3, draw.randint(128, 320), min(8 * round(out / 8), 1024), (side, side), max(1, side // 2))
             )
+        elif kind == "line":
+            channels, out = (max(1, round(size / multiple)) * multiple for size in (channels, out))
+            channels, side = draw.choice((1, channels, channels)), draw.choice((1, 2, 3, 3, 5, 9, 10, 15, 31))
+            groups = channels if side > 1 and draw.random() < 0.25 else 1
+            if length * max(channels, out) <= 2**21:
+                out = out if groups == 1 else channels
+                found.append(Convolution(channels, length, out, (1, side), draw.choice((1, 1, 2, 5)), groups, rows=1))
         elif image * channels <= 2**14 and image * out <= 2**14:
-            channels, out = 8 * round(channels / 8), 8 * round(out / 8)
+            channels, out = (max(1, round(size / multiple)) * multiple for size in (channels, out))
             if kind == "depthwise" and kernel != (1, 1):
                 found.append(Convolution(channels, image, channels, kernel, stride, channels))
             elif kind == "dense":
@@ -69,7 +82,7 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
     return found
 
 
-def drawn_groups(count: int = 24, seed: int = CONVOLUTION_SEED) -> list[Convolution]:
+def drawn_groups(count: int = 72, seed: int = CONVOLUTION_SEED) -> list[Convolution]:
     """Convolutions in groups of several channels each, over images and over lines, drawn from ranges like the others.
 
     Libraries compute many of them group after group, on copies in another order of dims.
@@ -89,6 +102,40 @@ def drawn_groups(count: int = 24, seed: int = CONVOLUTION_SEED) -> list[Convolut
             kernel, rows = ((1, side), 1) if line else ((side, side), 0)
             found.append(Convolution(channels, image, out, kernel, draw.choice((1, 1, 2)), groups, rows))
     return found
+
+
+Features = tuple[tuple[str, float], ...]
+
+
+def _product(shape: Convolution, batch: int, positions: int) -> Features:
+    k = shape.channels // shape.groups * math.prod(shape.kernel)
+    return ("m", float(batch * positions)), ("n", float(shape.out)), ("k", float(k))
+
+
+def _area(shape: Convolution) -> Features:
+    return (("area", float(math.prod(shape.kernel))),)
+
+
+FEATURES: dict[str, Callable[[Convolution, int, int], Features]] = {
+    "convolution": lambda shape, batch, positions: (*_product(shape, batch, positions), *_area(shape)),
+    # A product of matrices whose rows are the positions of an image: how those are aligned decides which kernels there are.
+    "pointwise": lambda shape, batch, positions: (
+        *_product(shape, batch, positions),
+        ("alignment", float(math.gcd(positions, ALIGNED))),
+    ),
+    "channelwise": lambda shape, batch, positions: (
+        ("images", float(batch * shape.channels)),
+        ("positions", float(positions)),
+        *_area(shape),
+        ("stride", math.prod(shape.sides) / positions),
+    ),
+    "grouped": lambda shape, batch, positions: (
+        *_product(shape, batch, positions),
+        *_area(shape),
+        ("groups", float(shape.groups)),
+    ),
+}
+"""Of each family, what its kernels' efficiency depends on, as :mod:`shardwright.costs.kernels_dense` has it."""
 
 
 def varied(shapes: Sequence[Convolution], batches: Sequence[int]) -> Iterator[tuple[int, Convolution]]:
@@ -126,10 +173,7 @@ def convolutions(
             continue
         seen.add(shape)
         family = shape.family
-        product = (("m", float(m)), ("n", float(shape.out)), ("k", float(k)))
-        sized = (("bytes", float(moved)),) if family == "depthwise" else product
-        grouped = (("groups", float(shape.groups)),) if family == "grouped" else ()
-        features: tuple[tuple[str, float], ...] = (*sized, ("area", float(area)), *grouped)
+        features = FEATURES[family](shape, batch, math.prod(side))
         sizes = (batch, shape, pad)
 
         def forward(sizes: tuple = sizes) -> Run:

@@ -30,7 +30,7 @@ BEYOND_CACHES = 2**25
 
 def peak_dtype(kernel: str, dtype: str) -> str:
     """Float32 convolutions run on tensor cores as tf32 unless that is switched off."""
-    return "tf32" if dtype == "float32" and kernel in ("convolution", "grouped") else dtype
+    return "tf32" if dtype == "float32" and kernel in ("convolution", "pointwise", "grouped") else dtype
 
 
 def _datasheet(machine: Mapping[str, Any]) -> Device | None:
@@ -48,7 +48,7 @@ def _measured_peaks(data: Mapping[str, Any]) -> Device:
     largest = max((p["bytes"] for p in data["points"] if not p["flops"] and p["step"] == "forward"), default=0.0)
     rates: dict[str, float] = defaultdict(float)
     for point in data["points"]:
-        if point["kernel"] in ("matmul", "convolution"):
+        if point["kernel"] in ("matmul", "convolution", "pointwise"):
             dtype = peak_dtype(point["kernel"], point["dtype"])
             rates[dtype] = max(rates[dtype], point["flops"] / point["seconds"])
         elif not point["flops"] and point["step"] == "forward" and point["bytes"] >= min(largest, BEYOND_CACHES):

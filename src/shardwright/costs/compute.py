@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from shardwright.cluster import Curve, Device, Mesh
+from shardwright.cluster.fitting import peak_dtype
 from shardwright.costs import collectives
 from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
@@ -154,9 +155,7 @@ def kernel_seconds(work: Work, device: Device) -> np.ndarray:
     """
     if work.instead is not None and _curve(*_name(work), device) is None:
         work = work.instead
-    tensor_cores = work.curve.startswith(("convolution", "grouped")) and work.dtype == "float32"
-    dtype = "tf32" if tensor_cores else work.dtype
-    peak = device.peak(dtype)
+    peak = device.peak(peak_dtype(work.curve.split("/")[0], work.dtype))
     flops = work.padded if work.padded is not None and device.kind == "cuda" else work.flops
     ideal = np.maximum(flops / peak, work.bytes / device.bandwidth)
     floor = GPU_KERNEL_FLOOR if device.kind == "cuda" else device.launch_overhead

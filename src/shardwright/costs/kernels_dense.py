@@ -12,6 +12,7 @@ from math import prod
 
 import numpy as np
 
+from shardwright.cluster.cases_convolution import ALIGNED
 from shardwright.costs.kernels_memory import LocalOp, Work, memory_work
 from shardwright.graph.core import DTYPE_BYTES
 
@@ -125,22 +126,31 @@ def einsum(local: LocalOp) -> Kernels:
 
 
 def convolution(local: LocalOp) -> Kernels:
-    """Convolutions as products: rows are output positions, columns output channels, summed over the filter."""
+    """Convolutions as products: rows are output positions, columns output channels, summed over the filter.
+
+    Pointwise and depthwise ones have curves of their own over what decides there, where calibration measured them.
+    """
     x, weight, out = local.input_shapes[0], local.input_shapes[1], local.output_shapes[0]
     here = x if "transpose" in local.name else out
     m, n, k = here[:, 0] * here[:, 2:].prod(axis=1), weight[:, 0], weight[:, 1:].prod(axis=1)
     moved, flops = local.bytes, 2 * m * n * k
     inner, outer = local.inputs[1].shape[1], local.inputs[0].shape[1]
     area = weight[:, 2:].prod(axis=1)
-    family, sizes = "convolution", [m, n, k, area]
+    positions = here[:, 2:].prod(axis=1)
+    family, sizes, better = "convolution", [m, n, k, area], ""
     if inner == 1 and outer > 1:
-        family, sizes = "depthwise", [moved, area]
+        family, sizes, better = "depthwise", [moved, area], "channelwise"
+        shape = [x[:, 0] * x[:, 1], positions, area, x[:, 2:].prod(axis=1) / positions]
     elif inner < outer and "transpose" not in local.name:  # computed group by group
         family, sizes = "grouped", [m, n, k, area, np.maximum(x[:, 1] / weight[:, 1], 1.0)]
-    features = np.stack(sizes, axis=1)
+    elif prod(local.inputs[1].shape[2:]) == 1 and local.inputs[0].shape[2:] == local.outputs[0].shape[2:]:
+        better, shape = "pointwise", [m, n, k, np.gcd(np.round(positions).astype(np.int64), ALIGNED)]
 
     def work(which: str) -> Work:
-        return Work(f"{family}/{which}", local.dtype, flops, moved, features)
+        plain = Work(f"{family}/{which}", local.dtype, flops, moved, np.stack(sizes, axis=1))
+        if not better:
+            return plain
+        return replace(plain, curve=f"{better}/{which}", features=np.stack(shape, axis=1), instead=plain)
 
     backward = [work(which) for which, index in (("input", 0), ("weight", 1)) if local.inputs[index].grad]
     if len(local.inputs) > 2 and local.inputs[2].grad:
