@@ -84,13 +84,13 @@ def _(stack: ExitStack) -> None:
 
 @mutation("all-reduce dropped", perceptron)
 def _(stack: ExitStack) -> None:
-    around(stack, collectives, "all_reduce", lambda original, x, reduce, line: x.clone())
+    around(stack, collectives, "all_reduce", lambda original, x, *rest: x.clone())
 
 
 @mutation("mask kept on all ranks", perceptron)
 def _(stack: ExitStack) -> None:
-    def unmasked(original: Any, x: Tensor, step: Any) -> Tensor:
-        return x.clone() if step.kind == "mask" else original(x, step)
+    def unmasked(original: Any, x: Tensor, step: Any, *rest: Any) -> Tensor:
+        return x.clone() if step.kind == "mask" else original(x, step, *rest)
 
     around(stack, collectives, "_run_step", unmasked)
 
