@@ -32,7 +32,7 @@ Progress = Callable[[float, str], None]
 
 
 CONVOLUTION_FLOPS = (("bfloat16", 1e12), ("float32", 5e11))
-MANY = 480
+MANY = 560
 """Shapes of convolutions that a GPU is given, as far as there is time."""
 LEAST_CASES = 6
 """Of every group so many are measured, however little time there is."""

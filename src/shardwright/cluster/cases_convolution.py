@@ -48,8 +48,9 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
     """Convolutions drawn at random from ranges of sizes, so that none is there because some model has it.
 
     Channels from 16 to 2048 and images from 7 to 112 positions, both evenly on a logarithmic scale, smaller images with more
-    channels; one in nine reads an image's three colours, two are depthwise, one is over a line (up to 2^15 positions, one
-    channel or many). Channels are multiples of 8, 16, 32 or 64: libraries have faster kernels for rounder numbers.
+    channels; of eleven one reads an image's three colours, two are depthwise, two pointwise, one is over a line (up to 2^15
+    positions, one channel or many). Channels are multiples of 8, 16, 32 or 64: libraries have faster kernels for rounder
+    numbers.
 
     >>> drawn_convolutions(2) == drawn_convolutions(3)[:2]
     True
@@ -58,7 +59,7 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
     found: list[Convolution] = []
     while len(found) < count:
         kernel, stride = draw.choice(FILTERS), draw.choice((1, 1, 1, 2))
-        kind = draw.choice(("first", "line", *("depthwise",) * 2, *("dense",) * 5))
+        kind = draw.choice(("first", "line", *("depthwise",) * 2, *("dense",) * 5, *("pointwise",) * 2))
         image, channels, out = (round(2 ** draw.uniform(*ends)) for ends in ((2.8, 6.81), (4, 11), (4, 11)))
         multiple, length = draw.choice((8, 16, 32, 64)), round(2 ** draw.uniform(5, 15))
         if kind == "first":
@@ -79,6 +80,8 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
                 found.append(Convolution(channels, image, channels, kernel, stride, channels))
             elif kind == "dense":
                 found.append(Convolution(channels, image, out, kernel, stride))
+            elif kind == "pointwise":
+                found.append(Convolution(channels, image, out, (1, 1), 1))
     return found
 
 
