@@ -75,8 +75,9 @@ def graph_of(row: Row, size: int) -> Graph:
     return capture(resolved.model, resolved.args, resolved.kwargs)
 
 
-def theirs(row: Row, cluster: Cluster, graph: Graph) -> float:
-    """Seconds of the published plan, by our prices."""
+def theirs(row: Row, cluster: Cluster, graph: Graph) -> tuple[float, float]:
+    """Seconds of the published plan by our prices, and bytes of its fullest stage by our count, with every parameter's
+    state on every replica (Llama's runs shard it)."""
     stages, data, tensor = (int(row[key]) for key in ("pipeline", "data", "tensor"))
     count = int(row["global_batch_sequences"]) // data
     pricer, mesh = BlockPricer(graph), stage_mesh(cluster, data, tensor)
@@ -93,7 +94,10 @@ def theirs(row: Row, cluster: Cluster, graph: Graph) -> float:
         range(stages), count, forward=seconds / 3, inputs=2 * seconds / 3, weights=0.0, hop=hop if stages > 1 else 0.0
     )
     timing = run(one_f_one_b(stages, count), chain)
-    return max(float(ends[-1]) + float(more) for ends, more in zip(timing.ends, closing, strict=True))
+    held = price.held.of(blocks, number == 0, number == stages - 1) * np.minimum(stages - number, count)
+    needed = price.resting.of(blocks, number == 0, number == stages - 1) + held
+    step = max(float(ends[-1]) + float(more) for ends, more in zip(timing.ends, closing, strict=True))
+    return step, float(needed.max())
 
 
 def found(row: Row, cluster: Cluster, graphs: dict[int, Graph]) -> dict[str, Any]:
@@ -126,10 +130,12 @@ def priced(row: Row, search: bool) -> dict[str, Any]:
     sizes = [size for size in ((data, 2 * data) if search else (data,)) if batch % size == 0]
     began = time.process_time()
     graphs = {size: graph_of(row, size) for size in sizes}
-    step = theirs(row, cluster, graphs[data])
+    step, needed = theirs(row, cluster, graphs[data])
     rate = counted_flops(row) / step / int(row["gpus"]) / 1e12
     ours = {"found": found(row, cluster, graphs)} if search else {}
-    return {"theirs_seconds": step, "predicted": rate, **ours, "cpu_seconds": time.process_time() - began}
+    fits = needed <= cluster.nodes[0].device.usable_memory
+    told = {"theirs_seconds": step, "theirs_bytes": needed, "theirs_fits": fits, "predicted": rate}
+    return {**told, **ours, "cpu_seconds": time.process_time() - began}
 
 
 def correlation(a: list[float], b: list[float]) -> float:

@@ -49,6 +49,18 @@ def test_a_file_of_the_first_spelling_is_read(made: Plan) -> None:
     assert from_json(to_json(made).replace('"optimizer":', '"optimiser":')) == made
 
 
+def test_a_device_that_was_measured_again_does_not_stop_a_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Running needs no prices; whoever prices it again is told that they are others."""
+    found = plan(_model(), (torch.empty(16, 32, device="meta"),), cluster="2xH200")
+    label = found.cluster.device.calibration
+    found.save(tmp_path / "plan.json")
+    old = (tmp_path / "plan.json").read_text().replace(f'"label": "{label}"', '"label": "measured 1999-12-31"')
+    assert "1999" in old
+    (tmp_path / "plan.json").write_text(old)
+    assert Plan.load(tmp_path / "plan.json") == found
+    assert "'measured 1999-12-31'" in caplog.text and label in caplog.text
+
+
 def test_a_plan_is_readable_and_free_of_code(made: Plan) -> None:
     data = json.loads(to_json(made))
     assert data["format"] == "shardwright-plan-2"

@@ -6,6 +6,7 @@ A cluster file holds ``[[group]]`` tables (``nodes``, ``devices``, ``device``, `
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from shardwright.errors import ClusterError
 from shardwright.files import read_text
 from shardwright.records import shown
 
+log = logging.getLogger("shardwright")
 _MISSING = object()
 
 
@@ -82,10 +84,12 @@ def profile_from(table: Mapping[str, Any], where: str) -> Profile:
 
         shipped = preset(_get(table, "preset", str, where))[0].device.profile
         label = _get(table, "label", str, where)
-        if shipped is None or shipped.label != label:
+        if shipped is None:
             raise ClusterError(
-                f"{where}: this version's {table['preset']} is not the one {label!r} speaks of.", "Plan again."
+                f"{where}: this version's {table['preset']} is not calibrated, and {label!r} is.", "Plan again."
             )
+        if shipped.label != label:  # running needs no prices: a job must not stop because its device was measured again
+            log.warning("Priced by %r; whatever is priced now is priced by %r, and may differ.", label, shipped.label)
         return shipped
     curves = []
     for name, data in _get(table, "curves", dict, where, {}).items():
