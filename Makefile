@@ -22,7 +22,7 @@ test: $(STAMP)
 # Tests start many processes; without bytecode each of them would compile the package again.
 suite: $(STAMP)
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

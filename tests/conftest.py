@@ -23,6 +23,35 @@ for calibration in CACHES.glob("local-*.toml"):
     calibration.unlink(missing_ok=True)
 
 
+SLOWEST = (
+    "runtime/test_memory_limit.py",
+    "reports/test_pipeline_page.py",
+    "runtime/assistant/test_moving.py",
+    "planner/test_proof.py",
+    "runtime/test_programs.py",
+    "reports/test_page.py",
+    "runtime/test_killed_ranks.py",
+    "runtime/test_regions.py",
+    "runtime/test_pipeline.py",
+    "verification/test_mutations.py",
+    "runtime/test_rare_operators.py",
+    "planner/test_planner.py",
+    "runtime/test_performed.py",
+    "runtime/test_moving.py",
+)
+"""Begun first: a whole file runs in one process (what its tests share is made once), and none should be left for the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> tuple[int, bool]:
+        name = item.path.relative_to(folder).as_posix()
+        return SLOWEST.index(name) if name in SLOWEST else len(SLOWEST), not name.startswith(("runtime", "reports"))
+
+    items.sort(key=turn)
+
+
 def pytest_collection_finish() -> None:
     gc.collect()
     seldom_collect()  # and all that test modules imported

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.workers import built
+from runtime.workers import two_residual_blocks
 from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
@@ -49,7 +49,7 @@ def trained(model, args, kwargs, steps: int = 5):
 
 
 def pictures_channels_last(rank: int, search: str) -> tuple[int, ...]:
-    model, args, kwargs, graph = built(MODEL)
+    model, args, kwargs, graph = two_residual_blocks()
     args = [x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for x in args]
     reference = copy.deepcopy(model)
     wanted = trained(reference, args, kwargs)
@@ -68,7 +68,7 @@ def pictures_channels_last(rank: int, search: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("search", ["data-parallel", "fsdp"])
 def test_what_is_computed_from_pictures_lies_as_they_do(pair, search):
     for convolutions, turned, of_inputs, of_weights in pair.run(pictures_channels_last, search):
-        assert convolutions > 10 and turned == 0
+        assert convolutions > 7 and turned == 0
         assert (of_inputs, of_weights) == (convolutions - 1, convolutions)  # each once, none of the pictures
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runtime.test_zero import MODEL, stage
-from runtime.workers import built, device_mesh
+from runtime.workers import built, device_mesh, two_residual_blocks
 from shardwright._torch_compat import local_of
 from shardwright.cluster import parse_cluster
 from shardwright.planner import Options, plan_graph
@@ -100,7 +100,7 @@ def test_replayed_passes_train_as_eager_ones(pool, name, sizes):
 
 
 def with_running_statistics(rank: int) -> tuple[int, int]:
-    model, args, kwargs, graph = built("wresnet50:small,batch=8")
+    model, args, kwargs, graph = two_residual_blocks()
     reference = copy.deepcopy(model)
     plan = plan_graph(
         graph, parse_cluster("2xH200"), Options(search="data-parallel", baselines=(), fewer_devices=False)

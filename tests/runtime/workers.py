@@ -12,6 +12,7 @@ from shardwright.frontend import capture
 from shardwright.verification.precision import all_double
 from shardwright.verification.prepare import widened, without_dropout
 from shardwright.zoo.reference import resolve
+from shardwright.zoo.wide_resnet import WideResNet
 
 
 @functools.lru_cache(maxsize=4)
@@ -23,6 +24,17 @@ def built(reference: str, double: bool = True) -> tuple[Any, tuple[Any, ...], di
     if double:
         model, args, kwargs = widened(model, args, kwargs)
     with all_double(double):
+        graph = capture(model, args, kwargs)
+    return model, tuple(args), kwargs, graph
+
+
+@functools.lru_cache(maxsize=1)
+def two_residual_blocks() -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """A wide ResNet with two of its blocks, of two kinds: what every further one would only repeat."""
+    torch.manual_seed(0)
+    model, args = WideResNet((1, 1), 4, 10), (torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,)))
+    model, args, kwargs = widened(model, args, {})
+    with all_double(True):
         graph = capture(model, args, kwargs)
     return model, tuple(args), kwargs, graph
 
