@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -23,6 +25,7 @@ from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
+from shardwright.runtime.parallelize import device_mesh as mesh_over_all
 
 
 class Net(torch.nn.Module):
@@ -347,3 +350,19 @@ def test_weights_of_another_model(pool, tmp_path):
 
 def test_compiles_whole(pool):
     pool.run(compiles, seconds=200)
+
+
+def threads_of_two_meshes(rank: int) -> tuple[bool, int]:
+    strategy = Strategy((("rows", 2), ("columns", 2)), {}, {})
+    first = mesh_over_all(strategy)
+    dist.all_reduce(torch.ones(1), group=first.get_group("rows"))
+    before = len(os.listdir("/proc/self/task"))
+    again = mesh_over_all(strategy)
+    dist.all_reduce(torch.ones(1), group=again.get_group("columns"))
+    dist.all_reduce(torch.ones(1), group=again.get_group("rows"))
+    return again is first, len(os.listdir("/proc/self/task")) - before
+
+
+def test_models_of_one_job_share_their_process_groups(pool):
+    """Each had groups of its own: communicators on GPUs, and three threads a group with gloo."""
+    assert pool.run(threads_of_two_meshes) == [(True, 0)] * 4

@@ -296,7 +296,19 @@ def device_mesh(strategy: Strategy, device: torch.device | str | None = None) ->
             "for this number; where fewer devices were faster, `shardwright plan … --all-devices` insists on all.",
         )
     kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
-    return init_device_mesh(kind, strategy.sizes, mesh_dim_names=tuple(name for name, _ in strategy.axes))
+    key, group = (kind, strategy.axes), dist.group.WORLD
+    if _MESHES.get(None) is not group:  # another job in this process: nothing of the one before is of use
+        _MESHES.clear()
+        _MESHES[None] = group
+    if key not in _MESHES:
+        names = tuple(name for name, _ in strategy.axes)
+        _MESHES[key] = init_device_mesh(kind, strategy.sizes, mesh_dim_names=names)
+    return _MESHES[key]
+
+
+_MESHES: dict[Any, Any] = {}
+"""Meshes over the default process group, which stands beside them: made once, because each of several axes costs process
+groups (NCCL communicators, threads of gloo). Models may share them: whatever is sent, all ranks send in the same order."""
 
 
 def coordinate_on(mesh: DeviceMesh) -> tuple[int, ...]:

@@ -60,3 +60,16 @@ def test_every_node_is_held_or_eliminated_within_the_work():
     place = random_neighbourhood(problem, 300, np.random.default_rng(1))
     assert sorted([*place.order.nodes, *np.flatnonzero(place.held).tolist()]) == list(range(40))
     assert all(6 ** (len(scope) + 1) <= 300 for scope in place.order.scopes) and place.held.any()
+
+
+def test_what_found_nothing_pauses_for_as_many_rounds_as_it_took():
+    """The bound waits for them: with one in every round a problem of 6,463 nodes had a tenth of its rounds (contest S)."""
+    problem = knot()
+    wide, prices = Neighbourhoods(problem, flatten(problem), 0), np.zeros(len(flatten(problem).times))
+    round_work = 8 * 2e4 * len(problem.costs) / 5  # the bookkeeping of all nodes in eight turns takes five such rounds
+    assert wide.due()
+    best = wide.search(np.zeros(len(problem.costs), dtype=np.int64), prices, round_work)
+    assert wide.due()  # it paid
+    assert (wide.search(best, prices, round_work) == best).all()
+    rounds = next(number for number in range(1000) if wide.due())
+    assert 4 <= rounds < 1000

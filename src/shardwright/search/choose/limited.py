@@ -41,7 +41,6 @@ QUICK_SWINGS = 4  # of the prices in a round, for the same reason
 QUICK_SHARE = 0.25  # of a round's work, since the end is near
 QUICK_PATIENCE = 60  # rounds without progress after which a wider gap is enough too
 ROUNDS_PER_LOOK = 10
-PATIENT_NEIGHBOURHOODS = 60  # without a better choice, after which only every other round looks at them
 PATIENT_ROUNDS = 20
 INTEGER_NODES = 2000  # of its search tree, where no time limit is given
 INTEGER_ENTRIES = 50_000  # edge entries up to which an integer program closes the gap that is left
@@ -150,7 +149,7 @@ class _Stage:
                 beside = pool.submit(self.helper.walk, effort, prices, swings)
             elif self.closing is None:
                 beside = pool.submit(ascent.run, self.iterations, target)
-            if self.wide and self.wide.useful and (turn % 2 or self.wide.wasted < PATIENT_NEIGHBOURHOODS):
+            if self.wide and self.wide.due():
                 walker.jump(self.wide.search(walker.best_choice if walker.found else walker.choice, prices, effort))
             else:
                 walker.walk(effort, prices, swings)

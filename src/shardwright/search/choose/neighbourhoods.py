@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 
@@ -26,6 +26,8 @@ TURNS = 8  # of the prices in one neighbourhood
 CHEAPER = 0.85
 PUSH, HARDER = 0.05, 1.5  # of the largest price, at the times most exceeded; and how that grows
 LARGEST_SHARE_HELD = 0.3  # of the nodes: beyond that it is no large neighbourhood
+IN_VAIN = 10  # in a row, after which pauses are LONGER times as long
+LONGER = 3
 
 
 @dataclass(frozen=True)
@@ -110,18 +112,31 @@ class Neighbourhoods:
             self.near[first].append((second, matrix.T))
             self.near[second].append((first, matrix))
         self.wasted = 0  # neighbourhoods in a row without a better choice
+        self._pause = 0  # rounds to leave out
         sample = random_neighbourhood(problem, WORK[1], self.generator)
         self.useful = len(problem.costs) > 1 and sample.held.mean() <= LARGEST_SHARE_HELD
 
+    def due(self) -> bool:
+        """Whether to search in this round: in vain, one pauses for as many rounds as it took, since the bound waits for it.
+
+        In a problem of thousands of nodes one takes ten rounds; the contest's S came to its end with a gap of 4 % instead
+        of 0.01 % when every round had one.
+        """
+        self._pause -= 1
+        return self.useful and self._pause < 0
+
     def search(self, choice: np.ndarray, prices: np.ndarray, work: float) -> np.ndarray:
         """The choice, or a better one within the limit, after about ``work`` additions (one neighbourhood at least)."""
-        while work > 0:
+        taken, given, found = 0.0, max(work, 1.0), False
+        while taken < work:
             most = float(np.exp(self.generator.uniform(*np.log(WORK))))
             place = random_neighbourhood(self.problem, most, self.generator)
-            work -= TURNS * place.work
+            taken += TURNS * place.work
             better = self._improve(choice, prices * np.exp(self.generator.normal(0.0, 0.3)), place)
             self.wasted = 0 if better is not None else self.wasted + 1
-            choice = choice if better is None else better
+            choice, found = (choice, found) if better is None else (better, True)
+        if not found:
+            self._pause = ceil(taken / given) * (LONGER if self.wasted > IN_VAIN else 1)
         return choice
 
     def _improve(self, choice: np.ndarray, prices: np.ndarray, place: Neighbourhood) -> np.ndarray | None:
