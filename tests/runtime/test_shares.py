@@ -8,7 +8,7 @@ import pytest
 
 from lowering.strategies import mesh_with
 from runtime.pool import Pool
-from runtime.workers import built
+from runtime.workers import built, two_residual_blocks
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError
 from shardwright.operators.strategy import Strategy
@@ -20,7 +20,7 @@ from shardwright.verification.verify import check
 
 
 def agrees(rank: int, reference: str, search: str, shares: tuple[float, ...]) -> bool:
-    model, args, kwargs, graph = built(reference)
+    model, args, kwargs, graph = built(reference) if reference else two_residual_blocks()
     mesh = mesh_with((2,))
     stated = formulate(graph, mesh, within=restriction(search, 1))
     strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": shares})
@@ -30,7 +30,7 @@ def agrees(rank: int, reference: str, search: str, shares: tuple[float, ...]) ->
 
 
 @pytest.mark.parametrize("shares", [(0.75, 0.25), (0.625, 0.375)], ids=["3:1", "5:3"])
-@pytest.mark.parametrize("model", ["gpt:small,batch=8", "wresnet50:small,batch=8"])
+@pytest.mark.parametrize("model", ["gpt:small,batch=8", ""], ids=["gpt", "residual blocks"])
 def test_a_batch_in_shares(pair: Pool, model: str, shares: tuple[float, ...]) -> None:
     assert all(pair.run(agrees, model, "data-parallel", shares))
 

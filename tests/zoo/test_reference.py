@@ -95,6 +95,13 @@ def broken():
 """
 
 
+def test_a_function_may_leave_out_what_goes_by_keyword(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\ndef build():\n    return torch.nn.Linear(4, 2), (torch.ones(3, 4),)\n")
+    found = resolve(f"{path}:build")
+    assert isinstance(found.model, torch.nn.Linear) and len(found.args) == 1 and found.kwargs == {}
+
+
 def test_a_function_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(BUILDER)

@@ -147,6 +147,8 @@ def _from_file(path: Path, function: str, sizes: dict[str, int | None]) -> zoo.B
         raise ModelError(
             f"{function} in {path} failed: {type(error).__name__}: {error}.", "Run it by itself to see where."
         ) from error
+    if isinstance(built, tuple) and len(built) == 2:
+        built = (*built, {})  # nothing by keyword
     if not (
         isinstance(built, tuple)
         and len(built) == 3
