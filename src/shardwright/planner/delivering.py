@@ -41,6 +41,12 @@ def predicted(plan: JointPlan) -> Prediction:
     return Prediction(plan.step_seconds, busiest, memory, plan.boundary_bytes, 0.0, True)
 
 
+class TooLargeSimulatedError(LoweringError):
+    """A pipeline that was taken to fit does not, simulated; ``stage_bytes`` are what the devices of each stage need."""
+
+    stage_bytes: tuple[float, ...] = ()
+
+
 def delivered(
     graph: Graph, cluster: Cluster, options: Options, found: JointPlan, reference: str, rows: Sequence[Candidate]
 ) -> Plan:
@@ -102,10 +108,12 @@ def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
     timeline = simulate_plan_pipeline(plan, graph)
     peak = max(one.memory_bytes for one in timeline.stages)
     if peak > limit:
-        raise LoweringError(
+        error = TooLargeSimulatedError(
             f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(limit)}.",
             "Ask for a little less memory (--memory), or for more devices.",
         )
+        error.stage_bytes = tuple(one.memory_bytes for one in timeline.stages)
+        raise error
     stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
     text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(plan.prediction.step_seconds)}"
     prediction = replace(plan.prediction, step_seconds=timeline.seconds, memory_bytes=peak)

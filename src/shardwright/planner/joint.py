@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardwright.cluster import Cluster
 from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError, ShardwrightError
 from shardwright.graph import Graph
-from shardwright.planner.delivering import delivered, predicted
+from shardwright.planner.delivering import TooLargeSimulatedError, delivered, predicted
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
 from shardwright.planner.trials import NEARLY
 from shardwright.plans import Candidate, Plan, Prediction, Proof
@@ -38,6 +38,8 @@ COUNTS = (4, 16, 64)
 """Numbers of micro-batches that are tried: for each, the largest divisor of the batch that is no larger."""
 
 LESS = (0.9, 0.8)
+CORRECTIONS = 8
+"""Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
 """Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
 
 Simulated = Mapping[str, Prediction | str]
@@ -101,9 +103,10 @@ class Joint:
         said: dict[str, Prediction | str] = {}
         tried: dict[tuple[object, ...], Prediction | str] = {}
         first: LoweringError | PlanError | None = None
+        too_large: tuple[JointPlan, TooLargeSimulatedError] | None = None
 
         def attempt(name: str, found: JointPlan) -> None:
-            nonlocal best, beat, first
+            nonlocal best, beat, first, too_large
             stages = [(s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks) for s in found.stages]
             key = (found.microbatch, found.schedule if len(stages) > 1 else "", *stages)
             if key not in tried:
@@ -111,6 +114,7 @@ class Joint:
                     plan = self.deliver(found, reference)
                 except (LoweringError, PlanError) as error:
                     first, tried[key] = first or error, error.message
+                    too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
                 else:
                     tried[key] = plan.prediction
                     if best is None or plan.prediction.step_seconds < best.prediction.step_seconds:
@@ -123,9 +127,40 @@ class Joint:
         for share in LESS:
             for found in self.under([share * limit]) if isinstance(said.get("pipeline"), str) else ():
                 attempt("pipeline", found)
+        space = self.space
+        for _ in range(CORRECTIONS):
+            if not isinstance(said.get("pipeline"), str) or too_large is None:
+                break
+            space = space.corrected(_what_they_need(*too_large))
+            try:
+                found = space.best()
+            except Infeasible:
+                break
+            if NEARLY * found.unhidden_seconds >= beat:
+                break
+            too_large = None
+            attempt("pipeline", found)
         if best is None and first is not None:
             raise first
         return best, said
+
+
+def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int, tuple[float, float]]:
+    """By strategy (its id), what a block of each stage holds beyond its price for a micro-batch under way, and saves by
+    recomputing: the search assumes layouts in which results are kept, which a program may have to keep in others. What
+    stages without recomputed blocks hold beyond it lies within blocks; where some are recomputed, these save less."""
+    more: dict[int, tuple[float, float]] = {}
+    for stage, needed in zip(found.stages, error.stage_bytes, strict=True):
+        excess = (needed - stage.memory_bytes) / max(stage.holds, 1)
+        held, saved = more.get(id(stage.strategy), (0.0, 0.0))
+        if excess <= 0.0:
+            continue
+        if stage.recomputed_blocks:
+            more[id(stage.strategy)] = held, min(saved, -excess / stage.recomputed_blocks)
+        else:
+            each = excess / (stage.last_block - stage.first_block)
+            more[id(stage.strategy)] = max(held, each), saved if saved < 0.0 else max(saved, each)
+    return more
 
 
 def find_pipelines(

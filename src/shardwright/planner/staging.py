@@ -13,7 +13,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
-from shardwright.graph.repeats import Repeat, block_paths
+from shardwright.graph.repeats import Repeat, block_paths, span_of
 from shardwright.operators.rules import Layout, Window
 from shardwright.operators.strategy import Strategy
 from shardwright.program.stages import StageGraph
@@ -99,5 +99,6 @@ def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: fr
         isinstance(p, Shard) and p.dim >= len(part.graph.tensors[n].shape) for n, lay in resting.items() for p in lay
     ):
         raise LoweringError("A stage would cut a tensor along a dim that it does not have.", "Plan without stages.")
-    blocks = block_paths(part.graph)[: stage.recomputed_blocks]
-    return Strategy(priced.axes, splits, resting, kept, again, blocks)
+    # Of the whole micro-batch: a stage of one block has nothing in it that repeats.
+    blocks = [path for path in block_paths(twins.graph) if span_of(part.graph, path)]
+    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks[: stage.recomputed_blocks]))

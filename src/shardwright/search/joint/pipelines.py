@@ -14,7 +14,8 @@ busiest stage's micro-batches and closing, after filling and before draining the
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from math import inf
 
@@ -131,6 +132,12 @@ class Pipelines:
                 "Give it more devices, or smaller micro-batches.",
             )
         return replace(best, bound_seconds=min(*limits, best.step_seconds))
+
+    def corrected(self, bytes_of: Mapping[int, tuple[float, float]]) -> Pipelines:
+        """The same with other bytes for blocks of some strategies (:meth:`Space.corrected`)."""
+        other = copy(self)
+        other.spaces = [space.corrected(bytes_of) for space in self.spaces]
+        return other
 
     def compared(self, baselines: Sequence[str]) -> tuple[JointPlan, dict[str, JointPlan | str]]:
         """The fastest, and each baseline's (or why it has none): a baseline that is faster is the answer itself."""

@@ -9,7 +9,7 @@ the step itself is that of 1F1B, event by event, and what is found is improved b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
@@ -39,6 +39,13 @@ class Row:
     room: float
     near: float  # seconds of one transfer (one way) over the link within a node, and between nodes
     far: float
+
+
+def _corrected(price: BlockPrice, more: tuple[float, float] | None) -> BlockPrice:
+    if more is None:
+        return price
+    held, saved = max(price.held.block + more[0], 0.0), max(price.recompute_saves + more[1], 0.0)
+    return replace(price, held=replace(price.held, block=held), recompute_saves=saved)
 
 
 class Space:
@@ -80,6 +87,15 @@ class Space:
         narrower = copy(self)
         narrower.rows = [replace(row, room=min(row.room, memory_limit)) for row in self.rows]
         return narrower
+
+    def corrected(self, bytes_of: Mapping[int, tuple[float, float]]) -> Space:
+        """The same where blocks of some strategies (by their id) hold more per micro-batch, and save more or less by
+        recomputing, than they were priced at."""
+        other = copy(self)
+        other.rows = [
+            replace(row, price=_corrected(row.price, bytes_of.get(id(row.price.strategy)))) for row in self.rows
+        ]
+        return other
 
     def count_between(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """How many blocks lie between cuts."""
