@@ -12,7 +12,7 @@ from shardwright.errors import Infeasible
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
-from shardwright.planner.delivering import delivered
+from shardwright.planner.delivering import TooLargeSimulatedError, delivered
 from shardwright.planner.frontier import spanning
 from shardwright.planner.joint import NEVER, PROMISING, Joint, find_pipelines
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
@@ -59,6 +59,52 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         check(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule))
         assert joint.best.bound_seconds <= one.step_seconds
         assert plan.proof.step_bound == min(joint.best.bound_seconds, plan.prediction.step_seconds) > 0
+
+
+def test_a_stage_of_one_block_recomputes_it(graph: Graph, joint: Joint) -> None:
+    """Nothing in such a stage repeats, so no block was found in it, and it held everything."""
+    space = joint.space.spaces[0]
+    found = Timed(space, space.rows).plan([Run(at, at + 1, 1) for at in range(4)])
+    assert found is not None
+    again = replace(found, stages=tuple(replace(stage, recomputed_blocks=1) for stage in found.stages))
+    assert [len(stage.strategy.recomputed) for stage in joint.deliver(again).stages] == [1] * 4
+    assert joint.deliver(again).prediction.memory_bytes < joint.deliver(found).prediction.memory_bytes
+
+
+def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that hold three times what they are priced at: found within a little less memory was nothing that fits."""
+    loose = find_pipelines(graph, CLUSTER, QUICK, names=())
+    limit = 1.2 * max(stage.memory_bytes for stage in loose.best.stages)
+    joint = find_pipelines(graph, CLUSTER, replace(QUICK, memory_limit=limit), names=())
+    prices = {id(row.price.strategy): row.price for space in joint.space.spaces for row in space.rows}
+    tried = []
+
+    def needed(found: JointPlan) -> list[float]:
+        return [
+            prices[id(s.strategy)].resting.of(s.last_block - s.first_block, s.first_block == 0, s.last_block == 4)
+            + s.holds * 3 * prices[id(s.strategy)].held.block * (s.last_block - s.first_block - s.recomputed_blocks)
+            for s in found.stages
+        ]
+
+    def deliver(self: Joint, found: JointPlan, reference: str = "") -> Plan:
+        tried.append(found)
+        if max(needed(found)) > limit:
+            error = TooLargeSimulatedError("too large")
+            error.stage_bytes = tuple(needed(found))
+            raise error
+        return delivered(graph, CLUSTER, replace(QUICK, ignore_device_memory=True), found, "", ())
+
+    monkeypatch.setattr(Joint, "deliver", deliver)
+    assert max(needed(joint.best)) > limit
+    assert all(max(needed(found)) > limit for found in joint.under([0.9 * limit, 0.8 * limit]))
+    plan, said = joint.fastest()
+    assert plan is not None and not isinstance(said["pipeline"], str)
+    assert max(needed(tried[-1])) <= limit
+    monkeypatch.setattr("shardwright.planner.joint.CORRECTIONS", 0)
+    with pytest.raises(TooLargeSimulatedError):
+        joint.fastest()
 
 
 def test_stages_on_unlike_meshes_share_the_embedding(graph: Graph, joint: Joint) -> None:
