@@ -62,26 +62,25 @@ def drawn_convolutions(count: int = CONVOLUTION_SHAPES, seed: int = CONVOLUTION_
         kind = draw.choice(("first", "line", *("depthwise",) * 2, *("dense",) * 5, *("pointwise",) * 2))
         image, channels, out = (round(2 ** draw.uniform(*ends)) for ends in ((2.8, 6.81), (4, 11), (4, 11)))
         multiple, length = draw.choice((8, 16, 32, 64)), round(2 ** draw.uniform(5, 15))
+        inner, outer = (max(1, round(size / multiple)) * multiple for size in (channels, out))
         if kind == "first":
             side = draw.choice((3, 5, 7, 8, 11, 14, 16))
             found.append(
                 Convolution(3, draw.randint(128, 320), min(8 * round(out / 8), 1024), (side, side), max(1, side // 2))
             )
         elif kind == "line":
-            channels, out = (max(1, round(size / multiple)) * multiple for size in (channels, out))
-            channels, side = draw.choice((1, channels, channels)), draw.choice((1, 2, 3, 3, 5, 9, 10, 15, 31))
-            groups = channels if side > 1 and draw.random() < 0.25 else 1
-            if length * max(channels, out) <= 2**21:
-                out = out if groups == 1 else channels
-                found.append(Convolution(channels, length, out, (1, side), draw.choice((1, 1, 2, 5)), groups, rows=1))
+            inner, side = draw.choice((1, inner, inner)), draw.choice((1, 2, 3, 3, 5, 9, 10, 15, 31))
+            groups = inner if side > 1 and draw.random() < 0.25 else 1
+            if length * max(inner, outer) <= 2**21:
+                outer = outer if groups == 1 else inner
+                found.append(Convolution(inner, length, outer, (1, side), draw.choice((1, 1, 2, 5)), groups, rows=1))
         elif image * channels <= 2**14 and image * out <= 2**14:
-            channels, out = (max(1, round(size / multiple)) * multiple for size in (channels, out))
             if kind == "depthwise" and kernel != (1, 1):
-                found.append(Convolution(channels, image, channels, kernel, stride, channels))
+                found.append(Convolution(inner, image, inner, kernel, stride, inner))
             elif kind == "dense":
-                found.append(Convolution(channels, image, out, kernel, stride))
+                found.append(Convolution(inner, image, outer, kernel, stride))
             elif kind == "pointwise":
-                found.append(Convolution(channels, image, out, (1, 1), 1))
+                found.append(Convolution(inner, image, outer, (1, 1), 1))
     return found
 
 

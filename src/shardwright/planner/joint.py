@@ -38,9 +38,9 @@ COUNTS = (4, 16, 64)
 """Numbers of micro-batches that are tried: for each, the largest divisor of the batch that is no larger."""
 
 LESS = (0.9, 0.8)
+"""Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
 CORRECTIONS = 8
 """Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
-"""Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
 
 Simulated = Mapping[str, Prediction | str]
 """By name, what simulating a pipeline said of it: its step, or why it cannot be run."""

@@ -30,6 +30,7 @@ class Twins:
         self.graph, self.run = graph, run
         self.place = {op.name: index for index, op in enumerate(graph.ops)}
         self.priced = min(BLOCKS_PRICED, run.count)
+        self.blocks = block_paths(graph)
 
     def op(self, op: Op) -> Op:
         run, index = self.run, self.place[op.name]
@@ -100,5 +101,5 @@ def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: fr
     ):
         raise LoweringError("A stage would cut a tensor along a dim that it does not have.", "Plan without stages.")
     # Of the whole micro-batch: a stage of one block has nothing in it that repeats.
-    blocks = [path for path in block_paths(twins.graph) if span_of(part.graph, path)]
-    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks[: stage.recomputed_blocks]))
+    blocks = [path for path in twins.blocks if span_of(part.graph, path)][: stage.recomputed_blocks]
+    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks))
