@@ -26,6 +26,8 @@ from shardwright.waiting import wait_for
 DispatchMode = TorchDispatchMode
 """The base of modes that see every operator call."""
 
+MODULES_OF_A_CAPTURE = ("torch.export._trace",)
+"""What PyTorch imports when it exports for the first time, a third of a second."""
 GROUPED_PRODUCT: Any = getattr(torch, "_grouped_mm", None)
 """The product of groups of rows with one matrix each, where PyTorch has it."""
 

@@ -6,6 +6,7 @@ time by the process's own processor seconds (the machine may be busy) and, for w
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
@@ -62,7 +63,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         _watch.seen.append(f"{event} {args[:1]}")
 
 
-sys.addaudithook(_audit)
+@functools.cache
+def _listen() -> None:
+    """From the first case on: nobody can take a hook away, and every import and every file of other tests would call it."""
+    sys.addaudithook(_audit)
 
 
 def _late(number: int, frame: Any) -> None:
@@ -71,6 +75,7 @@ def _late(number: int, frame: Any) -> None:
 
 def watched(case: Callable[[], None], folder: Path) -> str | None:
     """Run a case; what was wrong with how it behaved, in a line, or nothing."""
+    _listen()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = signal.signal(signal.SIGPROF, _late), signal.signal(signal.SIGALRM, _late)

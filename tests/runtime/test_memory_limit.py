@@ -23,7 +23,7 @@ from shardwright.runtime.launch import run_locally
 from shardwright.runtime.materialise import parameters_on_meta
 from shardwright.runtime.parallelize import decisions_of
 
-LAYERS, WIDTH, BATCH = 64, 1024, 8
+LAYERS, WIDTH, BATCH = 40, 1024, 8
 MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
 
 

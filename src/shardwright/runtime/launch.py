@@ -21,6 +21,7 @@ from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
+from shardwright._torch_compat import MODULES_OF_A_CAPTURE
 from shardwright.errors import RunError, ShardwrightError
 
 GRACE_SECONDS = 2.0
@@ -64,6 +65,8 @@ def forking_context() -> Any:
 
     context = multiprocessing.get_context("forkserver")
     imported = [name for name in sys.modules if name.startswith("shardwright.") and name.count(".") == 1]
+    if "shardwright.frontend" in imported:  # ranks that verify capture for themselves
+        imported += MODULES_OF_A_CAPTURE
     if "transformers" in sys.modules:  # whose models the ranks will need too, and which are slow to import
         imported.append("transformers.modeling_utils")
     context.set_forkserver_preload(imported)

@@ -17,16 +17,24 @@ from torch.overrides import TorchFunctionMode
 from shardwright._torch_compat import GROUPED_PRODUCT
 
 _SMALLER = {torch.float32, torch.float16, torch.bfloat16}
+_NARROWING = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
 
 
 class _Double(TorchFunctionMode):
+    """Asked about every function and every attribute of every tensor; what names no dtype goes on at once."""
+
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+        if function in _NARROWING:
             function = torch.Tensor.double
         elif function is GROUPED_PRODUCT and args[0].dtype == torch.float64 and args[1].dim() == 3:
             function = _grouped_product
-        args = tuple(_widened(value) for value in args)
-        return function(*args, **{key: _widened(value) for key, value in (kwargs or {}).items()})
+        for value in args:
+            if value.__class__ is torch.dtype:
+                args = tuple(map(_widened, args))
+                break
+        if kwargs:
+            return function(*args, **{key: _widened(value) for key, value in kwargs.items()})
+        return function(*args)
 
 
 def _widened(value: Any) -> Any:
