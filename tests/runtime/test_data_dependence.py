@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lowering.strategies import mesh_with, random_strategy
-from runtime.workers import device_mesh
+from runtime.workers import captured, device_mesh
 from shardwright.cluster import parse_cluster
 from shardwright.errors import AssumptionBroken
 from shardwright.frontend import capture
@@ -26,7 +26,7 @@ def built(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
 
     model, args, kwargs = widened(*build(name))
     with all_double():
-        return model, args, kwargs, capture(model, args, kwargs)
+        return model, args, kwargs, captured(model, args, kwargs)
 
 
 def agrees(rank: int, name: str, seed: int) -> None:

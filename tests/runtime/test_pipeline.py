@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from runtime.pipelines import halves, pipeline_plan
 from runtime.pool import POOL
-from runtime.workers import built
+from runtime.workers import built, captured
 from shardwright._torch_compat import default_store
 from shardwright.errors import RunError
 from shardwright.frontend import capture
@@ -59,7 +59,7 @@ def example(batch: int = 7) -> tuple[Any, ...]:
     model = Tied().double()
     tokens, labels = torch.randint(31, (batch, 5)), torch.randint(31, (batch, 5))
     labels[0], labels[1, 1:], labels[4] = -100, -100, -100  # unevenly
-    return model, (tokens, labels), capture(model, (tokens, labels))
+    return model, (tokens, labels), captured(model, (tokens, labels))
 
 
 def four_stages(graph: Any) -> list[list[str]]:
@@ -346,7 +346,7 @@ def per_piece(rank: int) -> None:
     found = resolve("wresnet50:small,channels=2,image=32", batch=7, device="cpu")
     model, (images, labels) = found.model.double(), found.args
     images = images.double()
-    graph = capture(model, (images, labels))
+    graph = captured(model, (images, labels))
     plan = pipeline_plan(graph, halves(graph, 4), 3, "1f1b", batch_norm="per-piece")
     plan = from_json(to_json(plan))
     reference = copy.deepcopy(model)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shardwright
 from lowering.strategies import mesh_with
-from runtime.workers import device_mesh
+from runtime.workers import captured, device_mesh
 from shardwright.errors import Infeasible, RunError
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
@@ -47,7 +47,7 @@ def gpt2() -> Any:
 @functools.lru_cache
 @all_double()
 def graph_of() -> Any:
-    return capture(gpt2(), (), {"input_ids": tokens(ROWS, LENGTH), "labels": tokens(ROWS, LENGTH)})
+    return captured(gpt2(), (), {"input_ids": tokens(ROWS, LENGTH), "labels": tokens(ROWS, LENGTH)})
 
 
 @functools.lru_cache

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
-from runtime.workers import device_mesh
+from runtime.workers import captured, device_mesh
 from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
@@ -48,7 +48,7 @@ def example(dtype: torch.dtype = torch.float64):
     torch.manual_seed(0)
     model = Net().to(dtype)
     x, y = torch.randn(8, 16, dtype=dtype), torch.randint(5, (8,))
-    return model, (x, y), capture(model, (x, y))
+    return model, (x, y), captured(model, (x, y))
 
 
 def fsdp_like(graph, mesh, again: bool = True) -> Strategy:
