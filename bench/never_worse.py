@@ -29,6 +29,7 @@ from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.joint import Joint
 from shardwright.plans import Plan
 from shardwright.search.baselines import BASELINES
+from shardwright.simulator.variants import order_name
 from shardwright.zoo import ENTRIES
 from shardwright.zoo.reference import resolve
 
@@ -100,6 +101,7 @@ def measured(case: Case, every: bool) -> dict[str, Any]:
             steps[name] = alone(graph, case, name)
     return {
         "plan": _shape(plan),
+        "order": order_name(plan.schedule) if plan.schedule is not None else "",
         "step": plan.prediction.step_seconds,
         "memory": plan.prediction.memory_bytes,
         "bound": plan.proof.step_bound,
@@ -114,9 +116,9 @@ def measured(case: Case, every: bool) -> dict[str, Any]:
 
 
 def delivered_steps(joint: Joint) -> dict[str, float | str]:
-    """The simulated step of the best pipeline and of every pipeline recipe, or why there is none."""
+    """The simulated step of the best pipeline, of every pipeline recipe and in every other order, or why there is none."""
     steps: dict[str, float | str] = {}
-    for name, found in {"pipeline": joint.best, **joint.recipes}.items():
+    for name, found in {"pipeline": joint.best, **joint.recipes, **joint.others}.items():
         try:
             steps[name] = found if isinstance(found, str) else joint.deliver(found).prediction.step_seconds
         except ShardwrightError as error:

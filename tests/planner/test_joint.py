@@ -8,23 +8,25 @@ from dataclasses import replace
 import pytest
 
 from shardwright.cluster import parse_cluster
-from shardwright.errors import Infeasible
+from shardwright.errors import Infeasible, LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
-from shardwright.planner.delivering import TooLargeSimulatedError, delivered
+from shardwright.planner.delivering import TooLargeSimulatedError, _order, delivered
 from shardwright.planner.frontier import spanning
 from shardwright.planner.joint import NEVER, PROMISING, Joint, find_pipelines
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
-from shardwright.plans import Plan
+from shardwright.plans import Plan, Prediction
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.search.joint.blocks import computing_all_the_time
+from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan, Model, NothingToGain
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
 from shardwright.simulator import simulate_plan_pipeline
+from shardwright.simulator.variants import order_name
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2x2xH100")
@@ -46,8 +48,12 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
     least = max(stage.memory_bytes for stage in joint.best.stages)
     found = [joint.best, *joint.under([0.6 * least])]
     found += [plan for plan in joint.recipes.values() if isinstance(plan, JointPlan)]
+    found += joint.others.values()
+    assert set(joint.others) == set(OTHERS)
     for one in found:
         plan = joint.deliver(one)
+        assert plan.schedule is not None
+        assert one.schedule in (order_name(plan.schedule), "gpipe") or len(one.stages) == 1
         assert {name for stage in plan.stages for name in stage.operators} == {op.name for op in graph.ops}
         assert [len(stage.ranks) for stage in plan.stages] == [stage.devices for stage in one.stages]
         assert any("by sums" in note for note in plan.notes)
@@ -55,10 +61,60 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         assert all(stage.prediction is not None for stage in plan.stages)
         again = from_json(to_json(plan), "plan")
         assert (again.stages, again.schedule) == (plan.stages, plan.schedule)
-        assert plan.schedule is not None
         check(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule))
         assert joint.best.bound_seconds <= one.step_seconds
         assert plan.proof.step_bound == min(joint.best.bound_seconds, plan.prediction.step_seconds) > 0
+
+
+@pytest.fixture(scope="module")
+def staged() -> Joint:
+    """Two stages of a wide model, whose passes take longer than what issues them."""
+    resolved = resolve("gpt:layers=4,width=2048,heads=16,vocab=512,seq=512", batch=8, dtype="bfloat16")
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    joint = find_pipelines(graph, parse_cluster("2xH100"), QUICK, names=())
+    space = joint.space.spaces[0]
+    found = Timed(space, space.rows).plan([Run(0, 2, 1), Run(2, 4, 1)])
+    assert found is not None
+    return replace(joint, best=replace(found, bound_seconds=joint.best.bound_seconds), others={})
+
+
+def test_the_order_of_passes_is_the_fastest_that_was_simulated(staged: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.planner.joint.MOST_OTHERS", 9)
+    alone = staged.deliver(staged.best)
+    others = {name: staged.space.same_in(name, staged.best) for name in OTHERS}
+    steps = {name: staged.deliver(plan).prediction.step_seconds for name, plan in others.items() if plan is not None}
+    plan, said = staged.fastest()
+    assert plan is not None and plan.schedule is not None
+    taken = order_name(plan.schedule)
+    assert taken in steps and plan.prediction.step_seconds == min(steps.values()) < alone.prediction.step_seconds
+    assert {name: one.step_seconds for name, one in said.items() if isinstance(one, Prediction)} == {
+        "pipeline": alone.prediction.step_seconds,
+        **steps,
+    }
+    note = next(note for note in plan.notes if note.startswith(f"the passes run in the order {taken}"))
+    assert all(name in note for name in ("1f1b", *steps))
+    assert plan.proof.step_bound <= plan.prediction.step_seconds
+
+
+def test_an_order_that_is_no_faster_is_not_taken(staged: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal ones 1F1B is the plan."""
+    plain = staged.deliver(staged.best)
+    real = Joint.deliver
+
+    def alike(self: Joint, found: JointPlan, reference: str = "") -> Plan:
+        return replace(real(self, found, reference), prediction=plain.prediction)
+
+    monkeypatch.setattr(Joint, "deliver", alike)
+    plan, said = staged.fastest()
+    assert set(said) & set(OTHERS)
+    assert plan is not None and plan.schedule is not None and order_name(plan.schedule) == "1f1b"
+
+
+def test_an_order_in_which_the_whole_batch_is_not_there_yet_is_refused(staged: Joint) -> None:
+    found = staged.space.same_in("zb-h1", staged.best)
+    assert found is not None
+    with pytest.raises(LoweringError, match="needs the whole batch"):
+        _order(found, whole_batch=True)
 
 
 def test_a_stage_of_one_block_recomputes_it(graph: Graph, joint: Joint) -> None:
@@ -101,7 +157,7 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
     assert all(max(needed(found)) > limit for found in joint.under([0.9 * limit, 0.8 * limit]))
     plan, said = joint.fastest()
     assert plan is not None and not isinstance(said["pipeline"], str)
-    assert max(needed(tried[-1])) <= limit
+    assert max(needed([found for found in tried if found.schedule == "1f1b"][-1])) <= limit
     monkeypatch.setattr("shardwright.planner.joint.CORRECTIONS", 0)
     with pytest.raises(TooLargeSimulatedError):
         joint.fastest()

@@ -15,7 +15,10 @@ from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.runtime.shards import whole
+from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan
+from shardwright.search.joint.timed import Run, Timed
+from shardwright.simulator.variants import order_name
 from shardwright.verification.precision import all_double
 from shardwright.verification.recorded import loss_of
 
@@ -61,3 +64,22 @@ def test_found_pipelines_compute_the_numbers_of_one_process(
     assert paths, list(shapes)
     for worst in POOL.run(compared, reference, paths, seconds=300):
         assert max(worst.values()) < 1e-10, (list(shapes), worst)
+
+
+def test_other_orders_of_passes_compute_the_numbers_of_one_process(tmp_path: Path) -> None:
+    """Split backward passes, and two stages on each of two groups of two devices."""
+    reference = "llama:small,layers=4"
+    joint = find_pipelines(built(reference)[3], parse_cluster("2x2xH100"), Options(), names=())
+    space = joint.space.spaces[0]
+    two = Timed(space, space.rows).plan([Run(0, 2, 2), Run(2, 4, 2)])
+    assert two is not None
+    paths = []
+    for name in OTHERS:
+        found = joint.space.same_in(name, two)
+        assert found is not None
+        plan = joint.deliver(found)
+        assert plan.schedule is not None and order_name(plan.schedule) == name
+        paths.append(str(tmp_path / f"{name}.json"))
+        plan.save(paths[-1])
+    for worst in POOL.run(compared, reference, paths, seconds=300):
+        assert len(worst) == len(OTHERS) and max(worst.values()) < 1e-10, worst

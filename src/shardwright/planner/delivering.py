@@ -21,7 +21,8 @@ from shardwright.plans.plan import Asked, Signature
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.stages import stage_graphs
-from shardwright.schedules import Schedule, gpipe, one_f_one_b
+from shardwright.schedules import Schedule, known_schedule
+from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan
 from shardwright.search.limits import limit_of
 from shardwright.simulator.pipelines import simulate_plan_pipeline
@@ -36,9 +37,12 @@ SUMMED = (
 
 
 def predicted(plan: JointPlan) -> Prediction:
-    busiest = max(stage.seconds * plan.microbatches + stage.closing_seconds for stage in plan.stages)
+    busy: dict[int, float] = {}  # by group of devices
+    for stage in plan.stages:
+        own = stage.seconds * plan.microbatches + stage.closing_seconds
+        busy[stage.first_device] = busy.get(stage.first_device, 0.0) + own
     memory = max(stage.memory_bytes for stage in plan.stages)
-    return Prediction(plan.step_seconds, busiest, memory, plan.boundary_bytes, 0.0, True)
+    return Prediction(plan.step_seconds, max(busy.values()), memory, plan.boundary_bytes, 0.0, True)
 
 
 class TooLargeSimulatedError(LoweringError):
@@ -70,10 +74,7 @@ def delivered(
         ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
         decisions = decided(part.graph, strategy, stage.mesh)
         stages.append(Stage(tuple(names), ranks, strategy, decisions))
-    filled = found.schedule == "gpipe" and len(stages) > 1  # one stage holds one micro-batch, as it was searched
-    make = gpipe if filled or cut.tail is not None else one_f_one_b
-    order: Schedule = make(len(stages), found.microbatches)
-    devices = sum(stage.devices for stage in found.stages)
+    order, devices = _order(found, whole_batch=cut.tail is not None), sum(found.groups)
     if devices <= MOST_PLAYED:
         check(Pipeline.of(graph, stages, found.microbatches, order))
     proof = Proof(0.0, 0.0, False, found.search_seconds, found.scope, found.bound_seconds)
@@ -101,6 +102,19 @@ def delivered(
         text = f"its {devices} ranks were not played together: parallelize() does that before the first step"
         plan = replace(plan, notes=(*plan.notes, text))
     return _simulated(plan, graph, limit_of(cluster.device, options.memory_limit, options.ignore_device_memory))
+
+
+def _order(found: JointPlan, *, whole_batch: bool) -> Schedule:
+    """The order of passes that a pipeline was found for; all forward passes first where the loss needs the whole batch."""
+    stages, groups = len(found.stages), len(found.groups)
+    if whole_batch and found.schedule in OTHERS:
+        raise LoweringError(
+            f"The loss needs the whole batch, so all forward passes come first, not in the order {found.schedule}.",
+            "Plan with --schedule gpipe.",
+        )
+    plain = stages == 1 and not whole_batch  # one stage holds one micro-batch, as it was searched
+    name = "1f1b" if plain else "gpipe" if whole_batch else found.schedule
+    return known_schedule(name, stages, found.microbatches, groups)
 
 
 def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:

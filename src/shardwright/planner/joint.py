@@ -10,7 +10,7 @@ the plan is simulated on all its ranks, and its simulated step decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
@@ -23,8 +23,10 @@ from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progre
 from shardwright.planner.trials import NEARLY
 from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.program.microbatches import batch_of, microbatches
+from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
 from shardwright.search.limits import limit_of
+from shardwright.units import seconds_text
 
 ALWAYS, PROMISING, NEVER = "always", "promising", "never"
 
@@ -39,6 +41,8 @@ COUNTS = (4, 16, 64)
 
 LESS = (0.9, 0.8)
 """Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
+MOST_OTHERS = 2
+"""Pipelines in other orders of passes than 1F1B that are simulated at most."""
 CORRECTIONS = 8
 """Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
 
@@ -48,7 +52,8 @@ Simulated = Mapping[str, Prediction | str]
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """What the joint search came to for one model: the fastest pipeline, those of the recipes, and how to deliver one."""
+    """What the joint search came to for one model: the fastest pipeline in 1F1B, those of the recipes, the fastest in
+    ``others`` (by order of passes), and how to deliver one."""
 
     graph: Graph
     cluster: Cluster
@@ -56,11 +61,17 @@ class Joint:
     space: Pipelines
     best: JointPlan
     recipes: Mapping[str, JointPlan | str]
+    others: Mapping[str, JointPlan] = field(default_factory=dict)
 
     def candidates(self, said: Simulated | None = None) -> tuple[Candidate, ...]:
-        """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``said`` to be."""
-        found = {"pipeline": self.best, **self.recipes}
-        return tuple(_candidate(name, plan, (said or {}).get(name)) for name, plan in found.items())
+        """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``said`` to be; and those in
+        other orders of passes, which were simulated where that could pay."""
+        said, found = said or {}, {"pipeline": self.best, **self.recipes}
+        rows = [_candidate(name, plan, said.get(name)) for name, plan in found.items()]
+        for name, plan in self.others.items():
+            text = f"{seconds_text(plan.step_seconds)} by sums, not simulated"
+            rows.append(_candidate(name, plan, said.get(name, text)))
+        return tuple(rows)
 
     def under(self, limits: Sequence[float]) -> list[JointPlan]:
         """The fastest pipelines within so many bytes per device each, where there are any; blocks are priced once."""
@@ -85,12 +96,17 @@ class Joint:
         )  # a recipe is in its space
         return delivered(self.graph, self.cluster, self.options, bounded, reference, self.candidates())
 
-    def fastest(self, reference: str = "", beat: float = inf) -> tuple[Plan | None, Simulated]:
+    def fastest(
+        self, reference: str = "", beat: float = inf, say: Progress | None = None
+    ) -> tuple[Plan | None, Simulated]:
         """The pipeline whose simulated step is shortest, as a plan, and what the simulation said of each that was tried.
 
         Sums leave out what overlaps and what waits, so every pipeline is simulated whose step may be below ``beat`` and
         the best simulated one, were all traffic of its parameters hidden; nothing is found where none is below ``beat``.
-        Where the fastest does not fit, those found under a little less memory are tried.
+        Where the fastest does not fit, those found under a little less memory are tried. Then other orders of passes
+        compete, those that were searched and those of the best so far with the same strategies: at most
+        :data:`MOST_OTHERS` that are faster, if simulating changes them as it changed the best (where nothing was simulated:
+        if all their traffic hides). Where none is, it stays 1F1B.
 
         Raises
         ------
@@ -100,26 +116,30 @@ class Joint:
         limit = limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
         known = {"pipeline": self.best, **{n: p for n, p in self.recipes.items() if isinstance(p, JointPlan)}}
         best: Plan | None = None
+        winner: JointPlan | None = None
         said: dict[str, Prediction | str] = {}
         tried: dict[tuple[object, ...], Prediction | str] = {}
         first: LoweringError | PlanError | None = None
         too_large: tuple[JointPlan, TooLargeSimulatedError] | None = None
 
         def attempt(name: str, found: JointPlan) -> None:
-            nonlocal best, beat, first, too_large
+            nonlocal best, winner, beat, first, too_large
             stages = [(s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks) for s in found.stages]
             key = (found.microbatch, found.schedule if len(stages) > 1 else "", *stages)
             if key not in tried:
+                if say is not None:
+                    say(f"simulating a pipeline of {len(stages)} stages: {name}")
                 try:
                     plan = self.deliver(found, reference)
                 except (LoweringError, PlanError) as error:
                     first, tried[key] = first or error, error.message
-                    too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
+                    if found.schedule not in OTHERS:
+                        too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
                 else:
                     tried[key] = plan.prediction
                     if best is None or plan.prediction.step_seconds < best.prediction.step_seconds:
-                        best, beat = plan, min(beat, plan.prediction.step_seconds)
-            said[name] = tried[key]
+                        best, winner, beat = plan, found, min(beat, plan.prediction.step_seconds)
+            said[name] = _faster_said(said.get(name), tried[key]) if found.schedule in OTHERS else tried[key]
 
         for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
             if NEARLY * found.unhidden_seconds < beat:
@@ -140,9 +160,48 @@ class Joint:
                 break
             too_large = None
             attempt("pipeline", found)
+        for found in self._in_other_orders(winner, best, beat):
+            attempt(found.schedule, found)
         if best is None and first is not None:
             raise first
-        return best, said
+        if best is None or winner is None:
+            return None, said
+        return replace(best, notes=(*best.notes, *_orders_tried(winner, self.best, said))), said
+
+    def _in_other_orders(self, winner: JointPlan | None, best: Plan | None, beat: float) -> list[JointPlan]:
+        """What is worth simulating in other orders of passes, the most promising first."""
+        known, changed = list(self.others.values()), 0.0
+        if winner is not None and best is not None:
+            changed, like = best.prediction.step_seconds / winner.step_seconds, [winner]
+        else:
+            like = [plan for plan in (self.best, *self.recipes.values()) if isinstance(plan, JointPlan)]
+        known += filter(None, (self.space.same_in(name, plan) for plan in like for name in OTHERS))
+        found = {
+            plan.step_seconds: plan
+            for plan in known
+            if NEARLY * plan.unhidden_seconds < beat and changed * plan.step_seconds < beat
+        }
+        return [found[seconds] for seconds in sorted(found)][:MOST_OTHERS]
+
+
+def _faster_said(one: Prediction | str | None, other: Prediction | str) -> Prediction | str:
+    if isinstance(one, Prediction) and isinstance(other, Prediction):
+        return min(one, other, key=lambda prediction: prediction.step_seconds)
+    return one if isinstance(one, Prediction) else other
+
+
+def _orders_tried(winner: JointPlan, best: JointPlan, said: Simulated) -> list[str]:
+    """A note: which order of passes was taken, and what the others that were simulated take."""
+    others = {name: one for name, one in said.items() if name in OTHERS}
+    if not others:
+        return []
+    known = {"1f1b": said.get("pipeline", f"{seconds_text(best.step_seconds)} by sums"), **others}
+    shown = [
+        f"{name} {one if isinstance(one, str) else seconds_text(one.step_seconds)}"
+        for name, one in known.items()
+        if name != winner.schedule
+    ]
+    return [f"the passes run in the order {winner.schedule}; other orders: {', '.join(shown)}"]
 
 
 def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int, tuple[float, float]]:
@@ -193,8 +252,10 @@ def find_pipelines(
         )
     except (LoweringError, ProblemError) as error:
         raise Infeasible(f"There is no pipeline of this model: {error.message}", error.remedy) from None
-    best, recipes = space.compared(names)
-    return Joint(graph, cluster, options, space, replace(best, search_seconds=perf_counter() - started), recipes)
+    best, recipes, others = space.compared(names)
+    return Joint(
+        graph, cluster, options, space, replace(best, search_seconds=perf_counter() - started), recipes, others
+    )
 
 
 class _Pieces(NamedTuple):
@@ -267,7 +328,7 @@ def plan_jointly(
         return replace(flat, notes=(*flat.notes, *([error.message] if told else []))), None
     beat = inf if flat is None else flat.prediction.step_seconds
     try:
-        found, said = joint.fastest(reference, beat)
+        found, said = joint.fastest(reference, beat, say)
     except (LoweringError, PlanError) as error:
         if flat is None:
             raise

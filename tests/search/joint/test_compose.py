@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible, ProblemError
+from shardwright.schedules import Action, Schedule, pipeline, run
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.compose import compose, may_be_below, no_schedule_below
+from shardwright.search.joint.orders import order_of
 from shardwright.search.joint.problem import (
     THROUGHPUT,
     Candidates,
@@ -126,28 +128,69 @@ def test_the_composition_is_the_best_of_all(drawn: tuple[PipelineProblem, list[S
 def test_no_step_of_any_pipeline_is_below_the_bound(
     drawn: tuple[PipelineProblem, list[StageTable]], microbatches: int
 ) -> None:
-    """Each is timed as 1F1B that holds what its stages were priced for."""
+    """Each is timed as 1F1B that holds what its stages were priced for, and in orders that hold no more."""
     problem, tables = drawn
     bound, steps = no_schedule_below(problem, microbatches, 9), [np.inf]
     for times, closings, held in every_pipeline(problem, tables, "bound"):
         ends = last_backwards(np.array(times), microbatches, np.minimum(held, microbatches))
         steps.append(float((ends + closings).max()))
+        for order in (order_of(name, len(times), microbatches) for name in ("zb-h1", "zb-h2")):
+            if all(own <= most for own, most in zip(order.in_flight, held, strict=True)):
+                steps.append(float((order.ends(times) + closings).max()))
     assert bound <= min(steps) * (1 + 1e-12)
     assert no_schedule_below(problem, microbatches, 1) <= bound  # with room for any number of micro-batches
 
 
 @pytest.mark.parametrize("seconds", [(1.0, 1.0, 1.0, 1.0), (1.0, 0.98, 0.96, 0.94), (1.0, 0.9, 0.9), (1.0, 0.5)])
 def test_stages_that_get_lighter_to_the_end_are_bounded_by_what_they_wait_for(seconds: tuple[float, ...]) -> None:
-    """Each holds what 1F1B does and has no room for more: the first stage idles until the first micro-batch is back."""
+    """Each holds as many as there are stages and has no room for more: the first idles until the first one is back, and
+    where backward passes are split, nothing else idles."""
     count = len(seconds)
     tables = [
         StageTable(np.array([i]), np.array([i + 1]), 1, times, times)
         for i, one in enumerate(seconds)
-        for times in [np.array([[one] * (count - i) + [np.inf] * i])]
+        for times in [np.array([[one] * count + [np.inf]])]
     ]
     problem = PipelineProblem("a chain", count + 1, count, pack(tables), filled_and_drained(8))
-    step = float(last_backwards(np.array(seconds), 8, np.arange(count, 0, -1)).max())
+    step = float(order_of("zb-h1", count, 8).ends(seconds).max())
+    assert step < float(last_backwards(np.array(seconds), 8, np.arange(count, 0, -1)).max())
     assert 0.98 * step <= no_schedule_below(problem, 8, count + 1) <= step * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_order_of_passes_is_below_the_bound(data: st.DataObject) -> None:
+    """Passes of random stages in random orders that hold no more than they may, backward passes split."""
+    count, microbatches = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    seconds = [data.draw(st.integers(1, 9)) / 3.0 for _ in range(count)]
+    held = [data.draw(st.integers(1, 4)) for _ in range(count)]
+    tables = [
+        StageTable(np.array([i]), np.array([i + 1]), 1, times, times)
+        for i, one in enumerate(seconds)
+        for times in [np.array([[one] * held[i] + [np.inf] * (5 - held[i])])]
+    ]
+    problem = PipelineProblem("a chain", count + 1, count, pack(tables), filled_and_drained(microbatches))
+    draws, done, orders = data.draw(st.randoms(use_true_random=False)), set[Action](), [[] for _ in range(count)]
+    left = {Action(s, kind, i) for s in range(count) for kind in "FIW" for i in range(microbatches)}
+
+    def ready(action: Action) -> bool:
+        stage, kind, i = action
+        if kind == "W":
+            return Action(stage, "I", i) in done
+        if kind == "I":
+            return Action(stage, "F", i) in done and (stage == count - 1 or Action(stage + 1, "I", i) in done)
+        there = sum({"F": 1, "I": 0, "W": -1}[one.kind] for one in orders[stage])
+        return there < held[stage] and (stage == 0 or Action(stage - 1, "F", i) in done)
+
+    while left:
+        action = draws.choice(sorted(one for one in left if ready(one)))
+        left.remove(action)
+        done.add(action)
+        orders[action.stage].append(action)
+    thirds = [one / 3.0 for one in seconds]
+    work = pipeline(range(count), microbatches, forward=thirds, inputs=thirds, weights=thirds)
+    step = run(Schedule(tuple(map(tuple, orders))), work).makespan
+    assert no_schedule_below(problem, microbatches, 5) <= step * (1 + 1e-12)
 
 
 def test_a_stage_that_leads_backwards_is_refused() -> None:

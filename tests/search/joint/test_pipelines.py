@@ -13,10 +13,11 @@ from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.schedules import gpipe, one_f_one_b, pipeline, run
+from shardwright.schedules import gpipe, known_schedule, one_f_one_b, pipeline, run
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.blocks import BlockPricer
-from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, search_pipelines
+from shardwright.search.joint.orders import OTHERS, order_of, stages_per_group
+from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, Pipelines, search_pipelines
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
 from shardwright.zoo.reference import resolve
@@ -34,9 +35,9 @@ def graph_at(size: int) -> Graph:
     return GRAPHS.setdefault(size, small(size)) if size not in GRAPHS else GRAPHS[size]
 
 
-def every_step(space: Space) -> Iterator[float]:
+def every_step(space: Space, order: str = "1f1b") -> Iterator[float]:
     """Every way to give runs of blocks to aligned powers of two of devices and to run each of these stages."""
-    timed, last = Timed(space, space.rows), space.cuts - 1
+    timed, last = Timed(space, space.rows, order), space.cuts - 1
     for stages in range(1, space.most + 1):
         for inner in itertools.combinations(range(1, last), stages - 1):
             cuts = [0, *inner, last]
@@ -67,14 +68,58 @@ def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
 ) -> None:
     cluster = parse_cluster(where)
     space = Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
-    fastest = min(every_step(space))
-    assert space.bound() <= fastest * (1 + 1e-9)
-    found = space.best()
-    assert found is not None
-    assert found.step_seconds <= fastest * (1 + 1e-9)
-    room = limit or cluster.device.usable_memory
-    assert all(stage.memory_bytes <= room * (1 + 1e-9) for stage in found.stages)
-    assert [s.first_block for s in found.stages[1:]] == [s.last_block for s in found.stages[:-1]]
+    steps = {order: min(every_step(space, order), default=np.inf) for order in ("1f1b", "gpipe", *OTHERS)}
+    assert space.bound() <= min(steps.values()) * (1 + 1e-9)
+    best = space.best()
+    assert best is not None
+    for order, found in (("1f1b", best), *((order, space.ordered(order, [best])) for order in OTHERS)):
+        assert (found is None) == np.isinf(steps[order])
+        if found is None:
+            continue
+        assert found.schedule == order
+        assert found.step_seconds == pytest.approx(steps[order], rel=1e-9)
+        room = limit or cluster.device.usable_memory
+        assert all(stage.memory_bytes <= room * (1 + 1e-9) for stage in found.stages)
+        assert [s.first_block for s in found.stages[1:]] == [s.last_block for s in found.stages[:-1]]
+        assert (found.stages[0].first_block, found.stages[-1].last_block) == (0, 4)
+        devices = [stage.first_device for stage in found.stages]
+        assert devices == sorted(devices) or order in ("interleaved-1f1b", "zb-v")
+
+
+@pytest.mark.parametrize("order", ["interleaved-1f1b", "zb-v"])
+def test_a_group_of_two_stages_holds_at_least_what_the_bound_takes_it_to(order: str) -> None:
+    """Of its first stage twice as many micro-batches as there are groups from it to the last, where there are so many."""
+    for groups, microbatches in itertools.product(range(2, 9), range(1, 20)):
+        schedule = known_schedule(order, 2 * groups, microbatches, groups)
+        for device, actions in enumerate(schedule.orders):
+            changes = [{"F": 1, "I": 0}.get(a.kind, -1) for a in actions if a.stage == device]
+            assert max(itertools.accumulate(changes)) >= min(microbatches, 2 * (groups - device))
+
+
+@pytest.mark.parametrize("order", OTHERS)
+def test_an_order_is_timed_as_its_schedule_runs(order: str) -> None:
+    seconds = [0.3, 0.9, 0.5, 0.7, 0.4, 0.6][: 3 * stages_per_group(order)]
+    schedule = known_schedule(order, len(seconds), 5, 3)
+    thirds = [one / 3 for one in seconds]
+    work = pipeline(schedule.device_of, 5, forward=thirds, inputs=thirds, weights=thirds)
+    made = order_of(order, 3, 5)
+    assert made.ends(seconds) == pytest.approx([end[-1] for end in run(schedule, work).ends], rel=1e-12)
+    assert made.in_flight == tuple(schedule.in_flight(device) for device in range(3))
+
+
+@pytest.mark.parametrize("order", OTHERS)
+def test_the_same_pipeline_in_another_order(order: str) -> None:
+    """Two stages per group: half of a group's blocks each, on the same devices, split as before."""
+    space = Pipelines(Model(graph_at), parse_cluster("2xH100"), batch=16, microbatch_sizes=(2,))
+    plain = Timed(space.spaces[0], space.spaces[0].rows).plan([Run(0, 2, 1), Run(2, 4, 1)])
+    assert plain is not None
+    found = space.same_in(order, plain)
+    assert found is not None and found.schedule == order
+    assert found.step_seconds < plain.step_seconds
+    devices = {"interleaved-1f1b": [0, 1, 0, 1], "zb-v": [0, 1, 1, 0]}.get(order, [0, 1])
+    assert [stage.first_device for stage in found.stages] == devices
+    assert {id(stage.strategy) for stage in found.stages} <= {id(stage.strategy) for stage in plain.stages}
+    assert [s.last_block - s.first_block for s in found.stages] == [4 // len(devices)] * len(devices)
 
 
 def test_a_step_is_that_of_the_schedule_event_by_event() -> None:

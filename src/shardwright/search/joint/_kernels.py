@@ -126,14 +126,21 @@ def least_step(
     closing: np.ndarray,
     far: np.ndarray,
     beyond: float,
+    two: bool,
 ) -> float:
-    """What no schedule of any pipeline undercuts, by the candidates' bounds; what holds ``most_held`` may hold more.
+    """What no order of passes of any pipeline undercuts, by the candidates' bounds; what holds ``most_held`` may hold more.
 
-    Per (cut, devices used) the pipelines from there on, each by three numbers of which none is worse in all: ``total``, the
-    seconds of its stages; ``busy``, from the first forward pass of the first of them to its last backward pass; ``whole``,
-    the same with closing. A stage that holds h micro-batches takes ``_span`` of t, h and the total after it; or t and
-    ``busy`` of those after it; or its first forward pass, a third of t, and then all that those after it take with their
-    closing, which runs beside this stage's last backward pass. Nothing above ``beyond`` is followed.
+    A stage's forward pass, its gradient of inputs and that of weights take a third of its t each. Per (cut, devices used)
+    the pipelines from there on, each by numbers of which none is worse in all: ``total``, the seconds of its stages;
+    ``back``, from the first forward pass of the first of them to its last gradient of inputs; ``whole``, to the end of
+    everything, closing too. A stage that holds h micro-batches takes ``_span`` of t, h and the total after it; or its
+    forward pass, ``back`` of those after it and the gradients of its last micro-batch; or its forward pass and ``whole`` of
+    those after it. At its last gradient of inputs it owes the weights of at most h. Nothing above ``beyond`` is followed.
+
+    ``two``: each candidate is a group of devices that runs two stages, the first of which has half of its blocks or more.
+    Then only that first half (the first group's may be less: its end of the model may be the larger one) delays the groups
+    after it, any group must hold the first halves of twice as many micro-batches as there are groups from it on
+    (:func:`~shardwright.search.joint.compose.no_schedule_below`), ``total`` is that number of groups, and ``back`` nothing.
     """
     fronts = np.full((cuts, devices + 1, FRONT, 3), np.inf)
     counts = np.zeros((cuts, devices + 1), dtype=np.int64)
@@ -142,6 +149,7 @@ def least_step(
     label = np.zeros(3)
     for c in range(len(rows.start)):
         start, end, own, align = rows.start[c], rows.end[c], rows.devices[c], rows.align[c]
+        filled = (0.0 if start == 0 else 1.0 / 6.0) if two else 1.0 / 3.0
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align or counts[end, after] == 0:
                 continue
@@ -151,9 +159,19 @@ def least_step(
                 held = microbatches if rows.holds[step] >= most_held else min(rows.holds[step], microbatches)
                 for place in range(counts[end, after]):
                     later = fronts[end, after, place]
-                    alone, drained = _span(t, held, microbatches, later[0]), t + later[1]
-                    label[0], label[1] = t + later[0], max(alone, drained)
-                    label[2] = max(alone + closing[step], drained, t / 3.0 + later[2])
+                    if two:
+                        label[0] = later[0] + 1.0
+                        if held < min(microbatches // 2, label[0]):
+                            continue
+                        label[2] = max(microbatches * t + closing[step], filled * t + later[2])
+                    else:
+                        away = later[0] * 2.0 / 3.0
+                        waits = max(0.0, away - (held - 1) * t / 3.0)
+                        slots = ((microbatches + held - 1) // held) * (t + away)
+                        first_to_last = max(microbatches * t + waits - held * t / 3.0, slots - t / 3.0)
+                        label[0], label[1] = t + later[0], max(first_to_last, t * 2.0 / 3.0 + later[1])
+                        alone = max(_span(t, held, microbatches, away), slots, t + later[1])
+                        label[2] = max(alone + closing[step], filled * t + later[2])
                     if label[2] <= beyond:
                         counts[start, after + own] = _kept(
                             fronts[start, after + own], counts[start, after + own], label
@@ -172,9 +190,9 @@ def _kept(front: np.ndarray, count: int, label: np.ndarray) -> int:
     left = 0
     for place in range(count):
         one = front[place]
-        if one[0] <= label[0] and one[1] <= label[1] and one[2] <= label[2]:
+        if (one <= label).all():
             return count  # nothing was moved yet: what the label is worse than is worse than nothing before it
-        if not (label[0] <= one[0] and label[1] <= one[1] and label[2] <= one[2]):
+        if not (label <= one).all():
             front[left] = one
             left += 1
     if left == len(front):
@@ -189,17 +207,17 @@ def _kept(front: np.ndarray, count: int, label: np.ndarray) -> int:
 
 
 @kernel()
-def _span(t: float, held: int, microbatches: int, later: float) -> float:
-    """Seconds between a stage's first forward pass and its last backward pass, at least, in any schedule.
+def _span(t: float, held: int, microbatches: int, away: float) -> float:
+    """Seconds between a stage's first and last pass, at least, in any order.
 
-    A micro-batch is away for the ``later`` seconds of the stages after it. Before the first one is back only ``held``
-    forward passes can run, after the last has left only ``held`` backward passes: the rest of both times is idle (both where
-    more micro-batches come than are held, so that the two do not overlap). And each takes the place of one that has gone.
+    A micro-batch is ``away`` between its forward pass and the gradient of its inputs. Before the first one is back only
+    ``held`` forward passes can run, after the last has left only the gradients of ``held``: the rest of both times is idle
+    (both where more micro-batches come than are held, so that the two do not overlap).
     """
-    waits = max(0.0, later - (held - 1) * t / 3.0)
+    waits = max(0.0, away - (held - 1) * t / 3.0)
     if microbatches > held:
-        waits += max(0.0, later - (held - 1) * 2.0 * t / 3.0)
-    return max(microbatches * t + waits, ((microbatches + held - 1) // held) * (t + later))
+        waits += max(0.0, away - (held - 1) * 2.0 * t / 3.0)
+    return microbatches * t + waits
 
 
 @kernel()

@@ -70,16 +70,23 @@ def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipel
     return Solution(answer, cost, bound, bound >= cost, time.perf_counter() - started)
 
 
-def no_schedule_below(problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf) -> float:
-    """Seconds that no pipeline of the problem undercuts with any schedule of ``microbatches``; at most those ``known``.
+def no_schedule_below(
+    problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf, *, two: bool = False
+) -> float:
+    """Seconds that no pipeline of the problem undercuts in any order of the passes of ``microbatches``, backward passes
+    whole or split; at most those ``known``.
 
-    A stage must do its m micro-batches after the first was brought to it and before the last is taken back; the fewer it
-    holds at once, the longer it waits for those that are away. Its closing seconds come after them, beside the draining of
-    the stages before it. Candidates that hold ``most_held`` are taken to have room for more.
+    A stage must do its m micro-batches after the first was brought to it; the fewer it holds at once (from the forward pass
+    to the gradient of the weights), the longer it waits for those that are away; the gradient of the inputs of its last one
+    must still be taken back through the stages before it, those of weights can wait. Its closing seconds come after them.
+    Candidates that hold ``most_held`` are taken to have room for more.
+
+    ``two``: candidates are groups of devices that run two stages each, in interleaved 1F1B or ZB-V. Of the first of them
+    such a group holds at least min(m, 2 k) micro-batches, k being the groups from it to the last.
     """
     rows = problem.candidates
     return float(
-        least_step(problem.cuts, problem.devices, rows, microbatches, most_held, rows.closing, problem.far, known)
+        least_step(problem.cuts, problem.devices, rows, microbatches, most_held, rows.closing, problem.far, known, two)
     )
 
 

@@ -51,8 +51,17 @@ class JointPlan:
     """About what the step takes at least, were all traffic of parameters hidden under computation."""
 
     @property
+    def groups(self) -> tuple[int, ...]:
+        """Devices of every group that runs one stage or several, in their order."""
+        return tuple({stage.first_device: stage.devices for stage in sorted(self.stages, key=_first)}.values())
+
+    @property
     def gap(self) -> float:
         return 1.0 - self.bound_seconds / self.step_seconds
+
+
+def _first(stage: JointStage) -> int:
+    return stage.first_device
 
 
 @dataclass(frozen=True)

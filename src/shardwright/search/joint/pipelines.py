@@ -5,10 +5,12 @@ Per micro-batch size every sub-mesh's strategies are priced once (:mod:`~shardwr
 a run of blocks (the first with what comes before them, the last with what comes after) on one of the meshes with one
 of the strategies, and as many of its blocks recompute as its memory asks for. Stages stand in a line of devices, none
 across the border of unlike nodes; transfers between stages cost more where that border is between nodes. The best
-composition is found exactly and timed as 1F1B by event simulation.
+composition is found exactly and timed as 1F1B by event simulation; from there the other orders of passes are searched
+(:mod:`~shardwright.search.joint.orders`).
 
-The bound is on the step, over this space at these prices: no schedule of any of its pipelines is faster than its
-busiest stage's micro-batches and closing, after filling and before draining the stages before it.
+The bound is on the step, over this space at these prices: no order of the passes of any of its pipelines is faster than its
+busiest stage's micro-batches and closing, after filling the stages before it and before the gradients of its last inputs are
+back through them; where groups of devices run two stages each, after filling the first of each.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.search.joint.blocks import BlockPricer, computing_all_the_time
 from shardwright.search.joint.found import JointPlan, JointStage, Model
+from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.recipes import BASELINES, recipe
 from shardwright.search.joint.space import Space
+from shardwright.search.joint.timed import Timed
 from shardwright.units import seconds_text
 
 __all__ = ["BASELINES", "JointPlan", "JointStage", "Model", "NothingToGain", "Pipelines", "search_pipelines"]
@@ -42,7 +46,7 @@ def search_pipelines(
     max_axes: int = 2,
     most_stages: int = 64,
 ) -> tuple[JointPlan, dict[str, JointPlan | str]]:
-    """The fastest pipeline, and each baseline's (or why it has none), all by the same prices.
+    """The fastest pipeline in any order, and each baseline's (or why it has none), all by the same prices.
 
     Parameters
     ----------
@@ -66,7 +70,11 @@ def search_pipelines(
         max_axes=max_axes,
         most_stages=most_stages,
     )
-    best, found = space.compared(baselines)
+    best, found, others = space.compared(baselines)
+    for other in others.values():
+        faster = _faster(best, other)
+        assert faster is not None
+        best = replace(faster, bound_seconds=best.bound_seconds)
     return replace(best, search_seconds=time.perf_counter() - started), found
 
 
@@ -113,25 +121,33 @@ class Pipelines:
         ]
 
     def best(self, memory_limit: float | None = None) -> JointPlan:
-        """The fastest, within fewer bytes per device where that is asked.
+        """The fastest in 1F1B, within fewer bytes per device where that is asked.
 
         Raises
         ------
         Infeasible
             When none fits.
         """
+        return self._searched(memory_limit)[0]
+
+    def _searched(self, memory_limit: float | None = None) -> tuple[JointPlan, list[tuple[Space, float, JointPlan]]]:
+        """The fastest, and of every micro-batch size that was searched: the space, its bound, its own fastest."""
         spaces = [space.within(memory_limit) for space in self.spaces]
         limits = [space.bound() for space in spaces]
         best: JointPlan | None = None
+        each = []
         for space, bound in sorted(zip(spaces, limits, strict=True), key=lambda pair: pair[1]):
             if best is None or bound < best.step_seconds:
-                best = _faster(best, space.best())
+                found = space.best()
+                if found is not None:
+                    each.append((space, bound, found))
+                best = _faster(best, found)
         if best is None:
             raise Infeasible(
                 f"no pipeline of this model fits {self.cluster.name}.",
                 "Give it more devices, or smaller micro-batches.",
             )
-        return replace(best, bound_seconds=min(*limits, best.step_seconds))
+        return replace(best, bound_seconds=min(*limits, best.step_seconds)), each
 
     def corrected(self, bytes_of: Mapping[int, tuple[float, float]]) -> Pipelines:
         """The same with other bytes for blocks of some strategies (:meth:`Space.corrected`)."""
@@ -139,9 +155,10 @@ class Pipelines:
         other.spaces = [space.corrected(bytes_of) for space in self.spaces]
         return other
 
-    def compared(self, baselines: Sequence[str]) -> tuple[JointPlan, dict[str, JointPlan | str]]:
-        """The fastest, and each baseline's (or why it has none): a baseline that is faster is the answer itself."""
-        best = self.best()
+    def compared(self, baselines: Sequence[str]) -> tuple[JointPlan, dict[str, JointPlan | str], dict[str, JointPlan]]:
+        """The fastest in 1F1B, each baseline's (or why it has none): a baseline that is faster is the answer itself; and the
+        fastest in every other order of passes that is found from them."""
+        best, each = self._searched()
         found: dict[str, JointPlan | str] = {}
         for name in baselines:
             plans = [plan for space in self.spaces if (plan := recipe(space, name)) is not None]
@@ -149,7 +166,25 @@ class Pipelines:
             faster = _faster(best, found[name])
             assert faster is not None
             best = replace(faster, bound_seconds=min(best.bound_seconds, faster.step_seconds))
-        return best, found
+        others: dict[str, JointPlan] = {}
+        for name in OTHERS:
+            other: JointPlan | None = None
+            for space, bound, own in each:
+                if other is None or bound < other.step_seconds:
+                    other = _faster(other, space.ordered(name, [own]))
+            if other is not None:
+                others[name] = other
+        least = min(plan.step_seconds for plan in (best, *others.values()))
+        return replace(best, bound_seconds=min(best.bound_seconds, least)), found, others
+
+    def same_in(self, order: str, plan: JointPlan) -> JointPlan | None:
+        """A plan with one stage per group of devices in another order of passes, each group with the strategy it has;
+        nothing where that does not fit or a group has several."""
+        if len(plan.groups) != len(plan.stages):
+            return None
+        space = next(space for space in self.spaces if space.size == plan.microbatch)
+        mine = {id(stage.strategy) for stage in plan.stages}
+        return Timed(space, [row for row in space.rows if id(row.price.strategy) in mine], order).plan(space.runs(plan))
 
 
 def _faster(one: JointPlan | None, other: JointPlan | str | None) -> JointPlan | None:

@@ -4,7 +4,8 @@ A stage is a run of blocks on one of the priced sub-meshes with one of the strat
 (:mod:`~shardwright.search.joint.blocks`), and as many of its blocks recompute as its memory asks for. What it costs depends
 on how many blocks it has and whether it is the first or the last, not on where it lies, so it is priced once per such kind.
 Compositions are found exactly for a pipeline that is filled and drained once (:mod:`~shardwright.search.joint.compose`);
-the step itself is that of 1F1B, event by event, and what is found is improved by it until no small change helps.
+the step itself is that of 1F1B, event by event, and what is found is improved by it until no small change helps; from there
+other orders of passes begin.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
@@ -26,6 +28,8 @@ from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
 """Cuts and devices are counted in units of so many blocks and devices that there are at most about so many of them."""
+CHANGES_OF_OTHERS = 4_000
+"""So many stages, in all small changes, are timed in each order other than 1F1B."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,9 @@ class Space:
         shapes = np.stack([self.count_between(self.first, self.last), self.first == 0, self.last == self.cuts - 1])
         self.kinds, kind_of = np.unique(shapes, axis=1, return_inverse=True)
         self.kind_of = kind_of.reshape(-1)
+        shapes[2] = shapes[1]  # down and up again: the first group has both ends of the model
+        self.v_kinds, kind_of = np.unique(shapes, axis=1, return_inverse=True)
+        self.v_kind_of = kind_of.reshape(-1)
         self.far = np.array(
             [(k * self.unit) % self.cluster.nodes[0].devices == 0 for k in range(self.devices + 1)], dtype=bool
         )
@@ -141,23 +148,26 @@ class Space:
         seconds = np.where(fits, base[:, None] + again * price.recompute_seconds, np.inf)
         return seconds, np.where(fits, again, 0.0)
 
-    def _tables(self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float = 1.0) -> list[StageTable]:
+    def _tables(
+        self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float = 1.0, v: bool = False
+    ) -> list[StageTable]:
         """One table per size and place of a stage: the best row for every stage and number held, by seconds with
-        closing.
+        closing. ``v``: of groups of devices whose first has both ends of the model.
         """
         tables, held = [], np.arange(1, self.most + 1)
+        kinds, kind_of = (self.v_kinds, self.v_kind_of) if v else (self.kinds, self.kind_of)
         for where in sorted({(row.units, row.low, row.high) for row in rows}):
             alike = [row for row in rows if (row.units, row.low, row.high) == where]
-            plain = np.full((self.kinds.shape[1], self.most), np.inf)
+            plain = np.full((kinds.shape[1], self.most), np.inf)
             whole = plain.copy()
             for row in alike:
-                seconds, _ = self.seconds(row, self.kinds, held)
-                closing = closing_counts * row.price.closing.of(*self.kinds)[:, None]
+                seconds, _ = self.seconds(row, kinds, held)
+                closing = closing_counts * row.price.closing.of(*kinds)[:, None]
                 plain = np.minimum(plain, seconds)
                 whole = np.minimum(whole, seconds + closing / self.microbatches)
             with np.errstate(invalid="ignore"):
                 spread = np.where(np.isfinite(whole), (whole - plain) * self.microbatches, np.inf).min(axis=1)
-            chosen = (plain if for_bound else whole)[self.kind_of]
+            chosen = (plain if for_bound else whole)[kind_of]
             some = np.isfinite(chosen[:, 0])
             extra = np.full(len(self.first), 2 * (alike[0].far - alike[0].near))
             tables.append(
@@ -170,21 +180,28 @@ class Space:
                     align=where[0],
                     low=where[1],
                     high=where[2],
-                    closing=spread[self.kind_of][some] if for_bound else None,
+                    closing=spread[kind_of][some] if for_bound else None,
                     far_in=(extra * (self.first > 0))[some],
                     far_out=(extra * (self.last < self.cuts - 1))[some],
                 )
             )
         return tables
 
-    def problem(self, rows: Sequence[Row], *, for_bound: bool = False, closing_counts: float = 1.0) -> PipelineProblem:
-        tables = self._tables(rows, for_bound=for_bound, closing_counts=closing_counts)
+    def problem(
+        self, rows: Sequence[Row], *, for_bound: bool = False, closing_counts: float = 1.0, v: bool = False
+    ) -> PipelineProblem:
+        tables = self._tables(rows, for_bound=for_bound, closing_counts=closing_counts, v=v)
         objective = filled_and_drained(self.microbatches)
         return PipelineProblem(f"pipelines of {self.size}", self.cuts, self.devices, pack(tables), objective, self.far)
 
     def bound(self) -> float:
-        """Seconds that no pipeline of this micro-batch size undercuts."""
-        return no_schedule_below(self.problem(self.rows, for_bound=True), self.microbatches, self.most)
+        """Seconds that no pipeline of this micro-batch size undercuts: any order of one stage per group of devices, or
+        interleaved 1F1B and ZB-V."""
+        plain, v = (self.problem(self.rows, for_bound=True, v=v) for v in (False, True))
+        least = no_schedule_below(plain, self.microbatches, self.most)
+        for problem in (plain, v):
+            least = no_schedule_below(problem, self.microbatches, self.most, least, two=True)
+        return least
 
     def best(self, rows: Sequence[Row] | None = None, improved: bool = True) -> JointPlan | None:
         """The fastest pipeline of these rows that is found; nothing where none fits."""
@@ -202,3 +219,17 @@ class Space:
             starts.append(few)
         plans = [timed.improved(runs) if improved else timed.plan(runs) for runs in starts]
         return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
+
+    def ordered(self, schedule: str, starts: Sequence[JointPlan]) -> JointPlan | None:
+        """The fastest pipeline in another order than 1F1B that is found from others; nothing where none fits."""
+        timed = Timed(self, self.rows, schedule)
+        few = timed.fastest_of_few()
+        runs = [few] if few is not None else [self.runs(plan) for plan in starts]
+        plans = [timed.improved(one, CHANGES_OF_OTHERS) for one in runs]
+        return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
+
+    def runs(self, plan: JointPlan) -> list[Run]:
+        """The composition of a plan with one stage per group of devices."""
+        cuts = [ceil(stage.first_block / self.grain) for stage in plan.stages] + [self.cuts - 1]
+        devices = (stage.devices // self.unit for stage in plan.stages)
+        return [Run(*ends, units) for ends, units in zip(pairwise(cuts), devices, strict=True)]

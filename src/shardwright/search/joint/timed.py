@@ -1,9 +1,11 @@
-"""Compositions of stages timed as 1F1B, event by event, and improved by that.
+"""Compositions of stages timed in one order of passes, event by event, and improved by that.
 
 The exact composition (:mod:`~shardwright.search.joint.compose`) minimises what filling and draining a pipeline once takes,
 closing seconds spread over the micro-batches. The step differs a little from that: gradient sums of later stages run
 beside the draining of earlier ones, and how a stage is best run depends on which stage is the slowest. So what was composed
-is changed by one block or by neighbours' devices as long as the step gets shorter; of few compositions all are timed.
+is changed by one block or by neighbours' devices as long as the step gets shorter; of few compositions all are timed. The
+order is 1F1B or another (:mod:`~shardwright.search.joint.orders`); where it has two stages for a group of devices, a run of
+the composition is what a group has, half of it in each of its stages.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.found import JointPlan, JointStage
+from shardwright.search.joint.orders import down_and_up, order_of, stages_per_group
 
 if TYPE_CHECKING:
     from shardwright.search.joint.space import Row, Space
@@ -28,7 +31,7 @@ FEW = 2_000
 
 
 class Run(NamedTuple):
-    """A stage before its strategy is chosen: from cut to cut, on so many units of devices."""
+    """What a group of devices has before its strategy is chosen: from cut to cut, on so many units of devices."""
 
     start: int
     end: int
@@ -36,41 +39,80 @@ class Run(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A stage with its strategy: seconds of a micro-batch, seconds after the last one, blocks that recompute."""
+    """A group with its strategy: seconds of a micro-batch in each of its stages, seconds after the last one, blocks that
+    recompute, micro-batches held."""
 
     row: Row
-    seconds: float
+    parts: tuple[float, ...]
     closing: float
     again: int
+    held: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts)
+
+
+class Place(NamedTuple):
+    """Where a group stands: units of devices after it, groups after it, all groups, and whether the way from the last back
+    to the first is a slow one."""
+
+    after: int
+    behind: int
+    groups: int
+    far_round: bool
 
 
 class Timed:
-    """Compositions of some rows timed as 1F1B; stages are chosen once."""
+    """Compositions of some rows timed in one order; stages are chosen once."""
 
     def __init__(self, space: Space, rows: Sequence[Row], schedule: str = "1f1b") -> None:
         self.space, self.rows, self.schedule = space, rows, schedule
+        self.stages_each, self.v = stages_per_group(schedule), down_and_up(schedule)
         self._chosen: dict[tuple[object, ...], tuple[Choice, ...]] = {}
 
     def kind(self, run: Run) -> np.ndarray:
-        """Blocks of a stage, and whether it is the first and the last, as columns."""
+        """Blocks of a group, and whether it has the model's first and last operators, as columns."""
         count = self.space.count_between(np.array([run.start]), np.array([run.end]))
-        return np.stack([count, [run.start == 0], [run.end == self.space.cuts - 1]])
+        first, last = run.start == 0, run.end == self.space.cuts - 1
+        return np.stack([count, [first], [first if self.v else last]])
 
-    def choices(self, run: Run, after: int, held: int) -> tuple[Choice, ...]:
-        """How a stage may be run: the fastest a micro-batch, and those that close faster, none worse in both."""
-        space = self.space
-        kind = self.kind(run)
-        far = (run.start > 0 and space.far[after + run.units], run.end < space.cuts - 1 and space.far[after])
-        key = (kind.tobytes(), run.units, *far, held, *self._where(after, run.units))
+    def kinds(self, run: Run) -> list[np.ndarray]:
+        """The same of each of its stages."""
+        whole = self.kind(run)
+        if self.stages_each == 1:
+            return [whole]
+        (count,), (first,), (last,) = whole
+        return [np.array([[count - count // 2], [first], [0]]), np.array([[count // 2], [0], [last]])]
+
+    def choices(self, run: Run, place: Place) -> tuple[Choice, ...]:
+        """How a group may be run: the fastest a micro-batch, and those that close faster, none worse in both."""
+        space, kind = self.space, self.kind(run)
+        if kind[0, 0] < self.stages_each:
+            return ()
+        borders = self._borders(run, place)
+        passes = self._passes(place)
+        key = (kind.tobytes(), run.units, str(borders), passes, *self._where(place.after, run.units))
         if key not in self._chosen:
-            found = []
+            kinds, found = self.kinds(run), []
             for row in self.rows:
-                if row.units == run.units and row.low <= after and after + run.units <= row.high:
-                    seconds, again = space.seconds(row, kind, np.array([held]))
-                    if np.isfinite(seconds[0, 0]):
-                        border = 2 * (row.far - row.near) * sum(far)
-                        closing = float(row.price.closing.of(*kind)[0])
-                        found.append(Choice(row, float(seconds[0, 0] + border), closing, int(again[0, 0])))
+                if row.units != run.units or not row.low <= place.after <= row.high - run.units:
+                    continue
+                held = float(passes)
+                if self.stages_each > 1:  # all passes are taken for those of the stage that holds more
+                    flying = [row.price.held.of(*own)[0] for own in kinds]
+                    held *= float(max(flying) / max(sum(flying), 1.0))
+                seconds, again = space.seconds(row, kind, np.array([held]))
+                if np.isfinite(seconds[0, 0]):
+                    plain = row.price.seconds.of(*kind)[0] + 2 * row.near * (2 - kind[1, 0] - kind[2, 0])
+                    more = float(seconds[0, 0] - plain) / kind[0, 0]  # of recomputing, per block
+                    parts = tuple(
+                        float(row.price.seconds.of(*own)[0] + more * own[0, 0])
+                        + sum(2 * (row.far if far else row.near) for far in ends)
+                        for own, ends in zip(kinds, borders, strict=True)
+                    )
+                    closing = float(row.price.closing.of(*kind)[0])
+                    found.append(Choice(row, parts, closing, int(again[0, 0]), held))
             found.sort(key=lambda choice: (choice.seconds, choice.closing))
             kept: list[Choice] = []
             for choice in found:
@@ -79,19 +121,43 @@ class Timed:
             self._chosen[key] = tuple(kept)
         return self._chosen[key]
 
+    def _passes(self, place: Place) -> int:
+        """Forward passes that a group holds at once."""
+        if self.schedule == "1f1b" or place.groups == 1:
+            return place.behind + 1
+        if self.schedule == "gpipe":
+            return self.space.microbatches
+        order = order_of(self.schedule, place.groups, self.space.microbatches)
+        return order.in_flight[place.groups - 1 - place.behind]
+
+    def _borders(self, run: Run, place: Place) -> list[list[bool]]:
+        """Per stage of a group, whether each of its borders to other groups is crossed over a slow link."""
+        far, first, last = self.space.far, place.behind == place.groups - 1, place.behind == 0
+        before = [] if first else [bool(far[place.after + run.units])]
+        behind = [] if last else [bool(far[place.after])]
+        if self.stages_each == 1:
+            return [[*before, *behind]]
+        if self.v:
+            return [[*before, *behind], [*behind, *before]]
+        round_ = [place.far_round]
+        return [[*before, *(behind or round_)], [*(before or round_), *behind]]
+
     def _where(self, after: int, units: int) -> tuple[bool, ...]:
         """In which parts of a line of unlike devices a stage stands."""
         parts = sorted({(row.low, row.high) for row in self.rows})
         return tuple(low <= after and after + units <= high for low, high in parts)
 
     def stages(self, runs: Sequence[Run]) -> list[tuple[Choice, ...]] | None:
-        """The ways to run every stage of a composition; nothing where one has none."""
-        found, after = [], 0
-        for place, run in enumerate(reversed(runs)):
+        """The ways to run every group of a composition; nothing where one has none."""
+        found, after, groups = [], 0, len(runs)
+        if groups == 1 and self.schedule not in ("1f1b", "gpipe"):
+            return None  # every order of one stage is the same
+        used = sum(run.units for run in runs)
+        far_round = self.stages_each > 1 and bool(self.space.far[1:used].any())
+        for behind, run in enumerate(reversed(runs)):
             if after % run.units or after + run.units > self.space.devices:
                 return None
-            held = self.space.microbatches if self.schedule == "gpipe" and len(runs) > 1 else place + 1
-            choices = self.choices(run, after, held)
+            choices = self.choices(run, Place(after, behind, groups, far_round))
             if not choices:
                 return None
             found.append(choices)
@@ -100,9 +166,13 @@ class Timed:
 
     def step(self, chosen: Sequence[Choice]) -> float:
         """Seconds of a step."""
-        microbatches, stages = self.space.microbatches, len(chosen)
-        warm = np.arange(stages, 0, -1) if self.schedule == "1f1b" else np.full(stages, microbatches)
-        ends = last_backwards(np.array([c.seconds for c in chosen]), microbatches, np.minimum(warm, microbatches))
+        microbatches, groups = self.space.microbatches, len(chosen)
+        if self.schedule in ("1f1b", "gpipe"):
+            warm = np.arange(groups, 0, -1) if self.schedule == "1f1b" else np.full(groups, microbatches)
+            ends = last_backwards(np.array([c.seconds for c in chosen]), microbatches, np.minimum(warm, microbatches))
+        else:
+            order = order_of(self.schedule, groups, microbatches)
+            ends = order.ends([chosen[d].parts[k // groups] for k, d in enumerate(order.device_of)])
         return float((ends + [c.closing for c in chosen]).max())
 
     def timed(self, runs: Sequence[Run]) -> tuple[float, list[Choice]] | None:
@@ -137,9 +207,9 @@ class Timed:
                     best = found[0], runs
         return None if best is None else best[1]
 
-    def improved(self, runs: Sequence[Run]) -> JointPlan | None:
+    def improved(self, runs: Sequence[Run], most: int = MOST_CHANGES) -> JointPlan | None:
         """What small changes of a composition come to, as long as they make the step shorter."""
-        best, left, here = self.timed(runs), MOST_CHANGES // len(runs), list(runs)
+        best, left, here = self.timed(runs), most // len(runs), list(runs)
         while best is not None and left > 0:
             for other in _changes(here):
                 left -= 1
@@ -158,42 +228,51 @@ class Timed:
         found = self.timed(runs)
         if found is None:
             return None
-        space, (seconds, chosen), stages, first = self.space, found, [], 0
-        unhidden = self.step(
-            [
-                choice._replace(seconds=choice.seconds - choice.row.price.traffic.of(*self.kind(run))[0], closing=0.0)
-                for run, choice in zip(runs, chosen, strict=True)
-            ]
+        space, (seconds, chosen), groups = self.space, found, len(runs)
+        unhidden = self.step([self._unhidden(run, choice) for run, choice in zip(runs, chosen, strict=True)])
+        device_of = (
+            range(groups) if self.stages_each == 1 else order_of(self.schedule, groups, space.microbatches).device_of
         )
-        for place, (run, choice) in enumerate(zip(runs, chosen, strict=True)):
-            held = space.microbatches if self.schedule == "gpipe" and len(runs) > 1 else len(runs) - place
-            price, kind = choice.row.price, self.kind(run)
+        first_of = [sum(run.units for run in runs[:place]) * space.unit for place in range(groups)]
+        stages, begins = [], 0
+        for number, group in enumerate(device_of):
+            run, choice, part = runs[group], chosen[group], number // groups
+            price, kind, own = choice.row.price, self.kind(run), self.kinds(run)
             flying = price.held.of(*kind) - choice.again * price.recompute_saves
-            memory = price.resting.of(*kind) + flying * held + (price.held.block if choice.again else 0.0)
-            begins = min(run.start * space.grain, space.blocks)
+            memory = price.resting.of(*kind) + flying * choice.held + (price.held.block if choice.again else 0.0)
+            count = int(own[part][0, 0])
+            share = count / int(kind[0, 0])
+            again = math.ceil(choice.again * share)
             stages.append(
                 JointStage(
                     first_block=begins,
-                    last_block=begins + int(kind[0, 0]),
-                    first_device=first * space.unit,
+                    last_block=begins + count,
+                    first_device=first_of[group],
                     mesh=price.mesh,
                     strategy_name=price.name,
                     strategy=price.strategy,
-                    recomputed_blocks=choice.again,
-                    holds=held,
-                    seconds=choice.seconds,
-                    closing_seconds=choice.closing,
+                    recomputed_blocks=again if part == 0 else choice.again - math.ceil(choice.again * (1 - share)),
+                    holds=math.ceil(choice.held),
+                    seconds=choice.parts[part],
+                    closing_seconds=choice.closing * share,
                     memory_bytes=float(memory[0]),
                 )
             )
-            first += run.units
-        sent = 4 * space.microbatches * space.pricer.boundary_bytes / min(stage.devices for stage in stages)
+            begins += count
+        sent = 4 * self.stages_each * space.microbatches * space.pricer.boundary_bytes
+        sent /= min(stage.devices for stage in stages)
         return JointPlan(
             tuple(stages), space.size, space.microbatches, self.schedule, seconds, 0.0, 0.0,
             f"pipelines with micro-batches of {space.size} or another size that was tried: contiguous runs of blocks on "
-            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any schedule of whole passes",
+            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any order of passes of one stage per "
+            "group of devices, backward passes whole or split, and interleaved 1F1B and ZB-V with two equal ones",
             sent * (len(stages) > 1), unhidden,
         )  # fmt: skip
+
+    def _unhidden(self, run: Run, choice: Choice) -> Choice:
+        """A choice were all traffic of its parameters hidden."""
+        traffic = [float(choice.row.price.traffic.of(*own)[0]) for own in self.kinds(run)]
+        return choice._replace(parts=tuple(t - a for t, a in zip(choice.parts, traffic, strict=True)), closing=0.0)
 
 
 def _changes(runs: Sequence[Run]) -> Iterator[list[Run]]:
