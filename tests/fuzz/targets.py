@@ -238,7 +238,7 @@ def _run_place(folder: Path, drawn: Any) -> None:
     base, changes, tear, options = drawn
     path = folder / "workload.json"
     path.write_bytes(torn(deepened(json.dumps(changed(base, changes))), tear))
-    command("place", str(path), "--time-limit", "1", "--json", *options)
+    command("place", str(path), "--time-limit", "0.3", "--json", *options)
 
 
 class _Calls:

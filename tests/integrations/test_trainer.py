@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from runtime.test_programs import LENGTH, VOCABULARY, gpt2, graph_of, strategy_of, transformers
 from runtime.workers import device_mesh
@@ -51,13 +52,16 @@ def trains(rank: int, folder: str) -> None:
     from shardwright.integrations.trainer import Trainer
 
     data = {"train_dataset": Texts(TEXTS, 0), "eval_dataset": Texts(11, 1)}
-    expected = None
-    with one_process():
-        theirs = transformers.Trainer(
-            copy.deepcopy(gpt2()), arguments(f"{folder}/theirs{rank}", save_strategy="no"), **data
-        )
-        theirs.train()
-        expected = history(theirs)
+    alone: list[Any] = [None]
+    if rank == 0:
+        with one_process():
+            theirs = transformers.Trainer(
+                copy.deepcopy(gpt2()), arguments(f"{folder}/theirs", save_strategy="no"), **data
+            )
+            theirs.train()
+            alone = [(history(theirs), {name: x.detach() for name, x in theirs.model.named_parameters()})]
+    dist.broadcast_object_list(alone, 0)
+    expected, parameters = alone[0]
 
     def ours(where: str, **kwargs: Any) -> Any:
         split = parallelize(gpt2(), strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph_of(), keep=True)
@@ -70,7 +74,7 @@ def trains(rank: int, folder: str) -> None:
     for (name, mine), (_, true) in zip(found, expected, strict=True):
         assert mine == pytest.approx(true, rel=1e-6 if name == "grad_norm" else 1e-9), (name, found, expected)
     written = transformers.GPT2LMHeadModel.from_pretrained(f"{folder}/ours/checkpoint-6", dtype=torch.float64)
-    for name, parameter in theirs.model.named_parameters():
+    for name, parameter in parameters.items():
         torch.testing.assert_close(written.get_parameter(name), parameter, rtol=1e-7, atol=1e-9)
     resumed = ours(f"{folder}/ours")
     resumed.train(resume_from_checkpoint=f"{folder}/ours/checkpoint-3")

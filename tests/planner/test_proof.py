@@ -34,6 +34,27 @@ def planned(graph: Graph, cluster: str = "8xA100-40GB", **options: object) -> Pl
     return plan_graph(graph, parse_cluster(cluster), Options(fewer_devices=False, **options))  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def watched(gpt: Graph) -> tuple[Plan, list[Found]]:
+    """The plan where there is as much memory as the devices have, and every candidate that was simulated meanwhile."""
+    seen: list[Found] = []
+    tried, keeping = Trials.tried, Trials.keeping
+
+    def noted(self: Trials, *args: object) -> Found:
+        seen.append(tried(self, *args))  # type: ignore[arg-type]
+        return seen[-1]
+
+    def noted_too(self: Trials, *args: object) -> Iterator[Found]:
+        for kept in keeping(self, *args):  # type: ignore[arg-type]
+            seen.append(kept)
+            yield kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trials, "tried", noted)
+        patch.setattr(Trials, "keeping", noted_too)
+        return planned(gpt), seen
+
+
 def sound(plan: Plan) -> None:
     assert 0 < plan.proof.lower_bound <= plan.prediction.sum_seconds * (1 + 1e-9)
     assert 0 < plan.proof.step_bound <= plan.prediction.step_seconds * (1 + 1e-9)
@@ -65,8 +86,9 @@ def test_with_less_memory_the_bound_is_still_one_of_the_problem_that_was_asked(g
         assert not tight.proof.optimal or tight.proof.cost <= tight.prediction.sum_seconds
 
 
-def test_less_memory_never_finds_what_more_memory_missed(gpt: Graph) -> None:
-    steps = [planned(gpt, memory_limit=gb * 1e9).prediction.step_seconds for gb in (40.0, 0.26, 0.23)]
+def test_less_memory_never_finds_what_more_memory_missed(gpt: Graph, watched: tuple[Plan, list[Found]]) -> None:
+    tight = [planned(gpt, memory_limit=gb * 1e9) for gb in (0.26, 0.23)]
+    steps = [plan.prediction.step_seconds for plan in (watched[0], *tight)]
     assert steps == sorted(steps)
 
 
@@ -98,8 +120,8 @@ def test_a_bound_that_a_candidate_contradicts_is_refused(gpt: Graph, monkeypatch
             planned(gpt, baselines=(), recompute="none", search="data-parallel")
 
 
-def test_the_check_looks_at_every_candidate_that_fits(gpt: Graph) -> None:
-    plan = planned(gpt, baselines=())
+def test_the_check_looks_at_every_candidate_that_fits(watched: tuple[Plan, list[Found]]) -> None:
+    plan, _ = watched
     p = plan.prediction
 
     def found(**changes: object) -> Found:
@@ -115,23 +137,9 @@ def test_the_check_looks_at_every_candidate_that_fits(gpt: Graph) -> None:
     assert proof(exact, [found()], 1.0, "here").optimal
 
 
-def test_the_fastest_of_all_candidates_is_the_plan(gpt: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_of_all_candidates_is_the_plan(watched: tuple[Plan, list[Found]]) -> None:
     """Every candidate that was simulated and fits is noted; none of them is faster than the plan."""
-    seen: list[Found] = []
-    tried, keeping = Trials.tried, Trials.keeping
-
-    def noted(self: Trials, *args: object) -> Found:
-        seen.append(tried(self, *args))  # type: ignore[arg-type]
-        return seen[-1]
-
-    def noted_too(self: Trials, *args: object) -> Iterator[Found]:
-        for kept in keeping(self, *args):  # type: ignore[arg-type]
-            seen.append(kept)
-            yield kept
-
-    monkeypatch.setattr(Trials, "tried", noted)
-    monkeypatch.setattr(Trials, "keeping", noted_too)
-    plan = planned(gpt)
+    plan, seen = watched
     fitting = [found.prediction.step_seconds for found in seen if found.prediction.fits]
     assert len(set(fitting)) > 3
     assert plan.prediction.step_seconds == min(fitting)

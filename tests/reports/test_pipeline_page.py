@@ -213,7 +213,7 @@ def test_the_matrix_holds_what_stages_send(text: str, opened: Any, piped: Planne
     assert "between stages" in page.inner_text("#communication .said")
 
 
-def test_two_plans_of_which_one_has_stages(piped: Planned, gpt: Planned, opened: Any) -> None:
+def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
     from tests.reports.conftest import planned
 
     flat = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)

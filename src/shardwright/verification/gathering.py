@@ -23,11 +23,11 @@ from shardwright._torch_compat import first_chunk_offsets
 class Gathered(NamedTuple):
     """Tensors by name, and for every name how far two ranks' copies differ at most and which rank's differs so."""
 
-    tensors: dict[str, Tensor]
-    spreads: dict[str, tuple[float, int]]
+    tensors: dict[Any, Tensor]
+    spreads: dict[Any, tuple[float, int]]
 
 
-def gathered(tensors: Mapping[str, Tensor], together: bool, stages: bool = False) -> Gathered:
+def gathered(tensors: Mapping[Any, Tensor], together: bool, stages: bool = False) -> Gathered:
     """Copies, whole on rank 0 (other ranks get their own parts). ``together``: every rank calls this with its share.
 
     ``stages``: ranks hold the tensors of their own stages only, so that one without a tensor is nothing strange.
@@ -82,17 +82,17 @@ def _digest(tensor: Tensor) -> tuple[tuple[int, ...], bytes]:
     return tuple(tensor.shape), hashlib.blake2b(data, digest_size=16).digest()
 
 
-def _holder(known: list[Any], name: str, rank: int) -> int:
+def _holder(known: list[Any], name: Any, rank: int) -> int:
     """The first rank that holds the region that ``rank`` holds."""
     return next(r for r, regions in enumerate(known) if name in regions and regions[name][0] == known[rank][name][0])
 
 
-def _sends(known: list[Any], name: str, rank: int) -> bool:
+def _sends(known: list[Any], name: Any, rank: int) -> bool:
     first = _holder(known, name, rank)
     return first == rank or known[first][name] != known[rank][name]
 
 
-def _spread(known: list[Any], sent: list[Any], name: str, stages: bool) -> tuple[float, int]:
+def _spread(known: list[Any], sent: list[Any], name: Any, stages: bool) -> tuple[float, int]:
     worst = (0.0, 0)
     for rank, regions in enumerate(known):
         if name not in regions:
@@ -105,7 +105,7 @@ def _spread(known: list[Any], sent: list[Any], name: str, stages: bool) -> tuple
     return worst
 
 
-def _whole(known: list[Any], sent: list[Any], name: str) -> Tensor:
+def _whole(known: list[Any], sent: list[Any], name: Any) -> Tensor:
     first = next(rank for rank, regions in enumerate(known) if name in regions)
     part, (shape, dtype) = sent[first][name], known[first][name][2]
     if part.shape == shape:

@@ -8,7 +8,7 @@ run had before each step, and :func:`replayed` computes what AdamW, on one proce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -72,24 +72,30 @@ def train(
     """
     run, stages = Run(), isinstance(model, PipelineModule)
 
-    def whole(what: str, tensors: Mapping[str, Tensor], when: str) -> dict[str, Tensor]:
-        found = gathered(tensors, together, stages)
-        run.copies += _copies(what, found, when)
-        return found.tensors if keep else {}
+    def whole(when: str, **kinds: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Tensors of several kinds, brought together at once: each time the ranks meet four times."""
+        named = {(what, name): tensor for what, tensors in kinds.items() for name, tensor in tensors.items()}
+        found = gathered(named, together, stages)
+        run.copies += _copies(found, when)
+        for kind in kinds:
+            yield {name: x for (what, name), x in found.tensors.items() if what == kind} if keep else {}
 
     optimizer = _optimizer(p for p in model.parameters() if p.requires_grad)
     for step in range(1, steps + 1):
-        when = f" at step {step}"
-        run.before.append(whole("parameter", dict(model.named_parameters()), f" before step {step}"))
+        (before,) = whole(f" before step {step}", parameter=dict(model.named_parameters()))
+        run.before.append(before)
         optimizer.zero_grad()
         loss, output, gradients = _step(model, args, kwargs, inputs=step == steps and not stages)
-        losses = whole("loss", {"loss": loss.detach()}, when)
+        losses, outputs, gradients = whole(
+            f" at step {step}", loss={"loss": loss.detach()}, output=output, gradient=gradients
+        )
         run.losses.append(float(losses["loss"]) if keep else float("nan"))
-        run.outputs.append(whole("output", output, when))
-        run.gradients.append(whole("gradient", gradients, when))
+        run.outputs.append(outputs)
+        run.gradients.append(gradients)
         optimizer.step()
-    run.parameters = whole("parameter", dict(model.named_parameters()), " at the end")
-    run.buffers = whole("buffer", dict(model.named_buffers()), " at the end")
+    run.parameters, run.buffers = whole(
+        " at the end", parameter=dict(model.named_parameters()), buffer=dict(model.named_buffers())
+    )
     return run
 
 
@@ -194,10 +200,10 @@ def _optimizer(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(list(parameters), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
 
 
-def _copies(what: str, found: Gathered, when: str) -> list[Copies]:
+def _copies(found: Gathered, when: str) -> list[Copies]:
     return [
-        Copies(what, name + when, spread, rank, size_of(found.tensors.get(name)))
-        for name, (spread, rank) in found.spreads.items()
+        Copies(what, name + when, spread, rank, size_of(found.tensors.get((what, name))))
+        for (what, name), (spread, rank) in found.spreads.items()
     ]
 
 
