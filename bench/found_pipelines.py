@@ -51,7 +51,9 @@ def found(reference: str, folder: Path) -> dict[str, dict[str, Any]]:
     joint = find_pipelines(built(reference)[3], parse_cluster(CLUSTER), Options())
     plans = [joint.best, *(plan for plan in joint.recipes.values() if isinstance(plan, JointPlan))]
     plans += joint.under([SHARE * max(stage.memory_bytes for stage in joint.best.stages)])
-    shapes = {str([(s.devices, s.recomputed_blocks) for s in plan.stages]): plan for plan in reversed(plans)}
+    shapes = {
+        str([(s.devices, s.recomputed_blocks, s.lightly_blocks) for s in plan.stages]): plan for plan in reversed(plans)
+    }
     files = {}
     staged = sorted((plan for plan in shapes.values() if len(plan.stages) > 1), key=lambda plan: plan.step_seconds)
     for number, plan in enumerate(plan for plan in staged if sum(s.devices for s in plan.stages) == 4):
@@ -68,6 +70,7 @@ def found(reference: str, folder: Path) -> dict[str, dict[str, Any]]:
                 "mesh": list(s.mesh.sizes),
                 "strategy": s.strategy_name,
                 "recomputed": s.recomputed_blocks,
+                "lightly": s.lightly_blocks,
             }
             for s in plan.stages
         ]

@@ -86,7 +86,8 @@ def main() -> int:
             for stage in best.stages:
                 print(f"    blocks {stage.first_block}–{stage.last_block - 1}, devices {stage.first_device}–"
                       f"{stage.first_device + stage.devices - 1} as {stage.mesh.sizes}, {stage.strategy_name}, "
-                      f"{stage.recomputed_blocks} recomputed, holds {stage.holds}, {1e3 * stage.seconds:.1f} ms, "
+                      f"{stage.recomputed_blocks} recomputed, {stage.lightly_blocks} lightly, "
+                      f"holds {stage.holds}, {1e3 * stage.seconds:.1f} ms, "
                       f"{stage.memory_bytes / 2**30:.1f} GiB")  # fmt: skip
     return worse
 

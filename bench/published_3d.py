@@ -119,6 +119,7 @@ def found(row: Row, cluster: Cluster, graphs: dict[int, Graph]) -> dict[str, Any
         "mesh": list(widest.mesh.sizes),
         "splits": sorted({stage.strategy_name for stage in best.stages}),
         "recomputed_blocks": sum(stage.recomputed_blocks for stage in best.stages),
+        "lightly_blocks": sum(stage.lightly_blocks for stage in best.stages),
         "search_seconds": best.search_seconds,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,11 @@ def test_found_pipelines_compute_the_numbers_of_one_process(
     plans = [joint.best, *(plan for plan in joint.recipes.values() if isinstance(plan, JointPlan))]
     if share is not None:
         plans += joint.under([share * max(stage.memory_bytes for stage in joint.best.stages)])
-    shapes = {str([(s.devices, s.recomputed_blocks) for s in plan.stages]): plan for plan in plans}
+    several = next(plan for plan in plans if len(plan.stages) > 1)
+    plans.append(
+        replace(several, stages=tuple(replace(s, recomputed_blocks=0, lightly_blocks=1) for s in several.stages))
+    )
+    shapes = {str([(s.devices, s.recomputed_blocks, s.lightly_blocks) for s in p.stages]): p for p in plans}
     paths = []
     for number, plan in enumerate(plan for plan in shapes.values() if len(plan.stages) > 1):
         paths.append(str(tmp_path / f"{number}.json"))

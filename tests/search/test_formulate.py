@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import numpy as np
 import pytest
+import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from program.steps import priced
+from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.costs.memory import ACTIVATIONS, memory
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -31,6 +37,14 @@ MESH = mesh_of(parse_cluster("2x4xH100"))
 def gpt() -> Graph:
     resolved = resolve("gpt:small,layers=4", batch=8)
     return capture(resolved.model, resolved.args, resolved.kwargs)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Graph:
+    """Its products are expensive for their size."""
+    with torch.device("meta"):
+        model, args, kwargs = zoo.build("gpt", layers=3, width=512, heads=8, seq=512, vocab=512, batch=64)
+        return capture(model, args, kwargs)
 
 
 def _search(graph: Graph, **options):
@@ -155,7 +169,32 @@ def test_they_agree_on_recomputed_blocks_too(name: str) -> None:
 def test_the_last_product_of_a_block_is_not_computed_again(gpt: Graph) -> None:
     path = block_paths(gpt)[0]
     names = [gpt.ops[index].name for index in span_of(gpt, path)]
-    again = recomputation(gpt, (path,), "cuda")
+    rules = {op.name: analyse(op, gpt.tensors) for op in gpt.ops}
+    again = recomputation(gpt, (path,), "cuda", rules)
     assert again.runs == set(names[:-2])
-    assert again.reads == set(names[:-1])
+    last = next(op for op in gpt.ops if op.name == names[-2])
+    brought = {(op.name, tensor) for op in gpt.ops if op.name in names[:-2] for tensor in op.inputs}
+    assert again.reads == brought | {(last.name, tensor) for tensor in last.inputs[:2]}  # its bias is not needed
     assert set(again.block) == set(names)
+
+
+@pytest.mark.parametrize("name", ["data-parallel", "megatron", "fsdp"])
+def test_what_is_recomputed_lightly_costs_and_holds_what_its_program_does(name: str, wide: Graph) -> None:
+    mesh = mesh_of(parse_cluster("8xH100"))
+    seconds, summed, held = {}, {}, {}
+    for way in ("kept", "light", "whole"):
+        paths = () if way == "kept" else block_paths(wide)
+        stated = formulate(
+            wide, mesh, within=restriction(name, 1), recompute=paths, lightly=way == "light", memory_limit=inf
+        )
+        answer = solve(replace(stated.problem, usages=(), usage_limit=None)).answer
+        found = priced(wide, stated.strategy(answer), mesh)
+        seconds[way], summed[way] = found.seconds, evaluate(stated.problem, answer).cost
+        held[way] = sum(float(u.amounts[answer[u.node]]) for u in stated.problem.usages if u.start == 0 and u.stop == 1)
+        if way == "light":
+            first = next(n for n, e in enumerate(found.events) if e.phase == "backward")
+            storages = [s for s in memory(found.program, mesh.device).storages if s.kind == ACTIVATIONS]
+            assert held[way] == pytest.approx(sum(s.bytes for s in storages if s.born <= first <= s.dies), rel=0.02)
+    assert held["whole"] < held["light"] < held["kept"]
+    assert seconds["kept"] < seconds["light"] < seconds["whole"]
+    assert seconds["light"] - seconds["kept"] == pytest.approx(summed["light"] - summed["kept"], rel=0.1)

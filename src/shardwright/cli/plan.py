@@ -47,7 +47,11 @@ def plan(
         float | None, typer.Option(help="GB per device to stay below (the device's own otherwise)")
     ] = None,
     recompute: Annotated[
-        str, typer.Option(help="Recompute blocks' activations in backward: auto (if nothing fits), none or blocks")
+        str,
+        typer.Option(
+            help="Recompute activations in backward: auto (if memory is short), none, light (what is cheap to compute: "
+            "norms, activations, scores) or blocks (everything in them)"
+        ),
     ] = "auto",
     all_devices: Annotated[
         bool, typer.Option("--all-devices", help="Use every device, also where fewer of them are faster")

@@ -24,7 +24,8 @@ class Strategy:
     parameters whose gathered copy is freed after its forward use and gathered again for backward (FSDP's way).
     ``whole_gradients`` names gathered parameters whose gradient stays whole until the backward pass is over and is
     scattered then (ZeRO-1), not as soon as it is known (ZeRO-2 and 3).
-    ``recomputed`` names blocks (module paths) whose activations are not kept but computed again in the backward pass.
+    ``recomputed`` names blocks (module paths) whose activations are not kept but computed again in the backward pass; of
+    those that are ``lightly`` too, only what is cheap to compute for its size (:mod:`shardwright.program.blocks`).
     ``shares`` maps an axis to the part of the work that each of its ranks takes (adding up to one); other axes cut evenly.
     """
 
@@ -36,6 +37,7 @@ class Strategy:
     recomputed: tuple[str, ...] = ()
     whole_gradients: frozenset[str] = frozenset()
     shares: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    lightly: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         sizes = dict(self.axes)

@@ -124,7 +124,10 @@ class Joint:
 
         def attempt(name: str, found: JointPlan) -> None:
             nonlocal best, winner, beat, first, too_large
-            stages = [(s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks) for s in found.stages]
+            stages = [
+                (s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks, s.lightly_blocks)
+                for s in found.stages
+            ]
             key = (found.microbatch, found.schedule if len(stages) > 1 else "", *stages)
             if key not in tried:
                 if say is not None:
@@ -214,8 +217,8 @@ def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int
         held, saved = more.get(id(stage.strategy), (0.0, 0.0))
         if excess <= 0.0:
             continue
-        if stage.recomputed_blocks:
-            more[id(stage.strategy)] = held, min(saved, -excess / stage.recomputed_blocks)
+        if again := stage.recomputed_blocks + stage.lightly_blocks:
+            more[id(stage.strategy)] = held, min(saved, -excess / again)
         else:
             each = excess / (stage.last_block - stage.first_block)
             more[id(stage.strategy)] = max(held, each), saved if saved < 0.0 else max(saved, each)

@@ -33,6 +33,10 @@ from shardwright.search.labels import label_loops
 from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
 from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
 
+NOTHING, LIGHT, WHOLE = "none", "light", "blocks"
+AGAIN = {LIGHT: "what is cheap of all blocks", WHOLE: "all blocks"}
+"""Ways to recompute, the cheaper first, and what is recomputed."""
+
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
 
 CLOSE = 1.25
@@ -72,8 +76,9 @@ class Options:
         for name in (self.search, *self.baselines):
             check_name(name)
         check_limits(self.memory_limit, self.time_limit)
-        if self.recompute not in ("auto", "none", "blocks"):
-            raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", "Known: auto, none, blocks.")
+        if self.recompute not in ("auto", NOTHING, LIGHT, WHOLE):
+            known = ", ".join(("auto", NOTHING, LIGHT, WHOLE))
+            raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", f"Known: {known}.")
 
 
 def plan_graph(
@@ -97,8 +102,9 @@ def plan_graph(
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """All searches with the same blocks recomputed: outcomes by name."""
+    """All searches with the same recomputed: outcomes by name."""
 
+    recompute: str
     trials: Trials
     outcomes: Mapping[str, Outcome]
 
@@ -108,7 +114,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     started = perf_counter()
     say("describing the operators")
     described = describe_graph(graph)
-    if options.recompute == "blocks" and not described.blocks:
+    if options.recompute in AGAIN and not described.blocks:
         raise no_blocks(graph.training)
     shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
     several = max(mesh.devices for mesh in shapes) > 1
@@ -117,14 +123,16 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     shown = tuple(dict.fromkeys([options.search, *options.baselines]))
     open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
     names = tuple(dict.fromkeys([*shown, *_unasked(options.search)])) if several and open_search else shown
-    rounds = [_round(described, shapes, options, names, options.recompute == "blocks", inf, say)]
+    first = options.recompute if options.recompute in AGAIN else NOTHING
+    rounds = [_round(described, shapes, options, names, first, inf, say)]
     eligible = _eligible(rounds, options.search, open_search)
-    again = _worth_recomputing(rounds[0], eligible, shapes, options, open_search)
-    if again:
-        say("searching with recomputed blocks")
-        fastest = min((f.prediction.step_seconds for f in eligible if f.prediction.fits), default=inf)
-        rounds.append(_round(described, shapes, options, again, True, fastest, say))
-        eligible = _eligible(rounds, options.search, open_search)
+    for way, what in AGAIN.items():
+        again = _worth_recomputing(rounds[0], eligible, shapes, options, way)
+        if again:
+            say(f"searching with {what} recomputed")
+            fastest = min((f.prediction.step_seconds for f in eligible if f.prediction.fits), default=inf)
+            rounds.append(_round(described, shapes, options, again, way, fastest, say))
+            eligible = _eligible(rounds, options.search, open_search)
     trials = rounds[0].trials
     winner = trials.best(eligible, options.search) if eligible else None
     if winner is None or not winner.prediction.fits:
@@ -181,7 +189,7 @@ def _round(
     shapes: Sequence[Mesh],
     options: Options,
     names: Sequence[str],
-    recompute: bool,
+    recompute: str,
     beat: float,
     say: Progress,
 ) -> _Round:
@@ -191,7 +199,8 @@ def _round(
         optimizer=options.optimizer,
         memory_limit=options.memory_limit,
         ignore_device_memory=options.ignore_device_memory,
-        recompute=described.blocks if recompute else (),
+        recompute=described.blocks if recompute != NOTHING else (),
+        lightly=recompute == LIGHT,
         constrained=("auto", ANOTHER, options.search),
         pins=options.pins,
         forbidden=options.forbidden,
@@ -203,7 +212,7 @@ def _round(
     for name in names:
         outcomes[name] = search_by_name(trials, shapes, name, say, inf if name in shown else beat)
         beat = min([beat, *(found.prediction.step_seconds for found in outcomes[name].fitting)])
-    return _Round(trials, outcomes)
+    return _Round(recompute, trials, outcomes)
 
 
 def _eligible(rounds: Sequence[_Round], search: str, open_search: bool) -> list[Found]:
@@ -213,22 +222,25 @@ def _eligible(rounds: Sequence[_Round], search: str, open_search: bool) -> list[
 
 
 def _worth_recomputing(
-    plain: _Round, eligible: Sequence[Found], shapes: Sequence[Mesh], options: Options, open_search: bool
+    plain: _Round, eligible: Sequence[Found], shapes: Sequence[Mesh], options: Options, way: str
 ) -> list[str]:
-    """The searches to repeat with blocks recomputed: those that found nothing that fits, and those held back by memory
-    for which the time that recomputing takes leaves anything to gain."""
+    """The searches to repeat with blocks recomputed in this way: those that found nothing that fits, and those held back by
+    memory for which the time that recomputing takes leaves anything to gain."""
     if options.recompute != "auto" or not plain.trials.described.blocks:
         return []
     lacking = [name for name, outcome in plain.outcomes.items() if outcome.held_back and not outcome.fitting]
     fitting = [found.prediction.step_seconds for found in eligible if found.prediction.fits]
     held_back = plain.outcomes[options.search].held_back and options.search not in lacking
     if options.search == LEAST_MEMORY:
-        return list(plain.outcomes)  # the search's count leaves things out, so recipes take part in the choice
+        return (
+            list(plain.outcomes) if way == WHOLE else []
+        )  # the search's count leaves things out, so recipes take part in the choice
     if held_back and fitting and not plain.trials.deep:
         again = Trials(
             plain.trials.described,
             optimizer=options.optimizer,
             recompute=plain.trials.described.blocks,
+            lightly=way == LIGHT,
             ignore_device_memory=True,
             constrained=plain.trials.constrained,
             pins=options.pins,
@@ -246,9 +258,10 @@ def _smallest(rounds: Sequence[_Round], shapes: Sequence[Mesh], options: Options
     say("nothing fits; searching for what needs least")
     first = rounds[0].trials
     least = replace(options, search=LEAST_MEMORY, baselines=(), memory_limit=None, ignore_device_memory=True)
-    blocks = bool(first.described.blocks) and options.recompute != "none"
+    blocks = bool(first.described.blocks) and options.recompute != NOTHING
     asked = [LEAST_MEMORY] if options.pins or options.forbidden else [LEAST_MEMORY, *DEFAULT_BASELINES]
-    smallest = _round(first.described, shapes, least, asked, blocks, inf, say)
+    way = NOTHING if not blocks else LIGHT if options.recompute == LIGHT else WHOLE
+    smallest = _round(first.described, shapes, least, asked, way, inf, say)
     seen = [smallest.trials.exactly(f) for outcome in smallest.outcomes.values() for f in outcome.candidates]
     return [
         replace(f, prediction=replace(f.prediction, fits=f.prediction.memory_bytes <= first.limit(f.mesh)))
@@ -289,10 +302,9 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
 
 
 def _recomputed(rounds: Sequence[_Round], options: Options) -> str:
-    again = options.recompute == "blocks" or options.search in (rounds[1].outcomes if len(rounds) > 1 else ())
-    if not again:
-        return "nothing recomputed"
-    return "all blocks recomputed" if len(rounds) == 1 else "all blocks or none recomputed"
+    """What the plans of a proof recompute, of all their blocks."""
+    ways = [one.recompute for one in rounds if options.search in one.outcomes]
+    return f"{' or '.join(AGAIN.get(way, 'nothing') for way in ways)} recomputed"
 
 
 def _could_be_faster(trials: Trials, smaller: Cluster, options: Options, seconds: float) -> bool:

@@ -25,5 +25,6 @@ def restate(plan: Plan, graph: Graph, described: Described | None = None) -> For
         rules=described.rules,
         labels=described.labels,
         recompute=plan.strategy.recomputed,
+        lightly=bool(plan.strategy.lightly),
         fold=all(splits[name] == splits[first] for name, first in representatives(graph).items()),
     )

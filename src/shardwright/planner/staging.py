@@ -101,5 +101,7 @@ def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: fr
     ):
         raise LoweringError("A stage would cut a tensor along a dim that it does not have.", "Plan without stages.")
     # Of the whole micro-batch: a stage of one block has nothing in it that repeats.
-    blocks = [path for path in twins.blocks if span_of(part.graph, path)][: stage.recomputed_blocks]
-    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks))
+    blocks = [path for path in twins.blocks if span_of(part.graph, path)]
+    wholly, every = stage.recomputed_blocks, stage.recomputed_blocks + stage.lightly_blocks
+    lightly = frozenset(blocks[wholly:every])
+    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks[:every]), lightly=lightly)

@@ -83,8 +83,16 @@ class Found:
 
     @property
     def note(self) -> str:
-        blocks = self.strategy.recomputed
-        return f"activations of {len(blocks)} blocks ({blocks[0]}, …) are recomputed in backward" if blocks else ""
+        return recomputed_note(self.strategy)
+
+
+def recomputed_note(strategy: Strategy) -> str:
+    """What a strategy recomputes, in words; nothing where it does not."""
+    light = [path for path in strategy.recomputed if path in strategy.lightly]
+    whole = [path for path in strategy.recomputed if path not in strategy.lightly]
+    said = [f"activations of {len(whole)} blocks ({whole[0]}, …) are recomputed in backward"] if whole else []
+    said += [f"of {len(light)} blocks ({light[0]}, …) only what is cheap to compute is recomputed"] if light else []
+    return "; ".join(said)
 
 
 def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float | None = None) -> Prediction:
@@ -119,6 +127,7 @@ class Trials:
         memory_limit: float | None = None,
         ignore_device_memory: bool = False,
         recompute: Sequence[str] = (),
+        lightly: bool = False,
         constrained: Sequence[str] = (),
         pins: Sequence[str] = (),
         forbidden: Sequence[str] = (),
@@ -126,7 +135,8 @@ class Trials:
         gap: float = 0.0,
         fastest: bool = True,
     ) -> None:
-        self.described, self.optimizer, self.recompute = described, optimizer, tuple(recompute)
+        self.described, self.optimizer = described, optimizer
+        self.recompute, self.lightly = tuple(recompute), lightly
         self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
         self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
         self.time_limit, self.gap, self.fastest = time_limit, gap, fastest
@@ -156,8 +166,15 @@ class Trials:
         return self._stated[key]
 
     def _state(self, mesh: Mesh, name: str) -> Formulation:
-        within = self._within(mesh, name)
-        return state(self.described, mesh, name, optimizer=self.optimizer, recompute=self.recompute, within=within)
+        return state(
+            self.described,
+            mesh,
+            name,
+            optimizer=self.optimizer,
+            recompute=self.recompute,
+            lightly=self.lightly,
+            within=self._within(mesh, name),
+        )
 
     def _part(self, mesh: Mesh, name: str) -> Formulation | None:
         """The problem of a search as part of the whole one, where that is stated; of one that is not plain, right at the
@@ -242,7 +259,8 @@ class Trials:
             When there is no such strategy.
         """
         known = seconds * (1 + SLACK * self.deep)
-        if least_compute(self.described, mesh, name, self._within(mesh, name), self.recompute) >= known:
+        within = self._within(mesh, name)
+        if least_compute(self.described, mesh, name, within, self.recompute, self.lightly) >= known:
             return False  # told without stating the problem
         if name == "auto":
             return self.floor(mesh, name, LEAST_UNHIDDEN, limited=False) < known
@@ -303,7 +321,7 @@ class Trials:
         """What searches have in common that come to the same strategy, with the same blocks recomputed."""
         stated, answer = searched.formulation, searched.solution.answer
         options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
-        within, again = stated.within, searched.strategy.recomputed
+        within, again = stated.within, (searched.strategy.recomputed, stated.lightly)
         return (mesh, again, within.regather, within.whole_gradients, tuple(within.arrives.items()), tuple(options))
 
     def exactly(self, found: Found) -> Found:

@@ -96,6 +96,7 @@ def _united(strategies: Sequence[Strategy]) -> Strategy:
         regathered=frozenset().union(*(s.regathered for s in strategies)),
         whole_gradients=frozenset().union(*(s.whole_gradients for s in strategies)),
         recomputed=tuple(path for s in strategies for path in s.recomputed),
+        lightly=frozenset().union(*(s.lightly for s in strategies)),
     )
 
 
@@ -111,6 +112,7 @@ def _strategy(part: StageGraph, parts: Sequence[StageGraph], known: Strategy) ->
 
     made = {name for op in part.graph.ops for name in op.outputs if name}
     blocks = {op.module for op in part.graph.ops}
+    again = tuple(p for p in known.recomputed if any(b == p or b.startswith(f"{p}.") for b in blocks))
     return replace(
         known,
         splits={op.name: known.splits[op.name] for op in part.graph.ops},
@@ -118,5 +120,6 @@ def _strategy(part: StageGraph, parts: Sequence[StageGraph], known: Strategy) ->
         kept={name: layout for name, layout in known.kept.items() if name in made},
         regathered=known.regathered & own,
         whole_gradients=known.whole_gradients & own,
-        recomputed=tuple(p for p in known.recomputed if any(b == p or b.startswith(f"{p}.") for b in blocks)),
+        recomputed=again,
+        lightly=known.lightly & {*again},
     )

@@ -59,6 +59,7 @@ class StrategyText:
     regathered: frozenset[str] = frozenset()
     whole_gradients: frozenset[str] = frozenset()
     recomputed: tuple[str, ...] = ()
+    lightly: frozenset[str] = frozenset()
     shares: dict[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)
     routes: tuple[RouteText, ...] = ()
@@ -84,6 +85,7 @@ def strategy_text(s: Strategy, decisions: Written) -> dict[str, Any]:
         "regathered": sorted(s.regathered),
         "whole_gradients": sorted(s.whole_gradients),
         "recomputed": list(s.recomputed),
+        "lightly": sorted(s.lightly),
         "shares": {name: list(shares) for name, shares in s.shares.items()},
         "sizes": vars(decisions.sizes),
         "routes": routes_text(decisions),
@@ -111,6 +113,7 @@ def strategy_from(data: Any, where: str) -> tuple[Strategy, Written]:
         recomputed=data.recomputed,
         whole_gradients=data.whole_gradients,
         shares=data.shares,
+        lightly=data.lightly,
     )
     return strategy, decisions_from(data.sizes, data.routes, data.nests, axes)
 

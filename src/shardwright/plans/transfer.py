@@ -56,7 +56,7 @@ def replicated(graph: Graph, strategy: Strategy, other: Graph) -> Strategy:
     """Everything computed on every rank, parameters where they rest: always possible."""
     found = _Transfer(graph, strategy, other).strategy()
     nothing: Split = (None,) * len(strategy.axes)
-    return replace(found, splits={op.name: nothing for op in other.ops}, kept={}, recomputed=())
+    return replace(found, splits={op.name: nothing for op in other.ops}, kept={}, recomputed=(), lightly=frozenset())
 
 
 def matched_operators(graph: Graph, other: Graph) -> dict[str, Op]:
@@ -101,6 +101,7 @@ class _Transfer:
             self.layouts[name] = self._kept(name) or layout
         splits = {op.name: self._split(op) for op in self.other.ops}
         parameters = {self.names.get(p.tensor): p.tensor for p in self.other.parameters}
+        again = tuple(path for path in self.known.recomputed if span_of(self.other, path))
         return replace(
             self.known,
             splits=splits,
@@ -108,7 +109,8 @@ class _Transfer:
             kept=self.kept,
             regathered=frozenset(parameters[name] for name in self.known.regathered if name in parameters),
             whole_gradients=frozenset(parameters[name] for name in self.known.whole_gradients if name in parameters),
-            recomputed=tuple(path for path in self.known.recomputed if span_of(self.other, path)),
+            recomputed=again,
+            lightly=self.known.lightly & {*again},
         )
 
     def _sources(self) -> dict[str, str]:

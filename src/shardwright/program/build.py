@@ -92,6 +92,7 @@ class _Builder:
         """Per storage, how many gradients that are still to be read lie in it."""
         self.saved: dict[int, int] = {}
         self.blocks = blocks(flow)
+        self.again = frozenset(number for block in self.blocks.values() for number in block.again)
         self.recomputed: set[Block] = set()
         self.backward_of = self._with_backward()
         gathers, scatters = self._bundles()
@@ -100,7 +101,8 @@ class _Builder:
 
     def build(self) -> Program:
         for number, node in enumerate(self.flow.nodes):
-            self._forward(number, node, Phase.FORWARD, keeps=number in self.backward_of and number not in self.blocks)
+            keeps = number in self.backward_of and number not in self.again
+            self._forward(number, node, Phase.FORWARD, keeps)
         forward = len(self.writer.instructions)
         handed_out = {self._at(v) for v in (*self.flow.results, *(value for _, value in self.flow.mutations))}
         results = dict(self.where)
@@ -120,7 +122,7 @@ class _Builder:
             range(forward, len(instructions)),
             self.gradients,
             roots,
-            self.blocks,
+            self.again,
             self.saved,
             {value: slot for value, slot in results.items() if slot in handed_out},
         )
@@ -175,7 +177,7 @@ class _Builder:
 
     def _operator(self, number: int, node: Compute, phase: Phase, keeps: bool) -> None:
         writer, footprint, again = self.writer, node.footprint, phase is Phase.RECOMPUTE
-        reads = [self._at(value) for value in node.inputs]
+        reads = [self._reread(value, number) if again else self._at(value) for value in node.inputs]
         owners: dict[int, int] = {}
         writes: list[int] = []
         for value, result in zip(node.outputs, footprint.results, strict=False):
@@ -359,8 +361,12 @@ class _Builder:
         again = self.reading.again(self.flow.roots_of[value], reader)
         return self._at(value) if again is None else again
 
+    def _reread(self, value: int, reader: int) -> int:
+        """Where a value is that a node reads when it runs again; a view is made again from what was gathered again."""
+        return self._saved_value(value, reader) if self.flow.roots_of[value] == value else self._at(value)
+
     def _recompute(self, block: Block) -> None:
-        """The forward pass of a block once more. Parameters are read again too, ahead of use."""
+        """The forward pass of a block once more, or of what is cheap in it. Parameters are read again too, ahead of use."""
         self.recomputed.add(block)
         for number in block.again:
             self._forward(number, self.flow.nodes[number], Phase.RECOMPUTE, keeps=number in self.backward_of)

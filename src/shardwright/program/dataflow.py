@@ -120,8 +120,8 @@ class Dataflow:
     outputs: tuple[Result | Any, ...]
     mutations: tuple[tuple[str, int], ...]
     training: bool
-    recomputed: tuple[range, ...] = ()
-    """The nodes of every recomputed block, in order."""
+    recomputed: tuple[tuple[range, bool], ...] = ()
+    """The nodes of every recomputed block, in order, and whether it is recomputed lightly."""
     every_result: bool = False
     """Whether gradients may come back from every result; otherwise from the loss alone, if there is one."""
     equal: frozenset[str] = frozenset()
@@ -251,7 +251,7 @@ class _Builder:
             equal=self.equal,
         )
 
-    def _recomputed(self) -> tuple[range, ...]:
+    def _recomputed(self) -> tuple[tuple[range, bool], ...]:
         """From the first to the last operator of every block; where blocks overlap, the earlier one has the nodes."""
         spans = []
         for path in self.strategy.recomputed if self.training else ():
@@ -260,12 +260,12 @@ class _Builder:
                 raise LoweringError(
                     f"there is no block {path!r} to recompute.", "Name modules as in model.named_modules()."
                 )
-            spans.append((self.begins[ops.start], self.begins[ops.stop]))
-        found: list[range] = []
-        for start, stop in sorted(spans):
-            start = max(start, found[-1].stop if found else 0)
+            spans.append((self.begins[ops.start], self.begins[ops.stop], path in self.strategy.lightly))
+        found: list[tuple[range, bool]] = []
+        for start, stop, lightly in sorted(spans):
+            start = max(start, found[-1][0].stop if found else 0)
             if start < stop:
-                found.append(range(start, stop))
+                found.append((range(start, stop), lightly))
         return tuple(found)
 
     def _value(self, tensor: str, needs: tuple[Need, ...], extents: Extents = ()) -> int:

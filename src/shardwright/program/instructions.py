@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.program.blocks import Block
 from shardwright.program.dataflow import Compute, Dataflow
 from shardwright.program.decisions import Sizes
 from shardwright.program.steps import BoundStep, Step
@@ -165,7 +164,8 @@ class Program:
     backward: range
     gradients: Mapping[int, int]
     roots: Mapping[int, int]
-    blocks: Mapping[int, Block]
+    again: frozenset[int]
+    """Nodes that run once more in the backward pass."""
     saved: Mapping[int, int]
     """Node → the slot of what it keeps of its own for its backward."""
     elsewhere: Mapping[int, int]

@@ -16,7 +16,7 @@ from itertools import takewhile
 
 from shardwright.program.blocks import Block
 from shardwright.program.bundles import together
-from shardwright.program.dataflow import Change, Compute, saves
+from shardwright.program.dataflow import Change, Compute, read, saves
 from shardwright.program.instructions import Kind, Phase, Traveller
 from shardwright.program.steps import Step
 from shardwright.program.writer import Writer
@@ -58,7 +58,8 @@ class Reading:
         self.legs = {number: self._legs(number) for number in self.places}
         makers = {self._node(number).result: number for number in self.places if self._node(number).again}
         nodes = [(n, node) for n, node in enumerate(self.flow.nodes) if n in followed]
-        roots = ((n, self.flow.roots_of[v]) for n, node in nodes for v in _saved(node))
+        again = {n for block in set(inside.values()) for n in block.again}
+        roots = ((n, self.flow.roots_of[v]) for n, node in nodes for v in (read(node) if n in again else _saved(node)))
         saved = {root for n, root in roots if root in makers and not self._recomputes(makers[root], n)}
         self.of_value = {result: number for result, number in makers.items() if result in saved}
         self.held: dict[int, int] = {}
@@ -106,7 +107,8 @@ class Reading:
 
     def _recomputes(self, number: int, reader: int) -> bool:
         """Whether a gather and the node that saves its result belong to one recomputed block, which reads it again."""
-        return number in self.inside and self.inside[number] is self.inside.get(reader)
+        block = self.inside.get(number)
+        return block is not None and block is self.inside.get(reader) and number in block.again
 
     def again(self, value: int, reader: int) -> int | None:
         """A saved value is read in the backward pass: where it was freed, it is gathered again, and this is where it is."""

@@ -34,7 +34,7 @@ def random_nodes(program: Program) -> list[tuple[int, Compute]]:
 
 def drawn_again(program: Program) -> Compute | None:
     """A node that draws random numbers in a block that is computed again, if there is one."""
-    return next((node for number, node in random_nodes(program) if number in program.blocks), None)
+    return next((node for number, node in random_nodes(program) if number in program.again), None)
 
 
 def can_be_recorded(program: Program) -> bool:

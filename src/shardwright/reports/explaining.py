@@ -139,7 +139,11 @@ def binding(plan: Plan) -> str:
     held = [f"memory binds ({used})"] if share > BINDS else []
     held += [f"the pin {text!r} holds" for text in asked.pins] + [f"{text!r} is forbidden" for text in asked.forbidden]
     if plan.strategy.recomputed:
-        held.append(f"activations of {len(plan.strategy.recomputed)} blocks are recomputed to save memory")
+        light = len(plan.strategy.lightly)
+        held += [f"activations of {len(plan.strategy.recomputed) - light} blocks are recomputed to save memory"] * (
+            light < len(plan.strategy.recomputed)
+        )
+        held += [f"what is cheap to compute of {light} blocks is recomputed to save memory"] * bool(light)
     free = f"no constraint binds (memory: {used}); the prices decide"
     sentence = ", ".join(held) or free
     return sentence[0].upper() + sentence[1:] + "."

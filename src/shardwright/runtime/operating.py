@@ -68,8 +68,7 @@ class Operators:
             same = node.kernel is None and not draws(node.local, node.rules.kind) and not self._exchanges(node)
             like = (node.call, tuple(self.flow.values[v].local for v in node.inputs)) if same else None
             act = Plain(self._calls[instruction.node], like, reads, pairs)
-        block = self.program.blocks.get(instruction.node)
-        if block is None or not draws(node.local, node.rules.kind):
+        if instruction.node not in self.program.again or not draws(node.local, node.rules.kind):
             return act
         return self._drawing(instruction, act)
 

@@ -151,7 +151,7 @@ def parallelize(
             assist_if_asked(staged)
             return staged
     if recompute is not None:
-        strategy = replace(strategy, recomputed=tuple(recompute))
+        strategy = replace(strategy, recomputed=tuple(recompute), lightly=frozenset())
     refuse_uneven_rest(graph, strategy)
     mesh = mesh or device_mesh(strategy, device)
     _agree(model, graph, strategy)
@@ -242,7 +242,7 @@ def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
                     str(strategy.axes),
                     *chosen,
                     str(sorted(strategy.regathered)),
-                    str(strategy.recomputed),
+                    str((strategy.recomputed, sorted(strategy.lightly))),
                     str(sorted(strategy.whole_gradients)),
                     str(sorted(strategy.shares.items())),
                 )

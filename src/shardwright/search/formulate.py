@@ -77,17 +77,19 @@ def formulate(
     fold: bool = True,
     overlap: float = 0.0,
     recompute: Sequence[str] = (),
+    lightly: bool = False,
     known: Known | None = None,
 ) -> Formulation:
     """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
 
     ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
     computation; the sum proper has ``overlap=0``. ``recompute`` names blocks that keep only what leaves them and run
-    forward twice. ``known`` is what other statements about the same graph and mesh have found out about operators.
+    forward twice, or (``lightly``) of which what is cheap does. ``known`` is what other statements about the same graph and
+    mesh have found out about operators.
     """
     rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
     labels = labels or label_loops(graph, rules)
-    builder = _Builder(graph, mesh, optimizer, memory_limit, within, rules, labels, fold, recompute, known)
+    builder = _Builder(graph, mesh, optimizer, memory_limit, within, rules, labels, fold, recompute, lightly, known)
     return builder.build(Pricing(traffic=1.0 - overlap))
 
 
@@ -130,13 +132,14 @@ class _Builder:
         labels: Labels,
         fold: bool,
         recompute: Sequence[str],
+        lightly: bool,
         known: Known | None,
     ) -> None:
         self.known = {} if known is None else known
         self.recompute = tuple(recompute)
         self.differentiated = differentiated(graph)
-        self.again = recomputation(graph, recompute, mesh.device.kind)
-        self.saving = saving(graph, mesh.device.kind, self.again.block)
+        self.again = recomputation(graph, recompute, mesh.device.kind, rules, lightly)
+        self.saving = saving(graph, mesh.device.kind, self.again)
         self.graph, self.mesh, self.optimizer, self.limit = graph, mesh, optimizer, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
         self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
@@ -179,8 +182,9 @@ class _Builder:
             return Problem(costs, edges, usages[pricing.least], self.limit, name="choice")
 
         nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
+        problem, light = priced(pricing), self.again.lightly
         return Formulation(
-            self.graph, self.mesh, nodes, priced(pricing), self.number, self.rules, self.recompute, self.within, priced
+            self.graph, self.mesh, nodes, problem, self.number, self.rules, self.recompute, light, self.within, priced
         )
 
     def _usages(self, sure: bool) -> tuple[Usage, ...]:
@@ -268,7 +272,7 @@ class _Builder:
             updated = own * ~summed
             if self.mesh.device.kind == "cuda" and optimizer(self.optimizer).states == 2:
                 updated = updated + own  # Adam's denominators, of all parameters at once
-            inside = all(reader.name in self.again.block for reader in readers)
+            inside = not self.again.lightly and all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
                 saved = saved + meta.bytes
         node = self._add("parameter", tensor, layouts, Seconds(seconds, sums, least_sums))
@@ -288,7 +292,10 @@ class _Builder:
     def _kept(self, tensor: str, op: Op) -> None:
         """A shared tensor's own decision; bringing it there costs its producer, once for all readers."""
         made_at = self.homes[tensor]
-        again = self.graph.consumers[tensor][0].name in self.again.reads  # the change is made for its first reader
+        again = (
+            self.graph.consumers[tensor][0].name,
+            tensor,
+        ) in self.again.reads  # the change is made for its first reader
         twin = self.op_by_name[self.standing[op.name]].outputs[made_at.position]
         if twin is not None and twin != tensor and ("kept", twin) in self.number:
             node = self._again("kept", tensor, self.number["kept", twin])
@@ -322,7 +329,7 @@ class _Builder:
 
     def _edge(self, tensor: str, op: Op, position: int) -> None:
         """What it costs to bring ``tensor`` from where it is kept (made, or rests) to what ``op`` needs."""
-        reader, again, home = self.number["op", op.name], op.name in self.again.reads, self.homes.get(tensor)
+        reader, again, home = self.number["op", op.name], (op.name, tensor) in self.again.reads, self.homes.get(tensor)
         arrives = self.within.arrives.get(tensor) if home is None else None
         meta = self.graph.tensors[tensor]
         key = (home or (meta.shape, meta.dtype, meta.grad, arrives), reader, position, again)

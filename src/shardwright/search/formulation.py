@@ -44,6 +44,7 @@ class Formulation:
     """``(kind, name)`` of every operator, parameter and kept tensor of the graph → its node."""
     rules: Mapping[str, OpRules]
     recompute: tuple[str, ...] = ()
+    lightly: bool = False
     within: Restriction = EVERYTHING
     price: Callable[[Pricing], Problem] | None = None
     """The same nodes and options at other prices."""
@@ -72,7 +73,8 @@ class Formulation:
         )
         again = gathered if self.graph.training and self.within.regather else frozenset()
         whole = gathered if self.graph.training and self.within.whole_gradients else frozenset()
-        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute, whole)
+        light = frozenset(self.recompute if self.lightly else ())
+        return Strategy(self.mesh.names, splits, resting, kept, again, self.recompute, whole, lightly=light)
 
     def choice(self, strategy: Strategy) -> np.ndarray:
         """The choice a strategy describes, so that any strategy can be priced by this problem."""

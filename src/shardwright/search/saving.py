@@ -30,6 +30,9 @@ from shardwright.operators.rules import (
     output_layouts,
 )
 from shardwright.program.footprints import Call, Forward, Strided, forward
+from shardwright.search.recomputing import Recomputation
+
+NOTHING_AGAIN = Recomputation({}, frozenset(), frozenset())
 
 _KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
 
@@ -55,23 +58,23 @@ class Kept:
     share: float
 
 
-def saving(graph: Graph, device: str, block: Mapping[str, str]) -> Mapping[str, tuple[Kept, ...]]:
+def saving(graph: Graph, device: str, again: Recomputation = NOTHING_AGAIN) -> Mapping[str, tuple[Kept, ...]]:
     """What every operator keeps on a device of this kind, by the name of the operator that stands for it.
 
-    ``block`` maps operators of recomputed blocks to these: of such a block only what leaves it is kept, by its maker.
+    Of a recomputed block only what leaves it is kept, by its maker; of one that is recomputed lightly, what nobody computes
+    again.
 
-    >>> saving(graph, "cuda", {})["linear"]
+    >>> saving(graph, "cuda")["linear"]
     (Kept(place='input', position=0, share=1.0),)
     """
     if not graph.training:
         return {}
-    blocks = tuple(dict.fromkeys(block.values()))
-    return remembered(graph, f"_saving_{device}_{blocks}", lambda: _Saving(graph, device, block).find())
+    return remembered(graph, f"_saving_{device}_{again.key}", lambda: _Saving(graph, device, again).find())
 
 
 class _Saving:
-    def __init__(self, graph: Graph, device: str, block: Mapping[str, str]) -> None:
-        self.graph, self.device, self.block = graph, device, block
+    def __init__(self, graph: Graph, device: str, again: Recomputation) -> None:
+        self.graph, self.device, self.again = graph, device, again
         self.standing = representatives(graph)
         self.lies: dict[str, Strided] = {}
         self.roots: dict[str, str] = {}
@@ -82,7 +85,10 @@ class _Saving:
         found = []
         for op in self.graph.ops:
             footprint = self._footprint(op)
-            entries = self._leaving(op) if op.name in self.block else self._entries(op, footprint)
+            if op.name not in self.again.block:
+                entries = self._entries(op, footprint)
+            else:
+                entries = self._lightly(op, footprint) if self.again.lightly else self._leaving(op)
             self.keepers.update(root for root, _, _ in entries if root)
             if self.standing[op.name] == op.name:
                 found.append((op, footprint, entries))
@@ -129,12 +135,23 @@ class _Saving:
         return entries
 
     def _leaving(self, op: Op) -> list[tuple[str, str, int]]:
-        inside = self.block[op.name]
+        block = self.again.block
+        inside = block[op.name]
         return [
             (self.roots.get(out, out), "output", position)
             for position, out in enumerate(op.outputs)
-            if out is not None and any(self.block.get(r.name) != inside for r in self.graph.consumers[out])
+            if out is not None and any(block.get(r.name) != inside for r in self.graph.consumers[out])
         ]
+
+    def _lightly(self, op: Op, footprint: Forward) -> list[tuple[str, str, int]]:
+        """Of an operator that runs again its inputs, of others what they save: each as far as nobody computes it again."""
+        runs, made_by = self.again.runs, self.graph.producer
+        if op.name not in runs:
+            found = self._entries(op, footprint)
+        else:
+            inputs = ((self.roots.get(name, name), "input", position) for position, name in enumerate(op.inputs))
+            found = [entry for entry in dict.fromkeys(inputs) if entry[0] in made_by]
+        return [entry for entry in found if not entry[0] or made_by[entry[0]].name not in runs]
 
     def _kept(self, op: Op, footprint: Forward, entries: list[tuple[str, str, int]]) -> tuple[Kept, ...]:
         return tuple(

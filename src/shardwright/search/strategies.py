@@ -85,6 +85,7 @@ def state(
     *,
     optimizer: str = "adamw",
     recompute: Sequence[str] = (),
+    lightly: bool = False,
     within: Restriction = EVERYTHING,
 ) -> Formulation:
     """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited."""
@@ -95,6 +96,7 @@ def state(
         optimizer=optimizer,
         memory_limit=float("inf"),
         recompute=recompute,
+        lightly=lightly,
         within=chosen,
         rules=described.rules,
         labels=described.labels,
@@ -104,7 +106,12 @@ def state(
 
 
 def least_compute(
-    described: Described, mesh: Mesh, name: str, within: Restriction = EVERYTHING, recompute: Sequence[str] = ()
+    described: Described,
+    mesh: Mesh,
+    name: str,
+    within: Restriction = EVERYTHING,
+    recompute: Sequence[str] = (),
+    lightly: bool = False,
 ) -> float:
     """Seconds that a device computes at least under a search, each operator by itself; 0 where none was timed yet.
 
@@ -112,7 +119,7 @@ def least_compute(
     """
     chosen, graph, known = space(mesh, name, within), described.graph, described.known.get(mesh, {})
     standing, backward, total = representatives(graph), differentiated(graph), 0.0
-    again = recomputation(graph, recompute, mesh.device.kind).runs
+    again = recomputation(graph, recompute, mesh.device.kind, described.rules, lightly).runs
     runs = Counter(standing.values()) + Counter(standing[op] for op in again)
     backs = Counter(first for op, first in standing.items() if op in backward)
     for op in graph.ops:

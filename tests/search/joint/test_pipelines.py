@@ -156,8 +156,8 @@ def test_prices_add_up_to_the_problem_they_come_from() -> None:
 
     price = pricer.prices(meshes(parse_cluster("2xH100"), 1)[0], 4)[0]
     assert price.seconds.block > 0 and price.held.block > 0 and price.resting.block > 0
-    assert price.recompute_seconds > 0 and price.recompute_saves > 0
-    assert price.recompute_saves < price.held.block
+    assert 0 < price.lightly.seconds < price.wholly.seconds
+    assert 0 < price.lightly.saves < price.wholly.saves < price.held.block
     assert pricer.boundary_bytes == 4 * 128 * 256 * 4
 
 

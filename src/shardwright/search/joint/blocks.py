@@ -37,6 +37,17 @@ NAMED = ("data-parallel", "megatron", "fsdp")
 
 
 @dataclass(frozen=True)
+class Again:
+    """What it takes that a block recomputes: ``seconds`` more, for bytes that it ``saves`` per micro-batch in flight."""
+
+    seconds: float
+    saves: float
+
+
+NEVER = Again(0.0, 0.0)
+
+
+@dataclass(frozen=True)
 class BlockPrice:
     """One strategy on one mesh for one micro-batch size."""
 
@@ -48,8 +59,8 @@ class BlockPrice:
     closing: Parts  # once per step: gradient sums over replicas, update
     resting: Parts  # bytes, whatever is in flight: parameters, optimizer state, gradients, gathered copies
     held: Parts  # bytes per micro-batch in flight
-    recompute_seconds: float  # more, per block that recomputes its activations
-    recompute_saves: float  # bytes per micro-batch in flight, per such block
+    wholly: Again  # where a block recomputes all of its activations
+    lightly: Again  # where it recomputes what is cheap
     fastest: bool  # found without a price on bytes
 
     @property
@@ -57,16 +68,17 @@ class BlockPrice:
         return self.mesh.devices
 
     def without_recomputing(self) -> BlockPrice:
-        return replace(self, recompute_saves=0.0)
+        return replace(self, wholly=NEVER, lightly=NEVER)
 
     def recomputing_everything(self) -> BlockPrice:
         """The same where every block recomputes; one block's activations are there in full meanwhile."""
         return replace(
             self,
-            seconds=replace(self.seconds, block=self.seconds.block + self.recompute_seconds),
-            held=replace(self.held, block=self.held.block - self.recompute_saves),
+            seconds=replace(self.seconds, block=self.seconds.block + self.wholly.seconds),
+            held=replace(self.held, block=self.held.block - self.wholly.saves),
             resting=replace(self.resting, tail=self.resting.tail + self.held.block),
-            recompute_saves=0.0,
+            wholly=NEVER,
+            lightly=NEVER,
         )
 
 
@@ -135,31 +147,46 @@ class BlockPricer:
     def _price(self, larger: Priced, choice: np.ndarray, microbatches: int, name: str, fastest: bool) -> BlockPrice:
         like = larger.stated
         strategy, mesh = like.strategy(choice), like.mesh
-        smaller = self._stated(self._smaller, like, mesh, ())
-        again = self._stated(self._larger, like, mesh, self._larger.blocks)
-        counts = ((larger, self.count), (smaller, self.count - 1), (again, self.count))
-        *sums, once_more = (sums_of(priced, strategy, self.run, blocks, microbatches) for priced, blocks in counts)
+        smaller = self._stated(self._smaller, like, mesh)
+        counts = ((larger, self.count), (smaller, self.count - 1))
+        sums = [sums_of(priced, strategy, self.run, blocks, microbatches) for priced, blocks in counts]
 
         def parts(key: str) -> Parts:
             large, small = (getattr(one, key) for one in sums)
             return Parts(large[HEAD], max(large[BLOCK] - small[BLOCK], 0.0), large[TAIL])
+
+        def again(lightly: bool) -> Again:
+            stated = self._stated(self._larger, like, mesh, self._larger.blocks, lightly)
+            once_more = sums_of(stated, strategy, self.run, self.count, microbatches)
+            seconds = max(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK], 0.0)
+            return Again(seconds / self.count, max(sums[0].held[BLOCK] - once_more.held[BLOCK], 0.0) / self.count)
 
         return BlockPrice(
             mesh=mesh,
             name=name,
             strategy=strategy,
             **{key: parts(key) for key in Sums._fields},
-            recompute_seconds=max(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK], 0.0) / self.count,
-            recompute_saves=max(sums[0].held[BLOCK] - once_more.held[BLOCK], 0.0) / self.count,
+            wholly=again(lightly=False),
+            lightly=again(lightly=True),
             fastest=fastest,
         )
 
-    def _stated(self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str]) -> Priced:
+    def _stated(
+        self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str] = (), lightly: bool = False
+    ) -> Priced:
         """The same problem of another graph or with blocks recomputed, kept for the next strategy."""
-        key = (id(described), mesh, bool(recompute), like.within.name)
+        key = (id(described), mesh, bool(recompute), lightly, like.within.name)
         if key not in self._kept:
             self._kept[key] = Priced.of(
-                state(described, mesh, "auto", optimizer=self.optimizer, recompute=recompute, within=like.within)
+                state(
+                    described,
+                    mesh,
+                    "auto",
+                    optimizer=self.optimizer,
+                    recompute=recompute,
+                    lightly=lightly,
+                    within=like.within,
+                )
             )
         return self._kept[key]
 

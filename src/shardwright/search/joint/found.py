@@ -12,7 +12,8 @@ from shardwright.operators.strategy import Strategy
 
 @dataclass(frozen=True)
 class JointStage:
-    """Blocks ``first_block``..``last_block`` (exclusive) on ``devices`` devices from ``first_device`` on."""
+    """Blocks ``first_block``..``last_block`` (exclusive) on ``devices`` devices from ``first_device`` on; of them
+    ``recomputed_blocks`` recompute all their activations, ``lightly_blocks`` what is cheap."""
 
     first_block: int
     last_block: int
@@ -21,6 +22,7 @@ class JointStage:
     strategy_name: str
     strategy: Strategy
     recomputed_blocks: int
+    lightly_blocks: int
     holds: int
     seconds: float
     closing_seconds: float

@@ -1,8 +1,9 @@
 """All pipelines with one micro-batch size: the stages there can be, the best composition, and those of the recipes.
 
 A stage is a run of blocks on one of the priced sub-meshes with one of the strategies priced there
-(:mod:`~shardwright.search.joint.blocks`), and as many of its blocks recompute as its memory asks for. What it costs depends
-on how many blocks it has and whether it is the first or the last, not on where it lies, so it is priced once per such kind.
+(:mod:`~shardwright.search.joint.blocks`), and as many of its blocks recompute as its memory asks for
+(:mod:`~shardwright.search.joint.recomputing`). What it costs depends on how many blocks it has and whether it is the first
+or the last, not on where it lies, so it is priced once per such kind.
 Compositions are found exactly for a pipeline that is filled and drained once (:mod:`~shardwright.search.joint.compose`);
 the step itself is that of 1F1B, event by event, and what is found is improved by it until no small change helps; from there
 other orders of passes begin.
@@ -23,7 +24,8 @@ from shardwright.errors import Infeasible
 from shardwright.search.joint.blocks import BlockPrice, BlockPricer
 from shardwright.search.joint.compose import compose, no_schedule_below
 from shardwright.search.joint.found import JointPlan, Model
-from shardwright.search.joint.problem import Floats, PipelineProblem, StageTable, filled_and_drained, pack
+from shardwright.search.joint.problem import PipelineProblem, StageTable, filled_and_drained, pack
+from shardwright.search.joint.recomputing import Recomputing, recomputing
 from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
@@ -48,8 +50,10 @@ class Row:
 def _corrected(price: BlockPrice, more: tuple[float, float] | None) -> BlockPrice:
     if more is None:
         return price
-    held, saved = max(price.held.block + more[0], 0.0), max(price.recompute_saves + more[1], 0.0)
-    return replace(price, held=replace(price.held, block=held), recompute_saves=saved)
+    held, saved = max(price.held.block + more[0], 0.0), max(price.wholly.saves + more[1], 0.0)
+    light = max(price.lightly.saves + min(more[1], 0.0), 0.0)  # what is held beyond the price may not be cheap
+    wholly, lightly = replace(price.wholly, saves=saved), replace(price.lightly, saves=light)
+    return replace(price, held=replace(price.held, block=held), wholly=wholly, lightly=lightly)
 
 
 class Space:
@@ -132,7 +136,7 @@ class Space:
                 count *= 2
         return rows
 
-    def seconds(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> tuple[Floats, Floats]:
+    def seconds(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> Recomputing:
         """[kinds, held]: seconds of a micro-batch (infinite where it does not fit), and blocks that recompute."""
         price = row.price
         count, first, last = kinds
@@ -140,13 +144,8 @@ class Space:
         base = price.seconds.of(count, first, last) + hops
         rest, flying = price.resting.of(count, first, last), price.held.of(count, first, last)
         over = rest[:, None] + flying[:, None] * held - row.room
-        saves = price.recompute_saves * held
-        # One block's activations are there in full while it is computed again.
-        needed = np.ceil((over + price.held.block) / np.maximum(saves, 1e-9))
-        again = np.where(over <= 0, 0.0, needed)
-        fits = (over <= 0) | ((again <= count[:, None]) & (price.recompute_saves > 0))
-        seconds = np.where(fits, base[:, None] + again * price.recompute_seconds, np.inf)
-        return seconds, np.where(fits, again, 0.0)
+        again = recomputing(price, over, count[:, None], held)
+        return again._replace(seconds=base[:, None] + again.seconds)
 
     def _tables(
         self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float = 1.0, v: bool = False
@@ -161,7 +160,7 @@ class Space:
             plain = np.full((kinds.shape[1], self.most), np.inf)
             whole = plain.copy()
             for row in alike:
-                seconds, _ = self.seconds(row, kinds, held)
+                seconds = self.seconds(row, kinds, held).seconds
                 closing = closing_counts * row.price.closing.of(*kinds)[:, None]
                 plain = np.minimum(plain, seconds)
                 whole = np.minimum(whole, seconds + closing / self.microbatches)

@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.found import JointPlan, JointStage
 from shardwright.search.joint.orders import down_and_up, order_of, stages_per_group
+from shardwright.search.joint.recomputing import freed
 
 if TYPE_CHECKING:
     from shardwright.search.joint.space import Row, Space
@@ -40,12 +41,13 @@ class Run(NamedTuple):
 
 class Choice(NamedTuple):
     """A group with its strategy: seconds of a micro-batch in each of its stages, seconds after the last one, blocks that
-    recompute, micro-batches held."""
+    recompute wholly and lightly, micro-batches held."""
 
     row: Row
     parts: tuple[float, ...]
     closing: float
-    again: int
+    wholly: int
+    lightly: int
     held: float
 
     @property
@@ -102,17 +104,17 @@ class Timed:
                 if self.stages_each > 1:  # all passes are taken for those of the stage that holds more
                     flying = [row.price.held.of(*own)[0] for own in kinds]
                     held *= float(max(flying) / max(sum(flying), 1.0))
-                seconds, again = space.seconds(row, kind, np.array([held]))
-                if np.isfinite(seconds[0, 0]):
+                seconds, wholly, lightly = (float(x[0, 0]) for x in space.seconds(row, kind, np.array([held])))
+                if np.isfinite(seconds):
                     plain = row.price.seconds.of(*kind)[0] + 2 * row.near * (2 - kind[1, 0] - kind[2, 0])
-                    more = float(seconds[0, 0] - plain) / kind[0, 0]  # of recomputing, per block
+                    more = float(seconds - plain) / kind[0, 0]  # of recomputing, per block
                     parts = tuple(
                         float(row.price.seconds.of(*own)[0] + more * own[0, 0])
                         + sum(2 * (row.far if far else row.near) for far in ends)
                         for own, ends in zip(kinds, borders, strict=True)
                     )
                     closing = float(row.price.closing.of(*kind)[0])
-                    found.append(Choice(row, parts, closing, int(again[0, 0]), held))
+                    found.append(Choice(row, parts, closing, int(wholly), int(lightly), held))
             found.sort(key=lambda choice: (choice.seconds, choice.closing))
             kept: list[Choice] = []
             for choice in found:
@@ -238,11 +240,11 @@ class Timed:
         for number, group in enumerate(device_of):
             run, choice, part = runs[group], chosen[group], number // groups
             price, kind, own = choice.row.price, self.kind(run), self.kinds(run)
-            flying = price.held.of(*kind) - choice.again * price.recompute_saves
-            memory = price.resting.of(*kind) + flying * choice.held + (price.held.block if choice.again else 0.0)
+            less, meanwhile = freed(price, choice.wholly, choice.lightly, choice.held)
+            memory = price.resting.of(*kind) + price.held.of(*kind) * choice.held - less + meanwhile
             count = int(own[part][0, 0])
             share = count / int(kind[0, 0])
-            again = math.ceil(choice.again * share)
+            wholly, lightly = _dealt(choice, int(own[0][0, 0]) / int(kind[0, 0]))[part]
             stages.append(
                 JointStage(
                     first_block=begins,
@@ -251,7 +253,8 @@ class Timed:
                     mesh=price.mesh,
                     strategy_name=price.name,
                     strategy=price.strategy,
-                    recomputed_blocks=again if part == 0 else choice.again - math.ceil(choice.again * (1 - share)),
+                    recomputed_blocks=wholly,
+                    lightly_blocks=lightly,
                     holds=math.ceil(choice.held),
                     seconds=choice.parts[part],
                     closing_seconds=choice.closing * share,
@@ -273,6 +276,13 @@ class Timed:
         """A choice were all traffic of its parameters hidden."""
         traffic = [float(choice.row.price.traffic.of(*own)[0]) for own in self.kinds(run)]
         return choice._replace(parts=tuple(t - a for t, a in zip(choice.parts, traffic, strict=True)), closing=0.0)
+
+
+def _dealt(choice: Choice, share: float) -> list[tuple[int, int]]:
+    """Blocks that recompute wholly and lightly in each stage of a group, of whose blocks the first has this share."""
+    wholly = math.ceil(choice.wholly * share)
+    lightly = math.ceil((choice.wholly + choice.lightly) * share) - wholly
+    return [(wholly, lightly), (choice.wholly - wholly, choice.lightly - lightly)]
 
 
 def _changes(runs: Sequence[Run]) -> Iterator[list[Run]]:

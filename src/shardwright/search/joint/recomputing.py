@@ -1,0 +1,52 @@
+"""How many blocks of a stage recompute, and how: as few and as cheaply as its memory asks for.
+
+A block may keep everything, recompute what is cheap of it, or recompute all of it (:mod:`shardwright.program.blocks`). What
+is cheap usually frees a byte for the least time, so blocks recompute lightly first, and wholly only where all of them doing
+that would not be enough; or one more wholly and fewer lightly, or wholly alone, where that happens to take less. While a
+block is computed again, what it recomputes is there in full.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.search.joint.blocks import BlockPrice
+
+Floats = np.ndarray
+
+
+class Recomputing(NamedTuple):
+    """Per stage: seconds more (infinite where it does not fit), blocks that recompute wholly, and lightly."""
+
+    seconds: Floats
+    wholly: Floats
+    lightly: Floats
+
+
+def recomputing(price: BlockPrice, over: Floats, blocks: Floats, held: Floats) -> Recomputing:
+    """What stages recompute that are ``over`` their memory by so many bytes, by blocks and by micro-batches held."""
+    wholly, lightly = price.wholly.saves * held, price.lightly.saves * held
+    none, few = np.zeros_like(over), 1e-9
+    enough = over + price.lightly.saves <= blocks * lightly
+    left = np.where(enough, 0.0, over + price.held.block - blocks * lightly)
+    least, alone = left / np.maximum(wholly - lightly, few), (over + price.held.block) / np.maximum(wholly, few)
+    best = Recomputing(np.where(over <= 0, 0.0, np.inf), none, none)
+    for number in (np.maximum(np.ceil(number), 0.0) for number in (alone, least, least + 1)):
+        more = over + np.where(number > 0, price.held.block, price.lightly.saves) - number * wholly
+        beside = np.ceil(np.maximum(more, 0.0) / np.maximum(lightly, few))
+        fits = (number + beside <= blocks) & ((number == 0) | (price.wholly.saves > 0))
+        fits &= (beside == 0) | (price.lightly.saves > 0)
+        seconds = np.where(fits, number * price.wholly.seconds + beside * price.lightly.seconds, np.inf)
+        better = seconds < best.seconds
+        best = Recomputing(
+            *(np.where(better, new, old) for new, old in zip((seconds, number, beside), best, strict=True))
+        )
+    return best
+
+
+def freed(price: BlockPrice, wholly: float, lightly: float, held: float) -> tuple[float, float]:
+    """Bytes that so many recomputing blocks free, and what is there in full while one is computed again."""
+    bytes_freed = (wholly * price.wholly.saves + lightly * price.lightly.saves) * held
+    return bytes_freed, price.held.block if wholly else price.lightly.saves if lightly else 0.0
