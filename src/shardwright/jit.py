@@ -167,3 +167,10 @@ class _Cache(FunctionCache):
         index = Path(self._cache_file._index_path)
         say_once(f"{index} is damaged ({type(error).__name__}) and will be made anew.")
         index.unlink(missing_ok=True)
+
+
+@kernel(inline="always")
+def copy(source: Any, target: Any) -> None:
+    """``target[:] = source`` of as many numbers: with that, numba compiles two seconds at a message about shapes."""
+    for i in range(len(source)):
+        target[i] = source[i]

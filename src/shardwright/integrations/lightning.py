@@ -43,7 +43,7 @@ class ShardwrightStrategy(SingleDeviceStrategy):
             )
         super().__init__(device, **kwargs)
         self.global_rank = dist.get_rank()
-        rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]  # where Lightning keeps it
+        rank_zero_only.rank = self.global_rank  # where Lightning keeps it
 
     @property
     def is_global_zero(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 from shardwright.search.choose.flat import Flat
 from shardwright.search.choose.passes import (
     backward_pass,
@@ -46,14 +46,14 @@ def _ascend(flat, target, iterations, step, stalled, best, prices, direction, ke
                 if safe > best + 1e-7 * abs(best):
                     stalled = 0
                 best = safe
-                best_prices[:] = prices
-                best_messages[:] = messages
+                copy(prices, best_prices)
+                copy(messages, best_messages)
         if stalled >= PATIENCE:
             step *= 0.7
             stalled = 0
         if bound < best - LARGEST_FALL * max(target - best, 1e-3 * abs(target)):  # thrown off: back to safety
-            prices[:] = best_prices
-            messages[:] = best_messages
+            copy(best_prices, prices)
+            copy(best_messages, messages)
             direction[:] = 0.0
             step *= 0.7
             price_options(flat, prices, priced)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 
 INSIDE = 1_000_000  # added to a node's count of edges into the block when it joins
 ATTEMPTS = 4
@@ -281,7 +281,7 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
                 taken += 1
                 if peak <= limit and total < best_cost:
                     best_cost = total
-                    best_choice[:] = choice
+                    copy(choice, best_choice)
             elif attempt + 1 < ATTEMPTS:
                 work -= effort + len(usage)
                 rate = max(4.0 * rate, abs(before - after) / (new_peak - allowed))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from shardwright.errors import TooLarge
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 from shardwright.search.choose.blocks import cost_of_choice, usage_of_choice
 from shardwright.search.choose.flat import flatten
 from shardwright.search.choose.problem import Problem, evaluate
@@ -58,7 +58,7 @@ def _wander(flat, choice, usage, total, best_choice, best_cost, steps, rate, see
             excess = fresh
             if excess == 0.0 and total < best_cost:
                 best_cost = total
-                best_choice[:] = choice
+                copy(choice, best_choice)
         else:
             _shift(flat, v, new, old, usage)
     return total, best_cost

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 
 
 @kernel(nogil=True)
@@ -25,7 +25,7 @@ def price_options(flat, prices, priced):
     total = np.zeros(len(prices) + 1)
     for t in range(len(prices)):
         total[t + 1] = total[t] + prices[t]
-    priced[:] = cost
+    copy(cost, priced)
     for v in range(len(option_start) - 1):
         base, size = option_start[v], option_start[v + 1] - option_start[v]
         for entry in range(usage_start[v], usage_start[v + 1]):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 
 
 @kernel()
@@ -43,12 +43,13 @@ def list_ideals(
                 if kept == capacity:
                     capacity *= 2
                     more_bits = np.zeros((capacity, words), dtype=np.uint64)
-                    more_bits[:kept] = bits
                     more_sums = np.zeros((capacity, references), dtype=np.int64)
-                    more_sums[:kept] = sums
+                    for i in range(kept):
+                        copy(bits[i], more_bits[i])
+                        copy(sums[i], more_sums[i])
                     bits, sums = more_bits, more_sums
-                bits[kept] = current
-                sums[kept] = total
+                copy(current, bits[kept])
+                copy(total, sums[kept])
                 kept += 1
         if v < n:
             inside = True

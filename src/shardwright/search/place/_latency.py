@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 
 
 @kernel()
@@ -201,7 +201,7 @@ def anneal(
                 held[device[to]] += size
             if value < best_value:
                 best_value = value
-                best[:] = current
+                copy(current, best)
         else:
             for i in range(count):
                 for e in range(block_start[picked[i]], block_start[picked[i] + 1]):

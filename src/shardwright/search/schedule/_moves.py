@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardwright.jit import kernel
+from shardwright.jit import copy, kernel
 from shardwright.schedules._flat import F, Flat, I, Ints, run_orders
 from shardwright.schedules.pipeline import Floats
 
@@ -169,6 +169,6 @@ def anneal(  # pragma: no cover - compiled
             where[numbers[k]] = k
         if cost < best:
             best = cost
-            kept[:] = numbers
-    numbers[:] = kept
+            copy(numbers, kept)
+    copy(kept, numbers)
     return best
