@@ -49,7 +49,10 @@ class Case:
         )
 
 
+GPT2 = "hf:gpt2"
+
 CASES = {
+    "gpt2-unlike": Case(GPT2, "4xA100+4xH100", 64, 1024),
     "gpt-unlike": Case(GPT, "4xA100+4xH100", 64),
     "gpt-slow": Case(GPT, "2x8xH100", 128, slow=True),
     "llama-8b-unlike": Case(LLAMA_8B, "4xA100+4xH100", 32, 4096),
@@ -76,6 +79,7 @@ def measured(case: Case) -> dict[str, Any]:
     return {
         "step": plan.prediction.step_seconds,
         "bound": plan.proof.step_bound,
+        "shares": {name: list(shares) for name, shares in plan.strategy.shares.items()},
         "stages": [[len(s.ranks), len(s.strategy.recomputed), list(s.strategy.sizes)] for s in plan.stages],
         "microbatches": plan.microbatches,
         "one_mesh": one_mesh,

@@ -11,7 +11,8 @@ import pytest
 from runtime.pool import POOL
 from runtime.workers import built
 from shardwright.cluster import parse_cluster
-from shardwright.planner import Options
+from shardwright.planner import Options, plan_graph
+from shardwright.planner.decided import decided
 from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
@@ -88,3 +89,16 @@ def test_other_orders_of_passes_compute_the_numbers_of_one_process(tmp_path: Pat
         plan.save(paths[-1])
     for worst in POOL.run(compared, reference, paths, seconds=300):
         assert len(worst) == len(OTHERS) and max(worst.values()) < 1e-10, worst
+
+
+def test_rows_dealt_out_between_unlike_devices_compute_the_numbers_of_one_process(tmp_path: Path) -> None:
+    """One mesh of two kinds of devices, the faster with more rows of the batch."""
+    reference, cluster = "gpt:small,batch=16", parse_cluster("2xA100+2xH100")
+    graph = built(reference)[3]
+    equal = plan_graph(graph, cluster, Options(search="data-parallel", baselines=(), fewer_devices=False))
+    shared = replace(equal.strategy, shares={"node": (0.25, 0.75)})
+    plan = replace(equal, strategy=shared, decisions=decided(graph, shared, equal.mesh))
+    path = str(tmp_path / "dealt.json")
+    plan.save(path)
+    for worst in POOL.run(compared, reference, [path], seconds=300):
+        assert max(worst.values()) < 1e-10, worst

@@ -8,7 +8,7 @@ groups along an axis all communicate at the same time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -77,6 +77,8 @@ class Mesh:
 
     axes: tuple[Axis, ...]
     device: Device
+    kinds: tuple[Device, ...] = ()
+    """The device at every place of the first axis, where nodes are unlike; ``device`` is then what all can do."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -93,6 +95,13 @@ class Mesh:
             return self
         return replace(self, axes=tuple(replace(axis, shares=shares.get(axis.name, ())) for axis in self.axes))
 
+    def at(self, coordinate: Sequence[int]) -> Mesh:
+        """The same as a device at this place has it: all do what all can do, but where rows are dealt out in shares of the
+        axis of unlike devices, each does what it can."""
+        if not self.kinds or not self.axes[0].shares:
+            return self
+        return replace(self, device=self.kinds[coordinate[0]], kinds=())
+
     @property
     def devices(self) -> int:
         return math.prod(self.sizes)
@@ -108,7 +117,7 @@ class Mesh:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.axes, self.device))
+        return hash((self.axes, self.device, self.kinds))
 
     def __hash__(self) -> int:  # meshes are keys of every price cache: hash the nested dataclasses once
         return self._hash
@@ -151,8 +160,8 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
     """Every way to arrange the cluster's devices in at most ``max_axes`` axes, fewest axes first.
 
     Axes over the same link differ in nothing but their size, so each set of sizes is listed once. A cluster of unlike
-    nodes is arranged as if all its nodes had the weakest device and link; nodes with unlike numbers of devices cannot
-    form one grid.
+    nodes is arranged as if all its nodes had the weakest device and link (``kinds`` remembers them, for rows that are dealt
+    out by speed); nodes with unlike numbers of devices cannot form one grid.
     """
     counts = {node.devices for node in cluster.nodes}
     if len(counts) > 1:
@@ -166,7 +175,7 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
     inner_name = "gpu" if cluster.device.kind == "cuda" else "cpu"
     network = cluster.network.per_device(per_node)
     inner = weakest(node.link.per_device(per_node) for node in cluster.nodes)
-    device = cluster.device
+    device, own = cluster.device, tuple(node.device for node in cluster.nodes)
     found: list[Mesh] = []
     for total in range(1, max_axes + 1):
         for outer_axes in range(0, total + 1):
@@ -178,7 +187,7 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
                         Axis(name, size, *_figures(link))
                         for name, size, link in zip(names, outer_sizes + inner_sizes, links, strict=True)
                     )
-                    found.append(Mesh(axes, device))
+                    found.append(Mesh(axes, device, own if len(set(own)) > 1 and outer_axes == 1 else ()))
     if not found:  # one device, or several nodes forced onto a single axis
         link = network if node_count > 1 else inner
         found.append(Mesh((Axis(inner_name, cluster.size, *_figures(link)),), device))

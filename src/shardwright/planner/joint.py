@@ -18,6 +18,7 @@ from typing import NamedTuple
 from shardwright.cluster import Cluster
 from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError, ShardwrightError
 from shardwright.graph import Graph
+from shardwright.planner.dealing_out import with_shares
 from shardwright.planner.delivering import TooLargeSimulatedError, delivered, predicted
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
 from shardwright.planner.trials import NEARLY
@@ -163,7 +164,7 @@ class Joint:
                 break
             too_large = None
             attempt("pipeline", found)
-        for found in self._in_other_orders(winner, best, beat):
+        for found in self._in_other_orders(winner, best, said.get("pipeline"), beat):
             attempt(found.schedule, found)
         if best is None and first is not None:
             raise first
@@ -171,20 +172,23 @@ class Joint:
             return None, said
         return replace(best, notes=(*best.notes, *_orders_tried(winner, self.best, said))), said
 
-    def _in_other_orders(self, winner: JointPlan | None, best: Plan | None, beat: float) -> list[JointPlan]:
-        """What is worth simulating in other orders of passes, the most promising first."""
-        known, changed = list(self.others.values()), 0.0
-        if winner is not None and best is not None:
-            changed, like = best.prediction.step_seconds / winner.step_seconds, [winner]
-        else:
-            like = [plan for plan in (self.best, *self.recipes.values()) if isinstance(plan, JointPlan)]
-        known += filter(None, (self.space.same_in(name, plan) for plan in like for name in OTHERS))
-        found = {
-            plan.step_seconds: plan
-            for plan in known
-            if NEARLY * plan.unhidden_seconds < beat and changed * plan.step_seconds < beat
+    def _in_other_orders(
+        self, winner: JointPlan | None, best: Plan | None, pipeline: Prediction | str | None, beat: float
+    ) -> list[JointPlan]:
+        """What is worth simulating in other orders of passes, the most promising first: if simulating changes it as it
+        changed the pipeline from which it comes."""
+        known = {"pipeline": self.best, **self.recipes}
+        like = [plan for plan in known.values() if isinstance(plan, JointPlan)] if winner is None else [winner]
+        changed = 0.0 if winner is None or best is None else best.prediction.step_seconds / winner.step_seconds
+        ours = pipeline.step_seconds / self.best.step_seconds if isinstance(pipeline, Prediction) else changed
+        same = (self.space.same_in(name, plan) for plan in like for name in OTHERS)
+        expected = [(ours, plan) for plan in self.others.values()] + [(changed, plan) for plan in filter(None, same)]
+        found = {  # several may come to one
+            (ratio * plan.step_seconds, plan.step_seconds): plan
+            for ratio, plan in expected
+            if NEARLY * plan.unhidden_seconds < beat and ratio * plan.step_seconds < beat
         }
-        return [found[seconds] for seconds in sorted(found)][:MOST_OTHERS]
+        return [found[key] for key in sorted(found)][:MOST_OTHERS]
 
 
 def _faster_said(one: Prediction | str | None, other: Prediction | str) -> Prediction | str:
@@ -303,14 +307,16 @@ def plan_jointly(
     if pipelines not in (ALWAYS, PROMISING, NEVER):
         raise ShardwrightError(f"There is no {pipelines!r} for pipelines.", f"Known: {ALWAYS}, {PROMISING}, {NEVER}.")
     options, say = options or Options(), progress or (lambda text: None)
+    asked = options.search == "auto" and not (options.pins or options.forbidden) and cluster.size > 1
     flat, refused = None, None
     try:
         flat = plan_graph(graph, cluster, options, progress=progress, reference=reference)
+        if asked:
+            flat = with_shares(flat, graph, cluster, options, progress, reference)
     except (Infeasible, ClusterError) as error:  # nothing fits, or unlike nodes have no mesh
         if pipelines == NEVER:
             raise
         refused = error
-    asked = options.search == "auto" and not (options.pins or options.forbidden) and cluster.size > 1
     if refused is not None and pipelines == PROMISING and not asked:
         raise refused
     below = inf

@@ -32,6 +32,7 @@ from shardwright.search.options import Restriction
 from shardwright.search.solution import Solution
 from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, space, state
 from shardwright.simulator import simulate
+from shardwright.simulator.timeline import unlike_places
 
 UNHIDDEN = Pricing(traffic=0.0)
 """What cannot overlap: operators run one after the other, and whatever changes a tensor between two of them does so between
@@ -96,19 +97,26 @@ def recomputed_note(strategy: Strategy) -> str:
 
 
 def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float | None = None) -> Prediction:
-    """Simulate one step of a strategy; ``limit`` are the bytes it may use (the device's otherwise).
+    """Simulate one step of a strategy; ``limit`` are the bytes it may use (the device's otherwise). Of unlike devices the
+    slowest says how long it takes, and each must have room for it.
 
     >>> predict(graph, strategy, mesh, "adamw").step_seconds
     """
+    mesh = mesh.with_shares(strategy.shares)
     with collection_paused():  # a step's events are many, live long and refer to nothing in circles
-        timeline = simulate(graph, strategy, mesh, training=graph.training, optimizer=optimizer)
+        places = unlike_places(strategy, mesh)
+        every = [simulate(graph, strategy, mesh, graph.training, optimizer, coordinate=place) for place in places]
+        timeline = max(every, key=lambda one: one.seconds)
+        rooms: list[float] = [mesh.at(place).device.usable_memory for place in places]
+        if limit is not None:
+            rooms = [min(limit, room) for room in rooms] if len(places) > 1 else [limit]
         return Prediction(
             step_seconds=timeline.seconds,
             sum_seconds=float(timeline.priced.seconds),
-            memory_bytes=float(timeline.peak_bytes),
+            memory_bytes=float(max(one.peak_bytes for one in every)),
             communication_bytes=float(timeline.communication_bytes),
             exposed_seconds=timeline.exposed_seconds,
-            fits=bool(timeline.peak_bytes <= (mesh.device.usable_memory if limit is None else limit)),
+            fits=all(one.peak_bytes <= room for one, room in zip(every, rooms, strict=True)),
         )
 
 

@@ -126,7 +126,8 @@ def simulate(
     """Simulate one step of ``graph`` split by ``strategy`` on ``mesh``; ``runtime`` is what its Python costs the host.
 
     ``decisions`` are those of a plan; without any, prices decide. It is the rank with the largest pieces that is simulated,
-    or the one at ``coordinate``. ``what_if`` asks for the same step at other speeds.
+    or the one at ``coordinate``; where rows are dealt out between unlike devices, the slowest of them. ``what_if`` asks for
+    the same step at other speeds.
 
     Example
     -------
@@ -135,9 +136,22 @@ def simulate(
     """
     mesh = mesh.with_shares(strategy.shares)
     decisions = ByPrice(mesh) if decisions is None else decisions
-    place, kind = largest_place(strategy.cuts) if coordinate is None else coordinate, mesh.device.kind
-    program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimizer)
-    return simulate_program(price(program, mesh), runtime, what_if)
+    found = []
+    for place in unlike_places(strategy, mesh) if coordinate is None else [coordinate]:
+        kind = mesh.device.kind
+        program = build(graph, strategy, decisions, place, device=kind, training=training, optimizer=optimizer)
+        found.append(simulate_program(price(program, mesh.at(place)), runtime, what_if))
+    return max(found, key=lambda timeline: timeline.seconds)
+
+
+def unlike_places(strategy: Strategy, mesh: Mesh) -> list[tuple[int, ...]]:
+    """Where the ranks are that have to be looked at: the one with the largest pieces, or, where rows are dealt out between
+    unlike devices, that one of each kind."""
+    largest = tuple(largest_place(strategy.cuts))
+    if not mesh.kinds or not mesh.axes[0].shares:
+        return [largest]
+    alike = {pair: first for first, pair in reversed([*enumerate(zip(mesh.kinds, mesh.axes[0].shares, strict=True))])}
+    return [(first, *largest[1:]) for first in sorted(alike.values())]
 
 
 def simulate_plan(plan: Plan, graph: Graph, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:

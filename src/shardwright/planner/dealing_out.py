@@ -1,0 +1,132 @@
+"""One mesh over unlike nodes, the rows of the batch dealt out by their speed.
+
+A plan over unlike devices counts on what all of them can do, each with an equal part. Where the first axis of its mesh
+joins the nodes, whatever that axis cuts may as well be cut in unequal shares (:mod:`shardwright.program.resting`): whole
+rows of the batch, so many that all kinds of devices are done at the same time. Each kind is simulated on its own, with its
+own pieces on its own device; the slowest says what the step takes, and each must have room. What the strategy is comes from
+two searches: that of the plan in equal parts, and the same with all devices taken for the fastest kind. The second one's
+bound holds for shares too: the fastest are never given less than an equal part, so they do no less than they would there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from shardwright.cluster import Cluster, Device, Mesh, mesh_of
+from shardwright.costs.deciding import ByPrice
+from shardwright.errors import Infeasible, LoweringError
+from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
+from shardwright.planner.decided import decided
+from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.trials import predict, recomputed_note
+from shardwright.plans import Plan
+from shardwright.program.microbatches import batch_of
+from shardwright.program.validate import validate
+from shardwright.search.dealing import deal
+from shardwright.simulator import simulate
+
+ROUNDS = 3
+"""Shares are dealt out by what the shares before took, so many times."""
+
+
+def with_shares(
+    flat: Plan, graph: Graph, cluster: Cluster, options: Options, progress: Progress | None = None, reference: str = ""
+) -> Plan:
+    """A plan on one mesh of unlike nodes, or the fastest one found in which rows are dealt out by speed; either way with a
+    bound for both.
+
+    Example
+    -------
+    >>> with_shares(plan, graph, cluster, Options()).strategy.shares                             # doctest: +SKIP
+    """
+    mesh = mesh_of(cluster)
+    if not mesh.kinds:
+        return flat
+    say = progress or (lambda text: None)
+    say("dealing out rows between unlike devices")
+    fastest = max(mesh.kinds, key=_speed)
+    alike = replace(cluster, nodes=tuple(replace(node, device=fastest) for node in cluster.nodes))
+    whole = replace(options, baselines=(), fewer_devices=False)
+    fast = plan_graph(graph, alike, whole, progress=progress, reference=reference)
+    about = (
+        f"; rows in unequal shares between unlike nodes are never faster than with {fastest.name} alone, equal parts"
+    )
+    bound = min(flat.proof.step_bound, fast.proof.step_bound)
+    proof = replace(flat.proof, step_bound=bound, scope=flat.proof.scope.replace("unequal shares, ", "") + about)
+    best = flat
+    for strategy in {id(one): one for one in (flat.strategy, fast.strategy)}.values():
+        for shared in _dealt(graph, strategy, cluster, options):
+            where = mesh_of(cluster, shared.sizes)
+            prediction = predict(graph, shared, where, options.optimizer, options.memory_limit)
+            if prediction.fits and prediction.step_seconds < best.prediction.step_seconds:
+                written = decided(graph, shared, where)
+                best = replace(flat, cluster=cluster, strategy=shared, prediction=prediction, decisions=written)
+    if best is flat:
+        return replace(flat, proof=proof)
+    rows = [round(share * batch_of(graph)) for share in best.strategy.shares[best.strategy.axes[0][0]]]
+    dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
+    notes = (*graph.notes, dealt, recomputed_note(best.strategy))
+    equal = replace(flat.candidates[0], name="equal parts")
+    row = replace(flat.candidates[0], mesh=best.strategy.axes, prediction=best.prediction, note="")
+    return replace(best, proof=proof, candidates=(row, equal, *flat.candidates[1:]), notes=tuple(filter(None, notes)))
+
+
+def _speed(device: Device) -> tuple[float, ...]:
+    return device.peak("bfloat16"), device.peak("float32"), device.bandwidth
+
+
+def _dealt(graph: Graph, strategy: Strategy, cluster: Cluster, options: Options) -> Iterator[Strategy]:
+    """A strategy in shares between the nodes, as often dealt out as that changes anything; nothing where it cannot be."""
+    nodes = len(cluster.nodes)
+    if strategy.axes[0] != ("node", nodes):
+        return
+    mesh, rows = mesh_of(cluster, strategy.sizes), batch_of(graph)
+    inside = strategy.devices // nodes
+    unit = inside if rows % inside == 0 and rows // inside > nodes else 1  # as the axes inside a node may cut them too
+    units, seen = rows // unit, set[tuple[int, ...]]()
+    if rows % unit or units < 2 * nodes:
+        return
+
+    def taken(counts: Sequence[int]) -> list[float]:
+        shared = _shared(strategy, counts)
+        return [_seconds(graph, shared, mesh, place, options.optimizer) for place in range(nodes)]
+
+    counts = [units // nodes + (place < units % nodes) for place in range(nodes)]
+    try:
+        before, after = (counts, taken(counts)), (counts, taken(counts))
+        for _ in range(ROUNDS):
+            counts = list(deal(units, nodes, _line(before, after), least=1))
+            if tuple(counts) in seen:
+                return
+            seen.add(tuple(counts))
+            shared = _shared(strategy, counts)
+            validate(graph, shared, ByPrice(mesh.with_shares(shared.shares)))
+            yield shared
+            before, after = after, (counts, taken(counts))
+    except (LoweringError, Infeasible):
+        return  # something that the axis cuts does not come in such parts
+
+
+def _shared(strategy: Strategy, counts: Sequence[int]) -> Strategy:
+    return replace(strategy, shares={strategy.axes[0][0]: tuple(count / sum(counts) for count in counts)})
+
+
+def _seconds(graph: Graph, strategy: Strategy, mesh: Mesh, place: int, optimizer: str) -> float:
+    """The step as a device at a place of the first axis has it."""
+    where = (place, *(0 for _ in strategy.axes[1:]))
+    return simulate(graph, strategy, mesh, graph.training, optimizer, coordinate=where).seconds
+
+
+def _line(
+    one: tuple[Sequence[int], list[float]], other: tuple[Sequence[int], list[float]]
+) -> Callable[[int, int], float]:
+    """Seconds of a node with so many units: on the line through two dealings, or in proportion to the last."""
+
+    def seconds(node: int, count: int) -> float:
+        (a, s), (b, t) = ((counts[node], taken[node]) for counts, taken in (one, other))
+        slope = max((t - s) / (b - a), 0.1 * t / b) if a != b else t / b
+        return max(t + slope * (count - b), 1e-3 * slope * count)
+
+    return seconds
