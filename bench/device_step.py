@@ -15,6 +15,7 @@ import argparse
 import cProfile
 import gc
 import json
+import logging
 import os
 import pstats
 import statistics
@@ -36,7 +37,7 @@ from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
-from shardwright.runtime.replay import SWITCH
+from shardwright.runtime.cuda_graphs import SWITCH
 from shardwright.verification.recorded import loss_of
 from shardwright.zoo.reference import resolve
 
@@ -182,6 +183,8 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="say where the device's time goes")
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
+    logging.basicConfig(format="  %(message)s")
+    logging.getLogger("shardwright").setLevel(logging.INFO)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     if given.check:

@@ -573,3 +573,50 @@ def writes_in_place(target: Any) -> bool:
     """Whether an operator writes into an argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+class Allocation(NamedTuple):
+    """What CUDA's caching allocator did: ``taken`` so many bytes at an address, or the bytes there became free."""
+
+    taken: bool
+    address: int
+    size: int
+
+
+class Segment(NamedTuple):
+    """Memory that the caching allocator took from the device, and the stream for which it did."""
+
+    address: int
+    size: int
+    stream: int
+
+
+def allocations_are_recorded() -> bool:
+    """Whether somebody records the one history of CUDA's allocator (``torch._C._cuda_isHistoryEnabled``)."""
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(enabled is not None and enabled())
+
+
+def record_allocations(device: torch.device) -> None:
+    """Record what CUDA's caching allocator does from now on (``torch.cuda.memory._record_memory_history``)."""
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python", device=device)
+
+
+def recorded_allocations(device: torch.device) -> list[Allocation]:
+    """What was recorded; the recording ends (``torch.cuda.memory._snapshot``)."""
+    traces = torch.cuda.memory._snapshot(device)["device_traces"]
+    torch.cuda.memory._record_memory_history(None, device=device)
+    kinds = {"alloc": True, "free_completed": False}
+    number = torch.cuda.current_device() if device.index is None else device.index
+    found = traces[number] if number < len(traces) else []
+    return [Allocation(kinds[e["action"]], e["addr"], e["size"]) for e in found if e["action"] in kinds]
+
+
+def pool_segments(device: torch.device, pool: Any) -> list[Segment]:
+    """The segments of a pool of CUDA's memory (``torch.cuda.memory_snapshot``, whose entries move between versions)."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return [
+        Segment(s["address"], s["total_size"], s["stream"])
+        for s in torch.cuda.memory_snapshot()
+        if s["device"] == number and tuple(s.get("segment_pool_id", ())) == tuple(pool)
+    ]

@@ -32,7 +32,7 @@ def test_bytes_are_conserved(requests: list[tuple[int, int]]) -> None:
     for block, _ in held:
         allocator.give(block)
     assert allocator.allocated == 0
-    free = sum(size for pool in allocator._free.values() for size, _, _ in pool)
+    free = sum(size for space in (allocator.small, allocator.large) for size in space.free.values())
     assert free == allocator.reserved  # every segment is whole again
     assert allocator.peak_reserved >= allocator.peak_allocated
 

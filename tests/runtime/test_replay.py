@@ -38,6 +38,19 @@ class Again:
     def memory(self):
         return nullcontext()
 
+    def window(self):
+        self.windows += 1
+
+    def again(self):
+        """As after a rehearsal."""
+        self.rehearsed += 1
+        return self.rehearsed == 1
+
+    def failed(self, error):
+        return False
+
+    windows = rehearsed = 0
+
 
 def loops(model, args, kwargs):
     """A training run in which every kind of step comes after the passes were recorded."""

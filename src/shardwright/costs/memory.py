@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.cluster import Device
-from shardwright.costs.memory_allocator import Allocator
+from shardwright.costs.memory_allocator import Allocator, Block
 from shardwright.costs.optimizer import optimizer
 from shardwright.program import Instruction, Kind, Program
 from shardwright.program.device_kernels import workspace
@@ -228,7 +228,7 @@ def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
     births: list[list[int]] = [[] for _ in range(count)]
     deaths: list[list[int]] = [[] for _ in range(count)]
     allocator = Allocator()
-    blocks: dict[int, object] = {}
+    blocks: dict[int, Block | None] = {}
     for number, storage in enumerate(storages):
         if storage.born < 0:
             allocator.take(storage.bytes)
@@ -241,5 +241,5 @@ def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
             for number in births[event]:
                 blocks[number] = allocator.take(storages[number].bytes)
             for number in deaths[event]:
-                allocator.give(blocks.pop(number))  # type: ignore[arg-type] # what take gave
+                allocator.give(blocks.pop(number))
     return allocator.peak_allocated, allocator.peak_reserved

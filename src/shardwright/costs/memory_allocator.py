@@ -1,16 +1,17 @@
-"""PyTorch's caching allocator for CUDA, as far as sizes go.
+"""PyTorch's caching allocator for CUDA, as far as sizes and places go.
 
 Requests are rounded up to 512 bytes. Up to 1 MiB they are cut from segments of 2 MiB, up to 10 MiB from segments of 20 MiB,
-and larger ones get a segment rounded up to 2 MiB. The smallest free block that fits is taken; what is left over
-becomes a free block again if it is worth it (at least 512 bytes in small segments, more than 1 MiB in large ones), else
-it is wasted. Freed neighbours merge; segments are kept. (``c10/cuda/CUDACachingAllocator.cpp``.) Replaying a step through
-it tells the allocated peak, which counts waste, and the reserved one, which counts fragmentation too.
+and larger ones get a segment rounded up to 2 MiB. The smallest free block that fits is taken, of equal ones the first in
+memory; what is left over becomes a free block again if it is worth it (at least 512 bytes in small segments, more than 1 MiB
+in large ones), else it is wasted. Freed neighbours merge; segments are kept. (``c10/cuda/CUDACachingAllocator.cpp``.)
+Replaying a step through it tells the allocated peak, which counts waste, and the reserved one, which counts fragmentation
+too. Segments lie here in the order in which they were asked for; where a device puts them is not known.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from typing import NamedTuple
 
 KiB, MiB = 1 << 10, 1 << 20
 ROUNDING = 512
@@ -18,16 +19,11 @@ SMALL = MiB
 SMALL_SEGMENT, LARGE_SEGMENT, LARGE_REQUEST, SEGMENT_ROUNDING = 2 * MiB, 20 * MiB, 10 * MiB, 2 * MiB
 
 
-@dataclass(eq=False)
-class Block:
-    """A piece of a segment; ``before`` and ``after`` are its neighbours there."""
+class Block(NamedTuple):
+    """Bytes that were handed out, and where they begin."""
 
+    start: int
     size: int
-    small: bool
-    number: int
-    free: bool = False
-    before: Block | None = None
-    after: Block | None = None
 
 
 def rounded(size: int) -> int:
@@ -39,81 +35,99 @@ def rounded(size: int) -> int:
     return max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
 
 
+def segment_for(size: int) -> int:
+    """Bytes of the segment that is taken from the device for a rounded request.
+
+    >>> [segment_for(n * MiB) // MiB for n in (1, 9, 11)]
+    [2, 20, 12]
+    """
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < LARGE_REQUEST else -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
+
+
+class Space:
+    """The free blocks of segments of one kind. ``least`` bytes or more that are left over become a block again."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.free: dict[int, int] = {}
+        """Size by start."""
+        self._ends: dict[int, int] = {}
+        self._by_size: list[tuple[int, int]] = []
+
+    def copy(self) -> Space:
+        other = Space(self.least)
+        other.free, other._ends, other._by_size = self.free.copy(), self._ends.copy(), self._by_size.copy()
+        return other
+
+    def take(self, size: int) -> Block | None:
+        """The best block for a rounded request; nothing where none is large enough."""
+        place = bisect_left(self._by_size, (size, -1))
+        if place == len(self._by_size):
+            return None
+        there, start = self._by_size[place]
+        self._remove(start, place)
+        if there - size >= self.least:
+            self._add(start + size, there - size)
+            there = size
+        return Block(start, there)
+
+    def give(self, block: Block) -> None:
+        """Make a block free; it merges with its neighbours."""
+        start, end = block.start, block.start + block.size
+        before = self._ends.get(start)
+        if before is not None:
+            self._remove(before)
+            start = before
+        if end in self.free:
+            after = end + self.free[end]
+            self._remove(end)
+            end = after
+        self._add(start, end - start)
+
+    def _add(self, start: int, size: int) -> None:
+        self.free[start] = size
+        self._ends[start + size] = start
+        insort(self._by_size, (size, start))
+
+    def _remove(self, start: int, place: int | None = None) -> None:
+        size = self.free.pop(start)
+        del self._ends[start + size]
+        self._by_size.pop(bisect_left(self._by_size, (size, start)) if place is None else place)
+
+
 class Allocator:
     """State of the allocator: bytes ``allocated`` and ``reserved`` now, and the most there ever were."""
 
     def __init__(self) -> None:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
-        self._count = 0
+        self.small, self.large = Space(ROUNDING), Space(SMALL + 1)
+        self._end = 0
 
     def take(self, size: int) -> Block | None:
         """Allocate; nothing is asked for zero bytes."""
         if size == 0:
             return None
         size = rounded(size)
-        small = size <= SMALL
-        block = self._best(size, small) or self._segment(size, small)
-        left = block.size - size
-        if left >= ROUNDING if small else left > SMALL:
-            rest = self._block(left, small)
-            rest.before, rest.after = block, block.after
-            if block.after is not None:
-                block.after.before = rest
-            block.after, block.size = rest, size
-            self._release(rest)
+        space = self.small if size <= SMALL else self.large
+        block = space.take(size)
+        if block is None:
+            self._segment(space, segment_for(size))
+            block = space.take(size)
+            assert block is not None
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
     def give(self, block: Block | None) -> None:
         """Free a block."""
-        if block is None:
-            return
-        self.allocated -= block.size
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                self._remove(neighbour)
-                block.size += neighbour.size
-                if neighbour is block.before:
-                    block.before = neighbour.before
-                    if block.before is not None:
-                        block.before.after = block
-                else:
-                    block.after = neighbour.after
-                    if block.after is not None:
-                        block.after.before = block
-        self._release(block)
+        if block is not None:
+            self.allocated -= block.size
+            (self.small if block.size <= SMALL else self.large).give(block)
 
-    def _best(self, size: int, small: bool) -> Block | None:
-        pool = self._free[small]
-        place = bisect_left(pool, (size, -1))
-        if place == len(pool):
-            return None
-        block = pool.pop(place)[2]
-        block.free = False
-        return block
-
-    def _segment(self, size: int, small: bool) -> Block:
-        if small:
-            whole = SMALL_SEGMENT
-        elif size < LARGE_REQUEST:
-            whole = LARGE_SEGMENT
-        else:
-            whole = -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
-        self.reserved += whole
+    def _segment(self, space: Space, size: int) -> None:
+        self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        return self._block(whole, small)
-
-    def _block(self, size: int, small: bool) -> Block:
-        self._count += 1
-        return Block(size, small, self._count)
-
-    def _release(self, block: Block) -> None:
-        block.free = True
-        insort(self._free[block.small], (block.size, block.number, block))
-
-    def _remove(self, block: Block) -> None:
-        pool = self._free[block.small]
-        pool.pop(bisect_left(pool, (block.size, block.number)))
-        block.free = False
+        space.give(Block(self._end, size))
+        self._end += size + ROUNDING  # blocks of different segments never merge

@@ -35,6 +35,8 @@ class Executor:
     def __init__(self, program: Program, rank: Surroundings) -> None:
         self.program, self.flow, self.rank = program, program.flow, rank
         self.log: list[int] | None = None
+        self.before: Callable[[], None] | None = None
+        """Called before every row of a pass that is recorded."""
         self.passes = 0
         lines = [rank.line(self.flow.place.line(axis)) for axis in range(len(self.flow.place.axes))]
         aside = Aside()
@@ -111,6 +113,8 @@ class Executor:
     def _perform(self, table: list[Row], run: Run) -> None:
         if profiler_runs():
             table = [(number, self._named(number, act), last) for number, act, last in table]
+        if self.before is not None:
+            table = [(number, _preceded(self.before, act), last) for number, act, last in table]
         slots, log = run.slots, self.log
         for number, act, last in table:
             act(run)
@@ -168,3 +172,11 @@ def _unless(instead: Callable[[int], bool], number: int, act: Action) -> Action:
             act(run)
 
     return chosen
+
+
+def _preceded(before: Callable[[], None], act: Action) -> Action:
+    def both(run: Run) -> None:
+        before()
+        act(run)
+
+    return both

@@ -27,10 +27,11 @@ from shardwright.lowering.collectives import ledger
 from shardwright.program.dataflow import Result
 from shardwright.program.recording import random_nodes
 from shardwright.runtime.actions import Run
+from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder, Recording
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.homeward import KeptBack
-from shardwright.runtime.replay import SWITCH, CudaGraphs, Recorder, Recording, why_not
+from shardwright.runtime.replay import why_not
 from shardwright.runtime.stage_executor import StageExecutor
 from shardwright.runtime.standing import into
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action

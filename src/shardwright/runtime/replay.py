@@ -19,8 +19,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,16 +27,13 @@ from torch import Tensor
 
 from shardwright._torch_compat import copy_all, local_of, storage_users
 from shardwright.lowering.collectives import ledger
-from shardwright.lowering.randomness import drawing_from, standing_generators
 from shardwright.program import Kind, Program
 from shardwright.program.recording import drawn_again, random_nodes
 from shardwright.runtime.actions import Run
 from shardwright.runtime.buckets import deposit, hooked, wrapped
+from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder, Recording
 from shardwright.runtime.executor import TRACED_AFTER, Executor
 from shardwright.runtime.standing import into, lying_as, updated_in_place
-
-SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
-"""Set to 0 in the environment: nothing is captured."""
 
 _WARM = TRACED_AFTER + 2
 _TRIES = 4
@@ -45,52 +41,6 @@ _COPIED_BYTES = 2**20
 """Results up to this size are copied out of the graphs' memory, larger ones are handed out as they lie there."""
 
 log = logging.getLogger("shardwright")
-
-
-class Recording(Protocol):
-    def replay(self) -> None: ...
-
-
-class Recorder(Protocol):
-    """Records work on tensors so that it can be done again where they lie."""
-
-    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
-        """``draws``: the work draws random numbers."""
-
-    def memory(self) -> AbstractContextManager[Any]:
-        """Passes before the first recording take their memory here: it is given back when the recording begins."""
-
-
-class CudaGraphs:
-    """PyTorch's CUDA graphs in one pool of memory."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self._before: Any = torch.cuda.MemPool()
-        self._ready: set[int] = set()
-
-    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
-        graph = torch.cuda.CUDAGraph()
-        generators = standing_generators(self._device) if draws else {}
-        for generator in generators.values():
-            graph.register_generator_state(generator)
-        drawing = drawing_from(generators) if draws else nullcontext()
-        if self._before is not None:
-            self._before = None
-            torch.cuda.empty_cache()
-        with drawing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
-        return graph
-
-    def memory(self) -> AbstractContextManager[Any]:
-        # Else optimizer states would be cut from segments of activations, which nobody could give back. A recording cannot
-        # use them again either: it is made on a stream of its own.
-        if self._before is None:
-            return nullcontext()
-        if get_ident() not in self._ready:  # this thread's handle of cuBLAS owns a workspace for good: not in there
-            self._ready.add(get_ident())
-            torch.ones(16, 16, device=self._device) @ torch.ones(16, 16, device=self._device)
-        return torch.cuda.use_mem_pool(self._before, self._device)
 
 
 def recorder_for(program: Program, device: torch.device) -> Recorder | None:
@@ -101,7 +51,7 @@ def recorder_for(program: Program, device: torch.device) -> Recorder | None:
     if reason:
         log.info("The step is run without CUDA graphs: %s.", reason)
         return None
-    return CudaGraphs(device)
+    return CudaGraphs(device, planned=True)
 
 
 def why_not(program: Program) -> str:
@@ -245,12 +195,30 @@ class Replay:
 
     def _capture(self, key: Any, sources: Sequence[Tensor]) -> _Captured | None:
         self._tries, self._captured = self._tries + 1, None
-        executor, seen = self.executor, self._seen or {}
         standing = list(sources)
         for i in self._copied:
             standing[i] = sources[i].clone()
-        device = self.rank.device
-        arriving = {value: torch.zeros(shape, dtype=dtype, device=device) for value, (shape, dtype) in seen.items()}
+        for flat in self.executor.flats:  # out of the memory of earlier passes, which is about to be given back
+            flat.move()
+        while True:
+            made = None  # the memory of what is thrown away is given back first
+            try:
+                made = self._recorded(key, standing)
+                if not self.recorder.again():
+                    break
+            except Exception as error:
+                if not self.recorder.failed(error):
+                    self._tries = _TRIES
+                    log.warning("The step is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
+                    return None
+        large = (slot for slot, x in made.results.items() if x.nbytes > _COPIED_BYTES)
+        made.users = {slot: storage_users(made.results[slot]) for slot in large}
+        return made
+
+    def _recorded(self, key: Any, standing: list[Tensor]) -> _Captured:
+        executor, device = self.executor, self.rank.device
+        looks = (self._seen or {}).items()
+        arriving = {value: torch.zeros(shape, dtype=dtype, device=device) for value, (shape, dtype) in looks}
         made = _Captured(key, standing, arriving)
         held = {name: self.rank.held(name) for name in self._parameters}
         grads = {name: parameter.grad for name, parameter in held.items()}
@@ -271,22 +239,16 @@ class Replay:
 
         for parameter in held.values():
             parameter.grad = None
-        for flat in executor.flats:  # out of the memory of earlier passes, which is about to be given back
-            flat.move()
+        executor.before = self.recorder.window
         try:
             made.forward = self.recorder.record(forward, bool(random_nodes(executor.program)))
             made.backward = self.recorder.record(backward)
-        except Exception as error:
-            self._tries = _TRIES
-            log.warning("The step is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
-            return None
         finally:
+            executor.before = None
             for flat in executor.flats:
                 flat.filled.clear()
             for name, gradient in grads.items():
                 held[name].grad = gradient
-        large = (slot for slot, x in made.results.items() if x.nbytes > _COPIED_BYTES)
-        made.users = {slot: storage_users(made.results[slot]) for slot in large}
         return made
 
     def _performed(
