@@ -126,7 +126,7 @@ def least_step(
     closing: np.ndarray,
     far: np.ndarray,
     beyond: float,
-    two: bool,
+    two: np.ndarray,
 ) -> float:
     """What no order of passes of any pipeline undercuts, by the candidates' bounds; what holds ``most_held`` may hold more.
 
@@ -137,10 +137,10 @@ def least_step(
     forward pass, ``back`` of those after it and the gradients of its last micro-batch; or its forward pass and ``whole`` of
     those after it. At its last gradient of inputs it owes the weights of at most h. Nothing above ``beyond`` is followed.
 
-    ``two``: each candidate is a group of devices that runs two stages, the first of which has half of its blocks or more.
-    Then only that first half (the first group's may be less: its end of the model may be the larger one) delays the groups
-    after it, any group must hold the first halves of twice as many micro-batches as there are groups from it on
-    (:func:`~shardwright.search.joint.compose.no_schedule_below`), ``total`` is that number of groups, and ``back`` nothing.
+    ``two``: if not empty, each candidate is a group of devices that runs two stages, the first of which has half of its
+    blocks or more. Then only that first half (the first group's may be less: its end of the model may be the larger one)
+    delays the groups after it, a group must hold ``two[k]`` micro-batches where k groups are after it
+    (:func:`~shardwright.search.joint.compose.no_schedule_below`), ``total`` is the number of groups, and ``back`` nothing.
     """
     fronts = np.full((cuts, devices + 1, FRONT, 3), np.inf)
     counts = np.zeros((cuts, devices + 1), dtype=np.int64)
@@ -149,7 +149,7 @@ def least_step(
     label = np.zeros(3)
     for c in range(len(rows.start)):
         start, end, own, align = rows.start[c], rows.end[c], rows.devices[c], rows.align[c]
-        filled = (0.0 if start == 0 else 1.0 / 6.0) if two else 1.0 / 3.0
+        filled = (0.0 if start == 0 else 1.0 / 6.0) if len(two) else 1.0 / 3.0
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align or counts[end, after] == 0:
                 continue
@@ -159,9 +159,9 @@ def least_step(
                 held = microbatches if rows.holds[step] >= most_held else min(rows.holds[step], microbatches)
                 for place in range(counts[end, after]):
                     later = fronts[end, after, place]
-                    if two:
+                    if len(two):
                         label[0] = later[0] + 1.0
-                        if held < min(microbatches // 2, label[0]):
+                        if held < two[min(int(later[0]), len(two) - 1)]:
                             continue
                         label[2] = max(microbatches * t + closing[step], filled * t + later[2])
                     else:

@@ -70,8 +70,11 @@ def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipel
     return Solution(answer, cost, bound, bound >= cost, time.perf_counter() - started)
 
 
+ONE_STAGE = np.zeros(0, dtype=np.int64)
+
+
 def no_schedule_below(
-    problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf, *, two: bool = False
+    problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf, *, two: Ints = ONE_STAGE
 ) -> float:
     """Seconds that no pipeline of the problem undercuts in any order of the passes of ``microbatches``, backward passes
     whole or split; at most those ``known``.
@@ -81,8 +84,8 @@ def no_schedule_below(
     must still be taken back through the stages before it, those of weights can wait. Its closing seconds come after them.
     Candidates that hold ``most_held`` are taken to have room for more.
 
-    ``two``: candidates are groups of devices that run two stages each, in interleaved 1F1B or ZB-V. Of the first of them
-    such a group holds at least min(m, 2 k) micro-batches, k being the groups from it to the last.
+    ``two``: candidates are groups of devices that run two stages each, in interleaved 1F1B or ZB-V, and hold at least so
+    many micro-batches, by the number of groups after them (:func:`~shardwright.search.joint.orders.least_held`).
     """
     rows = problem.candidates
     return float(

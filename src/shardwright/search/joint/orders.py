@@ -65,6 +65,18 @@ class Order:
         return starts[last] + table.reshape(-1)[self.numbers[last]]
 
 
+@lru_cache(maxsize=64)
+def least_held(name: str, most: int, microbatches: int) -> tuple[int, ...]:
+    """By how many groups are after a group, the micro-batches that it holds at least, whatever the number of groups before
+    it (``most`` groups at most): half of its forward passes, for one of its two stages has half of its blocks or more.
+
+    >>> least_held("zb-v", 4, 16), least_held("interleaved-1f1b", 4, 16)
+    ((1, 2, 3, 4), (1, 2, 4, 5))
+    """
+    orders = [order_of(name, groups, microbatches) for groups in range(1, most + 1)]
+    return tuple(min(order.in_flight[-1 - k] for order in orders[k:]) // 2 for k in range(most))
+
+
 @lru_cache(maxsize=256)
 def order_of(name: str, groups: int, microbatches: int) -> Order:
     """A known order, made once."""

@@ -24,6 +24,7 @@ from shardwright.errors import Infeasible
 from shardwright.search.joint.blocks import BlockPrice, BlockPricer
 from shardwright.search.joint.compose import compose, no_schedule_below
 from shardwright.search.joint.found import JointPlan, Model
+from shardwright.search.joint.orders import least_held
 from shardwright.search.joint.problem import PipelineProblem, StageTable, filled_and_drained, pack
 from shardwright.search.joint.recomputing import Recomputing, recomputing
 from shardwright.search.joint.timed import Run, Timed
@@ -198,8 +199,9 @@ class Space:
         interleaved 1F1B and ZB-V."""
         plain, v = (self.problem(self.rows, for_bound=True, v=v) for v in (False, True))
         least = no_schedule_below(plain, self.microbatches, self.most)
-        for problem in (plain, v):
-            least = no_schedule_below(problem, self.microbatches, self.most, least, two=True)
+        for problem, order in ((plain, "interleaved-1f1b"), (v, "zb-v")):
+            held = np.array(least_held(order, self.most, self.microbatches))
+            least = no_schedule_below(problem, self.microbatches, self.most, least, two=held)
         return least
 
     def best(self, rows: Sequence[Row] | None = None, improved: bool = True) -> JointPlan | None:
