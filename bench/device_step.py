@@ -93,13 +93,16 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         fully_shard(one.model, mesh=mesh)
         return step_of(one.model, one.args, one.kwargs)
 
-    def ours(search: str, graphs: bool = True, compiled: bool = False) -> Callable[[], Callable[[], None]]:
+    def ours(
+        search: str, graphs: bool = True, compiled: bool = False, again: str = "auto"
+    ) -> Callable[[], Callable[[], None]]:
         def make() -> Callable[[], None]:
             os.environ[SWITCH] = "1" if graphs else "0"
             whole = built(name, RANKS, device)
             graph = capture(whole.model, whole.args, whole.kwargs)
-            options = Options(search=search, baselines=(), fewer_devices=False, ignore_device_memory=True)
+            options = Options(search, baselines=(), fewer_devices=False, ignore_device_memory=True, recompute=again)
             plan = plan_graph(graph, parse_cluster("8xH200"), options)
+            print(f"  predicted: {1e3 * plan.prediction.step_seconds:.1f} ms, {'; '.join(plan.notes)}")
             parallel = parallelize(whole.model, plan, graph=graph, device=device)
             if compiled:
                 parallel.compile()
@@ -117,6 +120,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         "our data-parallel": ours("data-parallel"),
         "our fsdp, compiled": ours("fsdp", compiled=True),
         "our data-parallel, compiled": ours("data-parallel", compiled=True),
+        "our data-parallel, what is cheap again": ours("data-parallel", again="light"),
+        "our data-parallel, blocks again": ours("data-parallel", again="blocks"),
         "our fsdp, eager": ours("fsdp", graphs=False),
         "our data-parallel, eager": ours("data-parallel", graphs=False),
     }
