@@ -11,11 +11,12 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.dealing_out import with_shares
-from shardwright.planner.joint import NEVER
+from shardwright.planner.joint import NEVER, find_pipelines
 from shardwright.planner.trials import predict
 from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
-from shardwright.simulator import simulate, simulate_plan
+from shardwright.search.joint.timed import Run, Timed
+from shardwright.simulator import simulate, simulate_plan, simulate_plan_pipeline
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2xA100+2xH100")
@@ -75,3 +76,24 @@ def test_like_devices_have_equal_parts(graph: Graph, equal: Plan) -> None:
     alike = parse_cluster("2x2xH100")
     assert mesh_of(alike).kinds == ()
     assert with_shares(equal, graph, alike, QUICK) is equal
+
+
+def test_a_stage_across_unlike_nodes_is_simulated_on_each_kind(graph: Graph) -> None:
+    """The slower kind at its share decides; given the larger one, it decides for worse."""
+    joint = find_pipelines(graph, CLUSTER, QUICK, names=())
+    space = joint.space.spaces[0]
+    across = [row for row in space.rows if row.price.strategy.shares and row.units == 4]
+    found = Timed(space, across).plan([Run(0, 2, 4)])
+    assert found is not None and space.bound() <= found.step_seconds
+    plan = joint.deliver(found)
+    (stage,) = plan.stages
+    slow, fast = stage.strategy.shares["node"]
+    assert slow < fast
+    times = simulate_plan_pipeline(plan, graph).times[0, space.size]
+    turned = replace(plan, stages=(replace(stage, strategy=replace(stage.strategy, shares={"node": (fast, slow)})),))
+    other = simulate_plan_pipeline(turned, graph)
+    assert other.seconds > 1.5 * plan.prediction.step_seconds
+    assert other.times[0, space.size].bytes.held == times.bytes.held  # of the kind with more rows, whichever that is
+    equal = replace(plan, stages=(replace(stage, strategy=replace(stage.strategy, shares={})),))
+    assert plan.prediction.step_seconds < simulate_plan_pipeline(equal, graph).seconds
+    assert times.bytes.held > simulate_plan_pipeline(equal, graph).times[0, space.size].bytes.held

@@ -102,3 +102,23 @@ def test_rows_dealt_out_between_unlike_devices_compute_the_numbers_of_one_proces
     plan.save(path)
     for worst in POOL.run(compared, reference, [path], seconds=300):
         assert max(worst.values()) < 1e-10, worst
+
+
+def test_stages_across_unlike_devices_compute_the_numbers_of_one_process(tmp_path: Path) -> None:
+    """One stage on all of them, and one in the middle of a pipeline; each deals the rows of a micro-batch out by speed."""
+    reference = "gpt:small,layers=4,batch=24"
+    joint = find_pipelines(built(reference)[3], parse_cluster("2xV100+2xH100"), Options(), names=())
+    space = next(space for space in joint.space.spaces if space.size == 6)
+    across = [row for row in space.rows if row.price.strategy.shares]
+    alone = [row for row in space.rows if not row.price.strategy.shares]
+    shapes = [[Run(0, 4, 4)], [Run(0, 1, 1), Run(1, 3, 2), Run(3, 4, 1)]]
+    paths = []
+    for number, runs in enumerate(shapes):
+        found = Timed(space, across if number == 0 else [*across, *alone]).plan(runs)
+        assert found is not None and any(stage.strategy.shares for stage in found.stages)
+        plan = joint.deliver(found)
+        assert [bool(s.strategy.shares) for s in plan.stages] == [bool(s.strategy.shares) for s in found.stages]
+        paths.append(str(tmp_path / f"{number}.json"))
+        plan.save(paths[-1])
+    for worst in POOL.run(compared, reference, paths, seconds=300):
+        assert len(worst) == len(shapes) and max(worst.values()) < 1e-10, worst

@@ -104,4 +104,6 @@ def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: fr
     blocks = [path for path in twins.blocks if span_of(part.graph, path)]
     wholly, every = stage.recomputed_blocks, stage.recomputed_blocks + stage.lightly_blocks
     lightly = frozenset(blocks[wholly:every])
-    return Strategy(priced.axes, splits, resting, kept, again, tuple(blocks[:every]), lightly=lightly)
+    return Strategy(
+        priced.axes, splits, resting, kept, again, tuple(blocks[:every]), shares=priced.shares, lightly=lightly
+    )

@@ -31,7 +31,7 @@ from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import run as run_events
 from shardwright.simulator.held import StageBytes, gradient_bytes, stage_bytes
 from shardwright.simulator.ranks import Played, StageEvents, play, way_of
-from shardwright.simulator.timeline import processor_of
+from shardwright.simulator.timeline import processor_of, unlike_places
 from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like
 from shardwright.simulator.what_if import WhatIf, scaled
 
@@ -255,16 +255,24 @@ def stage_times(
     optimizer: str,
     what_if: WhatIf | None = None,
 ) -> dict[tuple[int, int], PassTimes]:
-    """What the passes of all stages take, for every size of micro-batch."""
+    """What the passes of all stages take, for every size of micro-batch: on the slowest of unlike devices, with the bytes of
+    the one that holds most."""
     found = {}
     for number, stage in enumerate(pipe.stages):
         for size in pipe.parts:
-            mesh = meshes[number]
-            rank, kind = stage.ranks[0], mesh.device.kind
-            built = pipe.program(number, size, rank, decisions[number], device=kind, split=True, optimizer=optimizer)
+            mesh, every = meshes[number], []
             received = tuple(pipe.parts[size][number].received)
             asked = what_if and what_if.among({axis.name for axis in mesh.axes})
-            found[number, size] = pass_times(built, mesh, len(pipe.micro.sizes), received, asked)
+            places = unlike_places(stage.strategy, mesh) if mesh.kinds else [(0,) * len(mesh.axes)]
+            for place in places:
+                rank, kind = stage.ranks[int(np.ravel_multi_index(place, mesh.sizes))], mesh.device.kind
+                built = pipe.program(
+                    number, size, rank, decisions[number], device=kind, split=True, optimizer=optimizer
+                )
+                every.append(pass_times(built, mesh.at(place), len(pipe.micro.sizes), received, asked))
+            slowest = max(every, key=lambda one: one.forward + one.inputs + one.weights)
+            largest = max(every, key=lambda one: one.resting + one.working + one.held)
+            found[number, size] = replace(slowest, bytes=largest.bytes)
     return found
 
 

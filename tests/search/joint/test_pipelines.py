@@ -145,10 +145,36 @@ def test_no_worse_than_any_baseline_and_bounded() -> None:
             assert best.step_seconds <= plan.step_seconds
 
 
-def test_stages_do_not_stand_across_unlike_nodes() -> None:
+def test_stages_across_unlike_nodes_deal_rows_out_by_speed() -> None:
+    space = Space(Model(graph_at, blocks=8), parse_cluster("2xH100+2xV100"), 32, 8, None, "adamw", 2, 64)
+    across = [row for row in space.rows if row.price.strategy.shares]
+    assert {(row.units, row.low, row.high) for row in across} == {(2, 1, 3), (4, 0, 4)}
+    for row in across:
+        price, (fast, slow) = row.price, row.price.strategy.shares["node"]
+        assert fast > slow and fast * 8 == round(fast * 8)
+        assert price.mesh.kinds and price.mesh.axes[0].shares == (fast, slow)
+        recipe = price.name.removesuffix(" in shares")
+        alike = space.pricer.alike(price.mesh.with_shares({"": ()}), price.mesh.kinds, 4, recipe)
+        assert alike is not None
+        own = [alike[kind] for kind in price.mesh.kinds]
+        parts = [
+            one.traffic.block + 2 * share * (one.seconds.block - one.traffic.block)
+            for one, share in zip(own, (fast, slow), strict=True)
+        ]
+        assert price.seconds.block == pytest.approx(max(parts))
+        assert price.seconds.block < max(one.seconds.block for one in own)  # of equal parts the slower kind decides
+        assert price.held.block == pytest.approx(max(2 * fast * own[0].held.block, 2 * slow * own[1].held.block))
+    timed = Timed(space, space.rows)
+    middle = timed.plan([Run(0, 2, 1), Run(2, 6, 2), Run(6, 8, 1)])
+    assert middle is not None
+    assert [(stage.first_device, stage.devices) for stage in middle.stages] == [(0, 1), (1, 2), (3, 1)]
+    assert [bool(stage.strategy.shares) for stage in middle.stages] == [False, True, False]
+
+
+def test_other_stages_do_not_stand_across_unlike_nodes() -> None:
     both = parse_cluster("2xH100+2xA100-80GB")
     best, _ = search_pipelines(Model(graph_at, blocks=8), both, batch=16, microbatch_sizes=(4,))
-    for stage in best.stages:
+    for stage in (stage for stage in best.stages if not stage.strategy.shares):
         devices = range(stage.first_device, stage.first_device + stage.devices)
         assert len({number // 2 for number in devices}) == 1
 

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
+from shardwright.cluster import Cluster, Device, Mesh, mesh_of, part_of
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
@@ -143,6 +143,24 @@ class BlockPricer:
                     seen.add(choice.tobytes())
                     found.append(self._price(larger, choice, microbatches, name, price == 0.0))
         return found
+
+    def alike(
+        self, mesh: Mesh, kinds: Sequence[Device], microbatches: int, name: str
+    ) -> dict[Device, BlockPrice] | None:
+        """A recipe's strategy on a mesh of unlike devices, priced as if all were of each kind; none where there is none."""
+        try:
+            stated = [
+                Priced.of(state(self._larger, replace(mesh, device=device, kinds=()), name, optimizer=self.optimizer))
+                for device in (mesh.device, *kinds)
+            ]
+            problem = stated[0].stated.repriced(Pricing(once=1.0 / microbatches)).problem
+            choice = np.asarray(solve(replace(problem, usages=(), usage_limit=None), time_limit=5.0).answer)
+        except Infeasible:
+            return None
+        if any(one.stated.nodes != stated[0].stated.nodes for one in stated):
+            return None  # what is worth choosing differs from kind to kind
+        found = [self._price(one, choice, microbatches, name, True) for one in stated[1:]]
+        return dict(zip(kinds, found, strict=True))
 
     def _price(self, larger: Priced, choice: np.ndarray, microbatches: int, name: str, fastest: bool) -> BlockPrice:
         like = larger.stated

@@ -3,8 +3,9 @@ together.
 
 Per micro-batch size every sub-mesh's strategies are priced once (:mod:`~shardwright.search.joint.blocks`); a stage is
 a run of blocks (the first with what comes before them, the last with what comes after) on one of the meshes with one
-of the strategies, and as many of its blocks recompute as its memory asks for. Stages stand in a line of devices, none
-across the border of unlike nodes; transfers between stages cost more where that border is between nodes. The best
+of the strategies, and as many of its blocks recompute as its memory asks for. Stages stand in a line of devices; one
+across the border of unlike nodes deals its rows out by speed (:mod:`~shardwright.search.joint.shares`); transfers between
+stages cost more where that border is between nodes. The best
 composition is found exactly and timed as 1F1B by event simulation; from there the other orders of passes are searched
 (:mod:`~shardwright.search.joint.orders`).
 

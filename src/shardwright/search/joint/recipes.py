@@ -23,11 +23,12 @@ def recipe(space: Space, name: str) -> JointPlan | None:
 
     >>> recipe(space, "megatron-3d").step_seconds  # doctest: +SKIP
     """
+    rows = [row for row in space.rows if not row.price.strategy.shares]  # all of them deal in equal parts
     if name == "pipedream":
-        alone = [row for row in space.rows if row.price.name == "data-parallel" or row.price.devices == 1]
+        alone = [row for row in rows if row.price.name == "data-parallel" or row.price.devices == 1]
         return space.best([replace(row, price=row.price.without_recomputing()) for row in alone], improved=False)
     if name == "alpa":
-        fastest = [row for row in space.rows if row.price.name == "auto" and row.price.fastest]
+        fastest = [row for row in rows if row.price.name == "auto" and row.price.fastest]
         plain = [replace(row, price=row.price.without_recomputing()) for row in fastest]
         again = [replace(row, price=row.price.recomputing_everything()) for row in fastest]
         return space.best([*plain, *again], improved=False)
@@ -38,7 +39,7 @@ def recipe(space: Space, name: str) -> JointPlan | None:
         units, cuts = space.devices // count, even_cuts(space.cuts - 1, count)
         runs = [Run(cuts[k], cuts[k + 1], units) for k in range(count)]
         alike_rows: dict[tuple[object, ...], list[Row]] = {}
-        for row in space.rows:
+        for row in rows:
             if row.units == units:
                 alike_rows.setdefault((row.price.mesh.names, row.price.name), []).append(row)
         for alike in alike_rows.values():

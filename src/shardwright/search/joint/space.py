@@ -27,6 +27,7 @@ from shardwright.search.joint.found import JointPlan, Model
 from shardwright.search.joint.orders import least_held
 from shardwright.search.joint.problem import PipelineProblem, StageTable, filled_and_drained, pack
 from shardwright.search.joint.recomputing import Recomputing, recomputing
+from shardwright.search.joint.shares import prices_in_shares
 from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
@@ -46,6 +47,11 @@ class Row:
     room: float
     near: float  # seconds of one transfer (one way) over the link within a node, and between nodes
     far: float
+
+    @property
+    def align(self) -> int:
+        """Stages stand at multiples of their devices; one across the border of unlike nodes stands there."""
+        return 1 if self.price.strategy.shares else self.units
 
 
 def _corrected(price: BlockPrice, more: tuple[float, float] | None) -> BlockPrice:
@@ -135,6 +141,33 @@ class Space:
                         for price in self.pricer.prices(mesh, self.microbatches):
                             rows.append(Row(price, count // self.unit, low, high, room, near, far))
                 count *= 2
+        return rows + self._across(memory_limit, max_axes)
+
+    def _across(self, memory_limit: float | None, max_axes: int) -> list[Row]:
+        """Stages across a border of unlike nodes, with equally many devices on both sides."""
+        rows, border = [], self.devices
+        for before, behind in pairwise(self.cluster.groups()):
+            border -= before.size // self.unit
+            ends = before.nodes[-1], behind.nodes[0]
+            inner, network = (link.per_device(ends[0].devices) for link in (ends[0].link, self.cluster.network))
+            for count in (self.unit << k for k in range(self.cluster.size.bit_length())):
+                if count > min(before.size, behind.size) or (
+                    count > min(node.devices for node in ends) and ends[0].devices != ends[1].devices
+                ):
+                    break
+                if count <= ends[0].devices:
+                    nodes = tuple(replace(node, devices=count) for node in ends)
+                elif count % ends[0].devices == 0:
+                    each = count // ends[0].devices
+                    nodes = (*before.nodes[-each:], *behind.nodes[:each])
+                else:
+                    continue
+                share, units = self.pricer.boundary_bytes / (2 * count), count // self.unit
+                near, far = (link.latency + share / link.bandwidth for link in (inner, network))
+                for mesh in meshes(replace(self.cluster, nodes=nodes), max_axes):
+                    room = min(mesh.device.usable_memory, memory_limit or np.inf)
+                    for price in prices_in_shares(self.pricer, mesh, self.microbatches, self.size):
+                        rows.append(Row(price, 2 * units, border - units, border + units, room, near, far))
         return rows
 
     def seconds(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> Recomputing:
@@ -156,8 +189,8 @@ class Space:
         """
         tables, held = [], np.arange(1, self.most + 1)
         kinds, kind_of = (self.v_kinds, self.v_kind_of) if v else (self.kinds, self.kind_of)
-        for where in sorted({(row.units, row.low, row.high) for row in rows}):
-            alike = [row for row in rows if (row.units, row.low, row.high) == where]
+        for where in sorted({(row.units, row.low, row.high, row.align) for row in rows}):
+            alike = [row for row in rows if (row.units, row.low, row.high, row.align) == where]
             plain = np.full((kinds.shape[1], self.most), np.inf)
             whole = plain.copy()
             for row in alike:
@@ -177,7 +210,7 @@ class Space:
                     where[0],
                     chosen[some],
                     chosen[some],
-                    align=where[0],
+                    align=where[3],
                     low=where[1],
                     high=where[2],
                     closing=spread[kind_of][some] if for_bound else None,

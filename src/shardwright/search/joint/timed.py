@@ -94,11 +94,20 @@ class Timed:
             return ()
         borders = self._borders(run, place)
         passes = self._passes(place)
-        key = (kind.tobytes(), run.units, str(borders), passes, *self._where(place.after, run.units))
+        key = (
+            kind.tobytes(),
+            run.units,
+            str(borders),
+            passes,
+            place.after % run.units,
+            *self._where(place.after, run.units),
+        )
         if key not in self._chosen:
             kinds, found = self.kinds(run), []
             for row in self.rows:
                 if row.units != run.units or not row.low <= place.after <= row.high - run.units:
+                    continue
+                if place.after % row.align:
                     continue
                 held = float(passes)
                 if self.stages_each > 1:  # all passes are taken for those of the stage that holds more
@@ -157,7 +166,7 @@ class Timed:
         used = sum(run.units for run in runs)
         far_round = self.stages_each > 1 and bool(self.space.far[1:used].any())
         for behind, run in enumerate(reversed(runs)):
-            if after % run.units or after + run.units > self.space.devices:
+            if after + run.units > self.space.devices:
                 return None
             choices = self.choices(run, Place(after, behind, groups, far_round))
             if not choices:
@@ -267,8 +276,9 @@ class Timed:
         return JointPlan(
             tuple(stages), space.size, space.microbatches, self.schedule, seconds, 0.0, 0.0,
             f"pipelines with micro-batches of {space.size} or another size that was tried: contiguous runs of blocks on "
-            "sub-meshes of powers of two, splits as priced per mesh, seconds summed, any order of passes of one stage per "
-            "group of devices, backward passes whole or split, and interleaved 1F1B and ZB-V with two equal ones",
+            "sub-meshes of powers of two (across a border of unlike nodes: recipes, their rows dealt out by speed), splits "
+            "as priced per mesh, seconds summed, any order of passes of one stage per group of devices, backward passes "
+            "whole or split, and interleaved 1F1B and ZB-V with two equal ones",
             sent * (len(stages) > 1), unhidden,
         )  # fmt: skip
 
