@@ -65,16 +65,15 @@ class Order:
         return starts[last] + table.reshape(-1)[self.numbers[last]]
 
 
-@lru_cache(maxsize=64)
-def least_held(name: str, most: int, microbatches: int) -> tuple[int, ...]:
-    """By how many groups are after a group, the micro-batches that it holds at least, whatever the number of groups before
-    it (``most`` groups at most): half of its forward passes, for one of its two stages has half of its blocks or more.
+def least_held(most: int, microbatches: int) -> tuple[int, ...]:
+    """By how many groups are after a group of two stages, the micro-batches that it holds at least, whatever the number of
+    groups before it: half of its forward passes, for one of its stages has half of its blocks or more. Both orders hold
+    what 1F1B does or more; to make each of them for every number of groups would take seconds.
 
-    >>> least_held("zb-v", 4, 16), least_held("interleaved-1f1b", 4, 16)
-    ((1, 2, 3, 4), (1, 2, 4, 5))
+    >>> least_held(4, 16), least_held(4, 2)
+    ((1, 2, 3, 4), (1, 2, 2, 2))
     """
-    orders = [order_of(name, groups, microbatches) for groups in range(1, most + 1)]
-    return tuple(min(order.in_flight[-1 - k] for order in orders[k:]) // 2 for k in range(most))
+    return tuple(min(microbatches, after + 1) for after in range(most))
 
 
 @lru_cache(maxsize=256)
