@@ -63,6 +63,14 @@ def test_no_share_is_below_the_bound(graph: Graph, equal: Plan, dealt: Plan) -> 
         assert predict(graph, shared, dealt.mesh, "adamw").step_seconds > dealt.proof.step_bound
 
 
+def test_who_counts_as_the_fastest_has_no_less_than_an_equal_part(
+    graph: Graph, equal: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what it takes in equal parts would be no bound."""
+    monkeypatch.setattr("shardwright.planner.dealing_out._speed", lambda device: (-device.peak("bfloat16"),))
+    assert with_shares(equal, graph, CLUSTER, QUICK).strategy.shares == {}
+
+
 def test_each_kind_must_have_room(graph: Graph, equal: Plan, dealt: Plan) -> None:
     """The faster kind holds more rows: where it has no room for them, it is given fewer."""
     assert dealt.prediction.memory_bytes > equal.prediction.memory_bytes

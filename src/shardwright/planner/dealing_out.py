@@ -58,13 +58,24 @@ def with_shares(
     best = flat
     for strategy in {id(one): one for one in (flat.strategy, fast.strategy)}.values():
         for shared in _dealt(graph, strategy, cluster, options):
-            where = mesh_of(cluster, shared.sizes)
+            where, shares = mesh_of(cluster, shared.sizes), shared.shares[shared.axes[0][0]]
+            if any(kind == fastest and share * len(shares) < 1 for kind, share in zip(mesh.kinds, shares, strict=True)):
+                continue  # the bound is not one for these
             prediction = predict(graph, shared, where, options.optimizer, options.memory_limit)
             if prediction.fits and prediction.step_seconds < best.prediction.step_seconds:
                 written = decided(graph, shared, where)
                 best = replace(flat, cluster=cluster, strategy=shared, prediction=prediction, decisions=written)
     if best is flat:
         return replace(flat, proof=proof)
+    least = min(flat.proof.lower_bound, fast.proof.lower_bound, best.prediction.sum_seconds)
+    smallest = min(flat.proof.cost, fast.proof.cost, best.prediction.sum_seconds)
+    proof = replace(
+        proof,
+        cost=smallest,
+        lower_bound=least,
+        optimal=False,
+        step_bound=min(bound, best.prediction.step_seconds),  # loops other than rows come in whole parts
+    )
     rows = [round(share * batch_of(graph)) for share in best.strategy.shares[best.strategy.axes[0][0]]]
     dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
     notes = (*graph.notes, dealt, recomputed_note(best.strategy))
@@ -86,7 +97,7 @@ def _dealt(graph: Graph, strategy: Strategy, cluster: Cluster, options: Options)
     inside = strategy.devices // nodes
     unit = inside if rows % inside == 0 and rows // inside > nodes else 1  # as the axes inside a node may cut them too
     units, seen = rows // unit, set[tuple[int, ...]]()
-    if rows % unit or units < 2 * nodes:
+    if units <= nodes:
         return
 
     def taken(counts: Sequence[int]) -> list[float]:

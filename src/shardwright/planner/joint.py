@@ -66,13 +66,10 @@ class Joint:
 
     def candidates(self, said: Simulated | None = None) -> tuple[Candidate, ...]:
         """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``said`` to be; and those in
-        other orders of passes, which were simulated where that could pay."""
-        said, found = said or {}, {"pipeline": self.best, **self.recipes}
-        rows = [_candidate(name, plan, said.get(name)) for name, plan in found.items()]
-        for name, plan in self.others.items():
-            text = f"{seconds_text(plan.step_seconds)} by sums, not simulated"
-            rows.append(_candidate(name, plan, said.get(name, text)))
-        return tuple(rows)
+        other orders of passes that were simulated."""
+        said = said or {}
+        found = {"pipeline": self.best, **self.recipes, **{n: p for n, p in self.others.items() if n in said}}
+        return tuple(_candidate(name, plan, said.get(name)) for name, plan in found.items())
 
     def under(self, limits: Sequence[float]) -> list[JointPlan]:
         """The fastest pipelines within so many bytes per device each, where there are any; blocks are priced once."""
@@ -170,7 +167,22 @@ class Joint:
             raise first
         if best is None or winner is None:
             return None, said
-        return replace(best, notes=(*best.notes, *_orders_tried(winner, self.best, said))), said
+        return replace(best, notes=(*best.notes, *self._orders(winner, said))), said
+
+    def _orders(self, winner: JointPlan, said: Simulated) -> list[str]:
+        """A note: which order of passes was taken, and what the others take."""
+        summed = {"1f1b": self.best.step_seconds, **{name: plan.step_seconds for name, plan in self.others.items()}}
+        known: dict[str, Prediction | str] = {n: f"{seconds_text(s)} by sums" for n, s in summed.items()}
+        known |= {name: one for name, one in said.items() if name in OTHERS}
+        known["1f1b"] = said.get("pipeline", known["1f1b"])
+        shown = [
+            f"{name} {one if isinstance(one, str) else seconds_text(one.step_seconds)}"
+            for name, one in known.items()
+            if name != winner.schedule
+        ]
+        if len(winner.stages) == 1 or not shown:
+            return []
+        return [f"the passes run in the order {winner.schedule}; other orders: {', '.join(shown)}"]
 
     def _in_other_orders(
         self, winner: JointPlan | None, best: Plan | None, pipeline: Prediction | str | None, beat: float
@@ -195,20 +207,6 @@ def _faster_said(one: Prediction | str | None, other: Prediction | str) -> Predi
     if isinstance(one, Prediction) and isinstance(other, Prediction):
         return min(one, other, key=lambda prediction: prediction.step_seconds)
     return one if isinstance(one, Prediction) else other
-
-
-def _orders_tried(winner: JointPlan, best: JointPlan, said: Simulated) -> list[str]:
-    """A note: which order of passes was taken, and what the others that were simulated take."""
-    others = {name: one for name, one in said.items() if name in OTHERS}
-    if not others:
-        return []
-    known = {"1f1b": said.get("pipeline", f"{seconds_text(best.step_seconds)} by sums"), **others}
-    shown = [
-        f"{name} {one if isinstance(one, str) else seconds_text(one.step_seconds)}"
-        for name, one in known.items()
-        if name != winner.schedule
-    ]
-    return [f"the passes run in the order {winner.schedule}; other orders: {', '.join(shown)}"]
 
 
 def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int, tuple[float, float]]:
