@@ -65,15 +65,18 @@ class Order:
         return starts[last] + table.reshape(-1)[self.numbers[last]]
 
 
-def least_held(most: int, microbatches: int) -> tuple[int, ...]:
+def least_held(name: str, most: int, microbatches: int) -> tuple[int, ...]:
     """By how many groups are after a group of two stages, the micro-batches that it holds at least, whatever the number of
-    groups before it: half of its forward passes, for one of its stages has half of its blocks or more. Both orders hold
-    what 1F1B does or more; to make each of them for every number of groups would take seconds.
+    groups before it: half of its forward passes, for one of its stages has half of its blocks or more. Of n groups ZB-V
+    holds 2 n forward passes in each (of m micro-batches at most 2 m), interleaved 1F1B in the one with k after it
+    2 k + n + 1 (at most n + m); to make the orders for every number of groups would take seconds.
 
-    >>> least_held(4, 16), least_held(4, 2)
-    ((1, 2, 3, 4), (1, 2, 2, 2))
+    >>> least_held("zb-v", 4, 16), least_held("interleaved-1f1b", 4, 16), least_held("zb-v", 4, 2)
+    ((1, 2, 3, 4), (1, 2, 4, 5), (1, 2, 2, 2))
     """
-    return tuple(min(microbatches, after + 1) for after in range(most))
+    m = microbatches
+    passes = [2 * (k + 1) if down_and_up(name) else min(3 * k + 2, k + 1 + m) for k in range(most)]
+    return tuple(min(m, count // 2) for count in passes)
 
 
 @lru_cache(maxsize=256)

@@ -232,8 +232,8 @@ class Space:
         interleaved 1F1B and ZB-V."""
         plain, v = (self.problem(self.rows, for_bound=True, v=v) for v in (False, True))
         least = no_schedule_below(plain, self.microbatches, self.most)
-        held = np.array(least_held(self.most, self.microbatches))
-        for problem in (plain, v):
+        for problem, order in ((plain, "interleaved-1f1b"), (v, "zb-v")):
+            held = np.array(least_held(order, self.most, self.microbatches))
             least = no_schedule_below(problem, self.microbatches, self.most, least, two=held)
         return least
 
