@@ -112,3 +112,56 @@ def test_a_parameter_without_a_gradient_has_no_optimizer_state() -> None:
     assert predicted(model, args).peak == pytest.approx(measured(model, args), rel=1e-3)
     trained = sum(p.numel() * p.itemsize for p in model.used.parameters())
     assert predicted(model, args, "1xH200").breakdown["optimizer state"] == 2 * trained
+
+
+def test_a_recorded_step_needs_what_rests_and_one_segment() -> None:
+    """On CUDA both passes lie in one segment for good, of what is alive in them at once."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+    use = predicted(model, (torch.zeros(4096, 1024),), "1xH200")
+    layer, parameter, workspace = 16 * 2**20, 4 * 2**20, 32 * 2**20
+    assert use.recorded and use.needed == use.reserved
+    # three parameters a weight (AdamW), three workspaces, the batch where it is given and where recordings read it
+    rests = 5 * 20 * 2**20 - 2 * 20 * 2**20 + 3 * workspace + 2 * layer
+    inside = [s for s in use.storages if s.born >= 0 and "adamw" not in s.what]
+    moments = range(len(use.curve))
+    alive = max(sum(s.bytes for s in inside if s.born <= m <= s.dies and s.bytes > 2**20) for m in moments)
+    assert alive >= 4 * layer + parameter
+    assert use.needed == pytest.approx(rests + alive, abs=4 * 2**20)
+    assert not predicted(model, (torch.zeros(4096, 1024),)).recorded
+
+
+def test_results_that_are_handed_out_stay_in_a_recorded_step() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(1024, 1024)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            made = torch.tanh(self.inner(x)).exp()
+            return made.square().mean(), made
+
+    class One(Both):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            return super().forward(x)[0]  # type: ignore[return-value]
+
+    batch = (torch.zeros(8192, 1024),)
+    both, one = predicted(Both(), batch, "1xH200"), predicted(One(), batch, "1xH200")
+    assert any(s.handed and s.bytes == 32 * 2**20 for s in both.storages)
+    assert not any(s.handed and s.bytes == 32 * 2**20 for s in one.storages)
+    assert both.needed >= one.needed
+
+
+def test_a_cut_batch_norm_needs_nothing_beside_its_results_on_cuda() -> None:
+    """Its pieces are five kernels there; on tensors without data they are written out."""
+    from shardwright.planner import Options, plan_graph
+    from shardwright.simulator import simulate_plan
+
+    layers = torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Flatten(), torch.nn.LazyLinear(1)
+    model, images = torch.nn.Sequential(*layers), torch.zeros(8, 3, 32, 32)
+    model(images)
+    graph = capture(model, (images,))
+    options = Options(search="data-parallel", baselines=(), fewer_devices=False)
+    for cluster, fused in (("2xH200", True), ("local:2", False)):
+        use = simulate_plan(plan_graph(graph, parse_cluster(cluster), options), graph).memory
+        inside = [s.bytes for s in use.storages if s.what.startswith("inside _native_batch_norm")]
+        assert (sum(inside) < 2**10) == fused

@@ -141,3 +141,34 @@ def with_running_statistics(rank: int) -> tuple[int, int]:
 def test_replays_update_running_statistics_where_they_lie(pair):
     for replays, moved in pair.run(with_running_statistics):
         assert replays >= 5 and not moved
+
+
+def with_pictures(rank: int) -> tuple[int, int, bool]:
+    """Pictures are turned around where a pass is not replayed, else by the copy into a recording's own tensors."""
+    model, args, kwargs, graph = two_residual_blocks()
+    reference = copy.deepcopy(model)
+    plan = plan_graph(
+        graph, parse_cluster("2xH200"), Options(search="data-parallel", baselines=(), fewer_devices=False)
+    )
+    parallel = parallelize(model, plan, graph=graph, keep=True)
+    execution = parallel._planned
+    execution.arguments._images = {graph.inputs[0].tensor}
+    turned = []
+
+    def laid(sources):
+        turned.append(len(sources))
+        return execution._laid(sources)
+
+    execution.replay = Replay(execution.executor, Again(), laid)
+    for _ in range(STEPS):
+        wanted, found = reference(*args, **kwargs), parallel(*args, **kwargs)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+        found.backward()
+        parallel.zero_grad()
+    own = execution.replay._captured.sources[graph.sources.index(graph.inputs[0].tensor)]
+    return execution.replay.replays, len(turned), own.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_replays_turn_pictures_around_by_copying_them(pair):
+    for replays, turned, channels_last in pair.run(with_pictures):
+        assert replays >= 5 and turned == STEPS - replays + 1 and channels_last  # once for the recording

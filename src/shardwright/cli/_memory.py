@@ -22,7 +22,8 @@ def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "peak_bytes": use.peak,
+                "peak_bytes": use.needed,
+                "allocated_bytes": use.peak,
                 "reserved_bytes": use.reserved,
                 "usable_bytes": limit,
                 "at": {"event": moment.name, "phase": moment.phase, "module": moment.module},
@@ -37,10 +38,10 @@ def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     total = sum(use.breakdown.values())
     kinds = sorted(use.breakdown.items(), key=lambda item: -item[1])
     table(
-        f"Peak {bytes_text(use.peak)} of {bytes_text(limit)} per device, during {during}{where}",
+        f"Peak {bytes_text(use.needed)} of {bytes_text(limit)} per device, during {during}{where}",
         ["kind", "bytes", "share"],
         [[kind, bytes_text(size), f"{100 * size / total:.1f} %"] for kind, size in kinds],
-        f"The allocator reserves {bytes_text(use.reserved)}.",
+        use.told(bytes_text).capitalize(),
     )
     table(
         "The largest things alive then",

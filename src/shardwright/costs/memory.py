@@ -3,20 +3,25 @@
 The instructions of a program are replayed: a value's storage comes to life where it is written and dies with the last value
 that lies in it. Parameters, buffers, inputs, buckets and optimizer state live throughout. On CUDA storages pass through a
 model of PyTorch's caching allocator, whose rounding counts. What is predicted is what ``torch.cuda.max_memory_allocated``
-reports in a steady training loop that sets gradients to ``None`` after each step.
+reports in a steady training loop that sets gradients to ``None`` after each step; of a step that is recorded as CUDA graphs,
+whose passes lie in one segment for good (:mod:`~shardwright.costs.steering`), what ``torch.cuda.max_memory_reserved``
+reports. An optimizer that is not fused takes its temporaries beside that segment, and they are not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardwright.cluster import Device
-from shardwright.costs.memory_allocator import Allocator, Block
+from shardwright.costs.memory_allocator import SMALL, Allocator, Block, rounded, segment_for
+from shardwright.costs.offsets import Lives
 from shardwright.costs.optimizer import optimizer
 from shardwright.program import Instruction, Kind, Program
 from shardwright.program.device_kernels import workspace
+from shardwright.program.recording import can_be_recorded
 
 PARAMETERS, OPTIMIZER, BUFFERS, INPUTS = "parameters", "optimizer state", "buffers", "inputs"
 GRADIENTS, ACTIVATIONS, FLOWING = "gradients", "activations", "activation gradients"
@@ -29,7 +34,7 @@ KIND_OF |= {"gathered": COMMUNICATION, "resting": GRADIENTS}
 class Storage:
     """Bytes that live from the start of instruction ``born`` (-1: before the step) to the end of instruction ``dies``.
 
-    ``what`` and ``module`` say what they are for.
+    ``what`` and ``module`` say what they are for; ``handed``: results of the forward pass lie there.
     """
 
     bytes: int
@@ -38,6 +43,7 @@ class Storage:
     module: str
     born: int
     dies: int
+    handed: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ class MemoryUse:
     """Bytes of one device over one step.
 
     ``peak`` is what the allocator has handed out at the worst moment, ``reserved`` what it has taken from the device by
-    then. ``at`` is the number of the instruction of the peak, ``curve`` the bytes alive during every instruction, ``alive``
-    everything alive at the peak, the largest first, and ``breakdown`` its sum per kind.
+    then, ``needed`` what the device must have: ``reserved`` where the step is recorded, else ``peak``. ``at`` is the number
+    of the instruction of the peak, ``curve`` the bytes alive during every instruction, ``alive`` everything alive at the
+    peak, the largest first, and ``breakdown`` its sum per kind.
     """
 
     peak: int
@@ -66,6 +73,17 @@ class MemoryUse:
     alive: tuple[Alive, ...]
     breakdown: dict[str, int]
     storages: tuple[Storage, ...]
+    recorded: bool = False
+
+    @property
+    def needed(self) -> int:
+        return self.reserved if self.recorded else self.peak
+
+    def told(self, shown: Callable[[float], str]) -> str:
+        """In words, what the allocator does with it; ``shown`` writes bytes."""
+        if self.recorded:
+            return f"recorded as CUDA graphs the step keeps it for good, {shown(self.peak)} are handed out at once."
+        return f"the allocator reserves {shown(self.reserved)}."
 
     @property
     def largest(self) -> list[tuple[int, str, str]]:
@@ -89,14 +107,18 @@ def memory(program: Program, device: Device) -> MemoryUse:
     curve = np.cumsum(change[:count])
     at = int(curve.argmax())
     peak = reserved = int(curve[at])
+    recorded = device.kind == "cuda" and can_be_recorded(program)
     if device.kind == "cuda":
         peak, reserved = _allocated(storages, count)
+    if recorded:
+        reserved = _recorded(storages, program, device)
     alive = sorted((s for s in storages if s.born <= at <= s.dies and s.bytes), key=lambda s: -s.bytes)
     breakdown: dict[str, int] = {}
     for storage in alive:
         breakdown[storage.kind] = breakdown.get(storage.kind, 0) + storage.bytes
     things = tuple(Alive(s.bytes, s.kind, s.what, s.module) for s in alive)
-    return MemoryUse(peak, reserved, at, tuple(int(b) for b in curve), things, breakdown, tuple(storages))
+    curve_of = tuple(int(b) for b in curve)
+    return MemoryUse(peak, reserved, at, curve_of, things, breakdown, tuple(storages), recorded)
 
 
 def lifetimes(program: Program, device: Device) -> list[Storage]:
@@ -117,9 +139,13 @@ class _Replay:
 
     def run(self) -> list[Storage]:
         self._rest()
+        elsewhere = self.program.elsewhere
+        results = {elsewhere.get(value, value) for value in self.flow.results}
         for number, instruction in enumerate(self.program.instructions):
             for slot in instruction.writes:
                 self._write(slot, number, instruction)
+                if slot in results and slot in self.lies_in:
+                    self.of[self.lies_in[slot]].handed = True
             if instruction.temporary:
                 self._passing(instruction, number)
             if instruction.kind is Kind.DEPOSIT:
@@ -243,3 +269,34 @@ def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
             for number in deaths[event]:
                 allocator.give(blocks.pop(number))
     return allocator.peak_allocated, allocator.peak_reserved
+
+
+def _recorded(storages: list[Storage], program: Program, device: Device) -> int:
+    """Bytes reserved by a step that is recorded: everything that rests, inputs once more where recordings read them, the
+    workspace of the stream on which they are made, and of both passes one segment for what is large, others for the rest.
+    Results stay where they are handed out."""
+    outside, small = Allocator(), Allocator()
+    large: list[Storage] = []
+    events: list[tuple[int, bool, int]] = []
+    outside.take(workspace(device, training=False))
+    for number, storage in enumerate(storages):
+        if storage.born < 0:
+            for _ in range(2 if storage.kind == INPUTS else 1):
+                outside.take(storage.bytes)
+        elif program.instructions[storage.born].kind is Kind.UPDATE or not storage.bytes:
+            continue
+        elif rounded(storage.bytes) > SMALL:
+            large.append(storage)
+        else:
+            events += [(storage.born, True, number), (storage.dies + 1, False, number)]
+    blocks: dict[int, Block | None] = {}
+    for _, taken, number in sorted(events):
+        if taken:
+            blocks[number] = small.take(storages[number].bytes)
+        else:
+            small.give(blocks.pop(number))
+    end = len(program.instructions)
+    ends = [end if s.handed else s.dies + 1 for s in large]
+    columns = ([rounded(s.bytes) for s in large], [s.born for s in large], ends)
+    arena = Lives(*(np.array(column, dtype=np.int64) for column in columns)).bound()
+    return outside.reserved + small.peak_reserved + (segment_for(arena) if arena else 0)

@@ -69,7 +69,7 @@ def with_calls(plan: Plan, graphs: Sequence[Graph], limit: float | None = None) 
         strategy = carried(plan.graph(trusted=True), plan.strategy, graph)
         decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
         timeline = simulate(graph, strategy, plan.mesh, graph.training, plan.optimizer, decisions=decisions)
-        peak, name = timeline.memory.peak, _described(graph)
+        peak, name = timeline.memory.needed, _described(graph)
         if peak > allowed:
             raise Infeasible(
                 f"The call with {name} needs {bytes_text(peak)} under this plan, and there are {bytes_text(allowed)}.",

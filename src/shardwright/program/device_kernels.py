@@ -59,6 +59,12 @@ def hidden(target: str, device: str, inputs: Sequence[Any], outputs: Sequence[An
     return 0, 0
 
 
+def fused_piece(target: str, device: str) -> bool:
+    """Whether a piece that is written out on tensors without data is a few kernels on the device, which need no temporaries
+    (a cut batch norm on CUDA: ``operators/kernels/statistics.py``)."""
+    return device == "cuda" and target == "aten._native_batch_norm_legit_functional.default"
+
+
 def _attention_cuda(
     query: Any,
     key: Any,

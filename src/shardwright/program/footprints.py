@@ -19,7 +19,7 @@ import torch
 
 from shardwright.graph import Op, Value
 from shardwright.graph.core import DTYPE_BYTES, Atom, Ref
-from shardwright.program.device_kernels import hidden, kernel_for
+from shardwright.program.device_kernels import fused_piece, hidden, kernel_for
 from shardwright.program.storages import Watch, address
 
 
@@ -239,7 +239,7 @@ class _Session:
         kept_inputs = sorted({-1 - held[key] for key in saved if key in held})
         kept_fresh = sorted({place[key] for key in saved if key in place})
         own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
-        temporary = own + max(0, self.watch.peak - sum(fresh))
+        temporary = own + self._inside(self.watch.peak - sum(fresh))
         kernels, views, functions = self.watch.kernels, self.watch.views, _functions(self.outputs)
         issued = (kernels, views, functions, functions if self.kernel is None else self._backward_kernels())
         return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary, issued=issued)
@@ -286,7 +286,11 @@ class _Session:
         at_peak = sum(size for number, size in self.watch.at_peak.items() if number >= first)
         early = tuple(i for i, number in enumerate(self.numbers) if number not in self.watch.at_peak)
         own = hidden(self.call.target, self.device, self.inputs, gradients)[1]
-        return Backward(tuple(results), fresh, own + max(0, at_peak - sum(fresh)), early)
+        return Backward(tuple(results), fresh, own + self._inside(at_peak - sum(fresh)), early)
+
+    def _inside(self, seen: int) -> int:
+        """Bytes that come and go inside, from those that were seen to on meta tensors."""
+        return 0 if self.kernel is not None and fused_piece(self.call.target, self.device) else max(0, seen)
 
     def _run(self) -> Any:
         if self.kernel is not None:

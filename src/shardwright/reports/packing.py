@@ -85,7 +85,12 @@ def packed_step(step: RankStep) -> dict[str, Any]:
             "born": differences([s.born for s in memory.storages]),
             "lives": [s.dies - s.born for s in memory.storages],
         },
-        "peak": {"bytes": memory.peak, "reserved": memory.reserved, "event": memory.at, "breakdown": memory.breakdown},
+        "peak": {
+            "bytes": memory.needed,
+            "reserved": memory.reserved,
+            "event": memory.at,
+            "breakdown": memory.breakdown,
+        },
         "communication": [
             {"collective": kind, "axis": axis, "times": count, "bytes": size}
             for (kind, axis), (count, size) in step.communication.items()

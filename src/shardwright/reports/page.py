@@ -225,9 +225,8 @@ def _memory(steps: Sequence[RankStep], limit: float) -> str:
     )
     largest = [[escape(what), breakable(module), bytes_text(size)] for size, what, module in use.largest]
     return (
-        f'<p class="hint">Peak {data("peak_bytes", use.peak, bytes_text(use.peak))} of {bytes_text(limit)}'
-        f"{escape(during)}; the allocator reserves {bytes_text(use.reserved)}. The curve shows the bytes alive, without the "
-        "allocator's rounding.</p>"
+        f'<p class="hint">Peak {data("peak_bytes", use.needed, bytes_text(use.needed))} of {bytes_text(limit)}'
+        f"{escape(during)}; {use.told(bytes_text)} The curve shows the bytes alive, without the allocator's rounding.</p>"
         + memory_gauge(use.breakdown, limit)
         + """<ul class="legend"></ul><div class="plot"><canvas tabindex="0" role="application" aria-label="Memory over time.
 Left and right arrow tell what is alive then, plus and minus zoom."></canvas></div><p class="said" aria-live="polite"></p>"""

@@ -88,7 +88,7 @@ class Execution:
         self.flow = program.flow
         self.executor = Executor(program, rank)
         recorder = recorder_for(program, rank.device)
-        self.replay = None if recorder is None else Replay(self.executor, recorder)
+        self.replay = None if recorder is None else Replay(self.executor, recorder, self._laid)
         self._anchor = torch.empty(0, requires_grad=True)
         self._kept = [rank.home[p.tensor] for p in self.graph.parameters]
         self._kept += [rank.home[b.tensor] for b in self.graph.buffers]
@@ -109,7 +109,7 @@ class Execution:
         if torch.is_grad_enabled() and self.program.roots:
             results = _Step.apply(self, self._anchor, sources, *parts)
             return self._finished(dict(zip((r.value for r in self._results), results, strict=True)))
-        run = self.executor.forward([*sources, *(x.detach() for x in parts)], False)
+        run = self.executor.forward(self._laid([*sources, *(x.detach() for x in parts)]), False)
         self._store(run)
         return self._finished({r.value: self.executor.result(run, r.value) for r in self._results})
 
@@ -126,7 +126,8 @@ class Execution:
         sources += self.rank.constants
         for given, leaf in zip(self.graph.inputs, leaves, strict=True):
             if given.tensor is not None:
-                sources.append(self.arguments.part(given.tensor, leaf))
+                part = self.arguments.part(given.tensor, leaf)
+                sources.append(self.arguments.laid(given.tensor, part))
         self._emitted()
         assert self._whole is not None
         results, changed = self._whole(*sources)
@@ -148,7 +149,13 @@ class Execution:
 
     def forward(self, sources: Sequence[Tensor]) -> Run:
         """A forward pass that a backward pass may follow."""
-        return self.executor.forward(sources, True) if self.replay is None else self.replay.forward(sources)
+        if self.replay is None:
+            return self.executor.forward(self._laid(sources), True)
+        return self.replay.forward(sources)
+
+    def _laid(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """All sources in the order in which they are computed with."""
+        return [self.arguments.laid(name, x) for name, x in zip(self.graph.sources, sources, strict=True)]
 
     def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
         """A backward pass; one that holds nothing back takes along what passes of other programs have held back."""

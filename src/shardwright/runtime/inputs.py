@@ -116,7 +116,10 @@ class Arguments:
             return self._laid_out[name](leaf.to_local(grad_placements=layout))
         if leaf.requires_grad:  # gradients meet on the device that they are computed on
             leaf = leaf.to(self._device)
-        part = self._crossings[name](leaf).to(self._device)
+        return self._crossings[name](leaf).to(self._device)
+
+    def laid(self, name: str, part: Tensor) -> Tensor:
+        """A part in the order in which it is computed with."""
         return part.contiguous(memory_format=torch.channels_last) if name in self._images else part
 
 

@@ -261,7 +261,7 @@ class Programs:
         device = self.around.judged_on
         if device is None:
             return
-        needed, planned = (memory(p, device).peak for p in (program, self.planned.first.program))
+        needed, planned = (memory(p, device).needed for p in (program, self.planned.first.program))
         if needed > max(device.usable_memory, planned):
             raise RunError(
                 f"This call needs {bytes_text(needed)} on a device that has {bytes_text(device.usable_memory)} "

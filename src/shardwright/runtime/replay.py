@@ -88,10 +88,16 @@ class _Captured:
 
 
 class Replay:
-    """An executor whose training passes are replayed where that is safe."""
+    """An executor whose training passes are replayed where that is safe. ``laid``: sources in the order in which they are
+    computed with; a recording's own are, so that copying into them is all there is to do."""
 
-    def __init__(self, executor: Executor, recorder: Recorder) -> None:
-        self.executor, self.recorder, self.rank = executor, recorder, executor.rank
+    def __init__(
+        self,
+        executor: Executor,
+        recorder: Recorder,
+        laid: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda sources: sources,
+    ) -> None:
+        self.executor, self.recorder, self.rank, self._laid = executor, recorder, executor.rank, laid
         program, graph = executor.program, executor.flow.graph
         self._parameters = [p.tensor for p in graph.parameters]
         changing = {name for name, _ in executor.flow.mutations}
@@ -113,7 +119,7 @@ class Replay:
         run = self._replayed(sources)
         if run is None:
             with self._memory():
-                run = self.executor.forward(sources, True)
+                run = self.executor.forward(self._laid(sources), True)
         return run
 
     def _memory(self) -> AbstractContextManager[Any]:
@@ -195,9 +201,9 @@ class Replay:
 
     def _capture(self, key: Any, sources: Sequence[Tensor]) -> _Captured | None:
         self._tries, self._captured = self._tries + 1, None
-        standing = list(sources)
+        standing = list(self._laid(sources))
         for i in self._copied:
-            standing[i] = sources[i].clone()
+            standing[i] = standing[i].clone()
         for flat in self.executor.flats:  # out of the memory of earlier passes, which is about to be given back
             flat.move()
         while True:

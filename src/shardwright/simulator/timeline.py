@@ -49,8 +49,8 @@ class Timeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes allocated on one device at the worst moment."""
-        return self.memory.peak
+        """Bytes that one device must have."""
+        return self.memory.needed
 
     @cached_property
     def communication_bytes(self) -> int:
