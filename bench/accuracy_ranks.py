@@ -183,11 +183,11 @@ def predict(folder: Path, measured: Path) -> str:
         name, reference, batch, _, dtype = row["case"]
         held, gap = "–", "–"  # a CPU has no peak of its own
         if row["peak_bytes"]:
-            sizes.append(timeline.peak_bytes / row["peak_bytes"] - 1)
+            sizes.append(timeline.memory.peak / row["peak_bytes"] - 1)
             held, gap = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * sizes[-1]:+.1f} %"
         lines.append(
             f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * alone:.1f} | {100 * devices[-1]:+.1f} % "
-            f"| {compared.cells} | {held} | {timeline.peak_bytes / 2**30:.2f} | {gap} |"
+            f"| {compared.cells} | {held} | {timeline.memory.peak / 2**30:.2f} | {gap} |"
         )
     failed = [row["case"][:2] for row in stored if "error" in row]
     lines += [f"| {name} | {model} | did not run | | | | | | | | | |" for name, model in failed]

@@ -28,7 +28,7 @@ class Row:
 
     @property
     def memory_error(self) -> float:
-        return self.timeline.peak_bytes / self.measured_bytes - 1
+        return self.timeline.memory.peak / self.measured_bytes - 1
 
 
 def whole(graph: Graph, mesh: Mesh) -> Strategy:
@@ -67,7 +67,7 @@ def table(rows: list[Row]) -> str:
     ]
     lines += [
         f"| {row.case.name} | {row.case.family} | {row.times.cells} | {row.measured_bytes / 2**30:.2f} "
-        f"| {row.timeline.peak_bytes / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
+        f"| {row.timeline.memory.peak / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
         for row in rows
     ]
     return "\n".join([*lines, "", paced.summary([r.times.error for r in rows], [r.memory_error for r in rows])])

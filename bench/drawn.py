@@ -193,8 +193,8 @@ def _predict(row: dict[str, Any], cluster: str) -> dict[str, Any]:
         "step_error": times.error,
         "fastest_error": times.unhurried / min(times.measured) - 1,
         "predicted_device_seconds": busy,
-        "predicted_bytes": timeline.peak_bytes,
-        "memory_error": timeline.peak_bytes / row["peak_bytes"] - 1,
+        "predicted_bytes": timeline.memory.peak,
+        "memory_error": timeline.memory.peak / row["peak_bytes"] - 1,
     }
 
 
