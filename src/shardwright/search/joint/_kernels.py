@@ -112,6 +112,8 @@ def least_seconds(
     return value, chosen
 
 
+ONE, ROUND, DOWN_AND_UP = 0, 1, 2
+"""Stages of a group of devices: one; two, the blocks going round the groups twice; two, down and up again."""
 FRONT = 24
 """Partial pipelines that are told apart per (cut, devices); of more, the likest become one that is as good as both."""
 
@@ -126,7 +128,8 @@ def least_step(
     closing: np.ndarray,
     far: np.ndarray,
     beyond: float,
-    two: np.ndarray,
+    needed: np.ndarray,
+    groups: int,
 ) -> float:
     """What no order of passes of any pipeline undercuts, by the candidates' bounds; what holds ``most_held`` may hold more.
 
@@ -136,20 +139,21 @@ def least_step(
     everything, closing too. A stage that holds h micro-batches takes ``_span`` of t, h and the total after it; or its
     forward pass, ``back`` of those after it and the gradients of its last micro-batch; or its forward pass and ``whole`` of
     those after it. At its last gradient of inputs it owes the weights of at most h. Nothing above ``beyond`` is followed.
+    A fourth number is how many stages there are: one with k after it holds ``needed[k]`` micro-batches or more.
 
-    ``two``: if not empty, each candidate is a group of devices that runs two stages, the first of which has half of its
-    blocks or more. Then only that first half (the first group's may be less: its end of the model may be the larger one)
-    delays the groups after it, a group must hold ``two[k]`` micro-batches where k groups are after it
-    (:func:`~shardwright.search.joint.compose.no_schedule_below`), ``total`` is the number of groups, and ``back`` nothing.
+    ``groups``: each candidate is a group of devices that runs two stages, the first of which has half of its blocks or more:
+    ``ROUND`` the groups twice (interleaved 1F1B, whole passes, a group's last one in its first stage), or ``DOWN_AND_UP``
+    (ZB-V). Only the first stages fill the groups after them (of a V, not the first group's: its other end of the model may
+    be the larger one), and only round the groups they drain after them.
     """
-    fronts = np.full((cuts, devices + 1, FRONT, 3), np.inf)
+    fronts = np.full((cuts, devices + 1, FRONT, 4), np.inf)
     counts = np.zeros((cuts, devices + 1), dtype=np.int64)
     fronts[cuts - 1, 0, 0] = 0.0
     counts[cuts - 1, 0] = 1
-    label = np.zeros(3)
+    label = np.zeros(4)
     for c in range(len(rows.start)):
         start, end, own, align = rows.start[c], rows.end[c], rows.devices[c], rows.align[c]
-        filled = (0.0 if start == 0 else 1.0 / 6.0) if len(two) else 1.0 / 3.0
+        filled = 1.0 / 3.0 if groups == ONE else 0.0 if groups == DOWN_AND_UP and start == 0 else 1.0 / 6.0
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align or counts[end, after] == 0:
                 continue
@@ -159,11 +163,13 @@ def least_step(
                 held = microbatches if rows.holds[step] >= most_held else min(rows.holds[step], microbatches)
                 for place in range(counts[end, after]):
                     later = fronts[end, after, place]
-                    if len(two):
-                        label[0] = later[0] + 1.0
-                        if held < two[min(int(later[0]), len(two) - 1)]:
-                            continue
-                        label[2] = max(microbatches * t + closing[step], filled * t + later[2])
+                    if held < needed[min(int(later[3]), len(needed) - 1)]:
+                        continue
+                    label[3] = later[3] + 1.0
+                    if groups != ONE:
+                        label[0] = label[3]
+                        label[1] = max(microbatches * t, t / 2.0 + later[1]) if groups == ROUND else 0.0
+                        label[2] = max(max(microbatches * t, label[1]) + closing[step], filled * t + later[2])
                     else:
                         away = later[0] * 2.0 / 3.0
                         waits = max(0.0, away - (held - 1) * t / 3.0)

@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from shardwright.errors import Infeasible
-from shardwright.search.joint._kernels import NEVER, least_in_flight, least_seconds, least_step, least_through
+from shardwright.search.joint._kernels import NEVER, ONE, least_in_flight, least_seconds, least_step, least_through
 from shardwright.search.joint.problem import (
     Candidates,
     Floats,
@@ -70,11 +70,17 @@ def compose(problem: PipelineProblem, *, bounded: bool = True) -> Solution[Pipel
     return Solution(answer, cost, bound, bound >= cost, time.perf_counter() - started)
 
 
-ONE_STAGE = np.zeros(0, dtype=np.int64)
+ANY = np.ones(1, dtype=np.int64)
 
 
 def no_schedule_below(
-    problem: PipelineProblem, microbatches: int, most_held: int, known: float = np.inf, *, two: Ints = ONE_STAGE
+    problem: PipelineProblem,
+    microbatches: int,
+    most_held: int,
+    known: float = np.inf,
+    *,
+    needed: Ints = ANY,
+    groups: int = ONE,
 ) -> float:
     """Seconds that no pipeline of the problem undercuts in any order of the passes of ``microbatches``, backward passes
     whole or split; at most those ``known``.
@@ -84,12 +90,24 @@ def no_schedule_below(
     must still be taken back through the stages before it, those of weights can wait. Its closing seconds come after them.
     Candidates that hold ``most_held`` are taken to have room for more.
 
-    ``two``: candidates are groups of devices that run two stages each, in interleaved 1F1B or ZB-V, and hold at least so
-    many micro-batches, by the number of groups after them (:func:`~shardwright.search.joint.orders.least_held`).
+    ``needed``: only orders that hold at least so many micro-batches, by the number of stages after one
+    (:func:`~shardwright.search.joint.orders.least_held`). ``groups``: candidates are groups of devices that run two stages
+    each, in interleaved 1F1B (``ROUND``) or ZB-V (``DOWN_AND_UP``).
     """
     rows = problem.candidates
     return float(
-        least_step(problem.cuts, problem.devices, rows, microbatches, most_held, rows.closing, problem.far, known, two)
+        least_step(
+            problem.cuts,
+            problem.devices,
+            rows,
+            microbatches,
+            most_held,
+            rows.closing,
+            problem.far,
+            known,
+            needed,
+            groups,
+        )
     )
 
 

@@ -66,15 +66,18 @@ class Order:
 
 
 def least_held(name: str, most: int, microbatches: int) -> tuple[int, ...]:
-    """By how many groups are after a group of two stages, the micro-batches that it holds at least, whatever the number of
-    groups before it: half of its forward passes, for one of its stages has half of its blocks or more. Of n groups ZB-V
-    holds 2 n forward passes in each (of m micro-batches at most 2 m), interleaved 1F1B in the one with k after it
-    2 k + n + 1 (at most n + m); to make the orders for every number of groups would take seconds.
+    """By how many groups are after a group, the micro-batches that it holds at least, whatever the number of groups before
+    it. Of one stage: 1F1B one for each group from it to the last, and none of the other orders fewer. Of two: half of its
+    forward passes, for one of its stages has half of its blocks or more. Of n groups ZB-V holds 2 n forward passes in each
+    (of m micro-batches at most 2 m), interleaved 1F1B in the one with k after it 2 k + n + 1 (at most n + m); to make the
+    orders for every number of groups would take seconds.
 
     >>> least_held("zb-v", 4, 16), least_held("interleaved-1f1b", 4, 16), least_held("zb-v", 4, 2)
     ((1, 2, 3, 4), (1, 2, 4, 5), (1, 2, 2, 2))
     """
     m = microbatches
+    if stages_per_group(name) == 1:
+        return tuple(min(m, k + 1) for k in range(most))
     passes = [2 * (k + 1) if down_and_up(name) else min(3 * k + 2, k + 1 + m) for k in range(most)]
     return tuple(min(m, count // 2) for count in passes)
 

@@ -9,9 +9,10 @@ stages cost more where that border is between nodes. The best
 composition is found exactly and timed as 1F1B by event simulation; from there the other orders of passes are searched
 (:mod:`~shardwright.search.joint.orders`).
 
-The bound is on the step, over this space at these prices: no order of the passes of any of its pipelines is faster than its
-busiest stage's micro-batches and closing, after filling the stages before it and before the gradients of its last inputs are
-back through them; where groups of devices run two stages each, after filling the first of each.
+The bound is on the step, over this space at these prices: no order of the passes of any of its pipelines (that holds what
+1F1B holds or more, as all that are tried do) is faster than its busiest stage's micro-batches and closing, after filling the
+stages before it and before the gradients of its last inputs are back through them; where groups of devices run two stages
+each, after filling the first of each, and in interleaved 1F1B draining them.
 """
 
 from __future__ import annotations

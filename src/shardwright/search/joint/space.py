@@ -21,6 +21,7 @@ import numpy as np
 
 from shardwright.cluster import Cluster, Node, meshes
 from shardwright.errors import Infeasible
+from shardwright.search.joint._kernels import DOWN_AND_UP, ONE, ROUND
 from shardwright.search.joint.blocks import BlockPrice, BlockPricer
 from shardwright.search.joint.compose import compose, no_schedule_below
 from shardwright.search.joint.found import JointPlan, Model
@@ -228,13 +229,17 @@ class Space:
         return PipelineProblem(f"pipelines of {self.size}", self.cuts, self.devices, pack(tables), objective, self.far)
 
     def bound(self) -> float:
-        """Seconds that no pipeline of this micro-batch size undercuts: any order of one stage per group of devices, or
-        interleaved 1F1B and ZB-V."""
+        """Seconds that no pipeline of this micro-batch size undercuts: one stage per group of devices in any order that
+        holds what 1F1B does or more, or interleaved 1F1B and ZB-V."""
         plain, v = (self.problem(self.rows, for_bound=True, v=v) for v in (False, True))
-        least = no_schedule_below(plain, self.microbatches, self.most)
-        for problem, order in ((plain, "interleaved-1f1b"), (v, "zb-v")):
-            held = np.array(least_held(order, self.most, self.microbatches))
-            least = no_schedule_below(problem, self.microbatches, self.most, least, two=held)
+        least = np.inf
+        for problem, order, groups in (
+            (plain, "1f1b", ONE),
+            (plain, "interleaved-1f1b", ROUND),
+            (v, "zb-v", DOWN_AND_UP),
+        ):
+            needed = np.array(least_held(order, self.most, self.microbatches))
+            least = no_schedule_below(problem, self.microbatches, self.most, least, needed=needed, groups=groups)
         return least
 
     def best(self, rows: Sequence[Row] | None = None, improved: bool = True) -> JointPlan | None:
