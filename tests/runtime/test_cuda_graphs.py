@@ -217,3 +217,15 @@ def test_the_switch_and_others_that_record(
         assert Step(device, CudaGraphs(torch.device("cpu"), planned=True)).made() == 1
     assert "somebody else records" in caplog.text
     assert device.histories == 0
+
+
+def test_all_models_are_recorded_on_one_stream(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its libraries' workspaces are taken once."""
+    taken: list[Any] = []
+    monkeypatch.setattr(cuda_graphs, "_multiply", taken.append)
+    here = torch.device("cpu")
+    first, second = CudaGraphs(here), CudaGraphs(here)
+    assert first._stream is second._stream
+    for recorder in (first, second):
+        Step(device, recorder).made()
+    assert len(taken) == 1

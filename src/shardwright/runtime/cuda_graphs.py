@@ -19,7 +19,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -83,10 +84,9 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device, planned: bool = False) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
+        self._beside = _Beside.of(device)
+        self._stream = self._beside.stream
         self._before: Any = torch.cuda.MemPool()
-        self._workspaces: Any = torch.cuda.MemPool()
-        """Of the recording stream, for good: not in a pool that comes and goes."""
         self._ready: set[int] = set()
         self._act: _Rehearsal | _Performance | None = None
         self._rehearsals = _REHEARSALS
@@ -105,17 +105,13 @@ class CudaGraphs:
         if self._before is not None:
             self._before = None
             torch.cuda.empty_cache()
-            with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(self._workspaces, self._device):
-                _multiply(self._device)
+            self._beside.prepare()
         capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         if self._act is not None:
             self._act.begin()
-        gc.collect()
-        with (
-            collection_paused(),
-            drawing,
-            capturing,
-        ):  # what lives how long must not depend on when garbage is collected
+            gc.collect()
+        # How long something lives must not depend on when garbage is collected.
+        with collection_paused(), drawing, capturing:
             self.window()
             work()
         return graph
@@ -175,6 +171,31 @@ class CudaGraphs:
     def _not_planned(self, why: str) -> None:
         self._act = None
         log.warning("The memory of the recorded step is left to the allocator: %s.", why)
+
+
+class _Beside:
+    """The stream on which all recordings of a device are made, and the memory of its libraries' workspaces, which they keep
+    for good: not in a pool that comes and goes, and once for all models."""
+
+    known: ClassVar[WeakValueDictionary[torch.device, _Beside]] = WeakValueDictionary()
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.stream = device, torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.MemPool()
+        self._ready: set[int] = set()
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Beside:
+        found = cls.known.get(device)
+        if found is None:
+            found = cls.known[device] = cls(device)
+        return found
+
+    def prepare(self) -> None:
+        if get_ident() not in self._ready:  # libraries know threads apart
+            self._ready.add(get_ident())
+            with torch.cuda.stream(self.stream), torch.cuda.use_mem_pool(self._pool, self._device):
+                _multiply(self._device)
 
 
 class _NotAsRehearsed(RuntimeError):  # noqa: N818 - it says what happened
