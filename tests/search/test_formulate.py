@@ -21,6 +21,7 @@ from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators import analyse
 from shardwright.search.alternatives import alternatives
 from shardwright.search.baselines import BASELINES, restriction
+from shardwright.search.bills import LEAST
 from shardwright.search.choose import evaluate, solve
 from shardwright.search.constraints import constraints
 from shardwright.search.formulate import formulate
@@ -198,3 +199,32 @@ def test_what_is_recomputed_lightly_costs_and_holds_what_its_program_does(name: 
     assert held["whole"] < held["light"] < held["kept"]
     assert seconds["kept"] < seconds["light"] < seconds["whole"]
     assert seconds["light"] - seconds["kept"] == pytest.approx(summed["light"] - summed["kept"], rel=0.1)
+
+
+class _Gated(torch.nn.Module):
+    """Two products in one, whose halves are kept as views of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = torch.nn.Linear(64, 512), torch.nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.into(x).chunk(2, -1)
+        return self.out(torch.nn.functional.silu(gate) * up).sum()
+
+
+def test_a_view_keeps_all_that_it_lies_in() -> None:
+    """Each half of a product counted as half of itself: a quarter of what is kept was missing."""
+    graph = capture(_Gated(), (torch.randn(1024, 64),), {})
+    mesh = mesh_of(parse_cluster("1xH100"))
+    stated = formulate(graph, mesh, memory_limit=inf)
+    answer = solve(replace(stated.problem, usages=(), usage_limit=None)).answer
+    usages = [u for u in stated.problem.usages if (u.start, u.stop) == (0, 1)]
+    found = priced(graph, stated.strategy(answer), mesh)
+    first = next(n for n, e in enumerate(found.events) if e.phase == "backward")
+    storages = [s for s in memory(found.program, mesh.device).storages if s.kind == ACTIVATIONS]
+    kept = sum(s.bytes for s in storages if s.born <= first <= s.dies)
+    assert sum(float(u.amounts[answer[u.node]]) for u in usages) == pytest.approx(kept, rel=0.01)
+    least = stated.repriced(LEAST).problem
+    sure = sum(float(u.amounts[answer[u.node]]) for u in least.usages if (u.start, u.stop) == (0, 1))
+    assert sure == pytest.approx(kept - 1024 * 256 * 4, rel=0.01)  # a half may be brought into another layout by itself

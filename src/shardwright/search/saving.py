@@ -51,11 +51,13 @@ def needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an operator keeps: a ``share`` of its input or output at ``position``, or ``inner`` bytes of its own."""
+    """What an operator keeps: a ``share`` of its input or output at ``position``, or ``inner`` bytes of its own. A view
+    keeps all of the memory it lies in (``share`` may be above one), but ``surely`` no more than it is itself."""
 
     place: str
     position: int
     share: float
+    surely: float
 
 
 def saving(graph: Graph, device: str, again: Recomputation = NOTHING_AGAIN) -> Mapping[str, tuple[Kept, ...]]:
@@ -65,7 +67,7 @@ def saving(graph: Graph, device: str, again: Recomputation = NOTHING_AGAIN) -> M
     again.
 
     >>> saving(graph, "cuda")["linear"]
-    (Kept(place='input', position=0, share=1.0),)
+    (Kept(place='input', position=0, share=1.0, surely=1.0),)
     """
     if not graph.training:
         return {}
@@ -154,10 +156,17 @@ class _Saving:
         return [entry for entry in found if not entry[0] or made_by[entry[0]].name not in runs]
 
     def _kept(self, op: Op, footprint: Forward, entries: list[tuple[str, str, int]]) -> tuple[Kept, ...]:
-        return tuple(
-            Kept(place, position, 1.0 / self.keepers[root] if root else float(footprint.fresh[position]))
-            for root, place, position in entries
-        )
+        found = []
+        for root, place, position in entries:
+            if not root:
+                own = float(footprint.fresh[position])
+                found.append(Kept(place, position, own, own))
+                continue
+            name = (op.inputs if place == "input" else op.outputs)[position]
+            whole = self.graph.tensors[root].bytes / max(self.graph.tensors[name or root].bytes, 1)
+            share = whole / self.keepers[root]
+            found.append(Kept(place, position, share, share if whole <= 1.0 else 1.0 / self.keepers[root]))
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -189,7 +198,9 @@ def saved_bytes(
             names, layouts = (op.inputs, needs) if entry.place == "input" else (op.outputs, made)
             tensor = graph.tensors[names[entry.position] or ""]
             plain = [Shard(p.dim) if isinstance(p, Window) else p for p in layouts[entry.position]]
-            total[row] += entry.share * largest_shard(tensor.shape, plain, sizes) * DTYPE_BYTES[tensor.dtype]
+            size = largest_shard(tensor.shape, plain, sizes) * DTYPE_BYTES[tensor.dtype]
+            total[row] += entry.share * size
+            unsure[row] += (entry.share - entry.surely) * size
     return SavedBytes(total, total - unsure)
 
 
