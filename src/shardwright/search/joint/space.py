@@ -33,7 +33,7 @@ from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
 """Cuts and devices are counted in units of so many blocks and devices that there are at most about so many of them."""
-CHANGES_OF_OTHERS = 4_000
+CHANGES_OF_OTHERS = 2_000
 """So many stages, in all small changes, are timed in each order other than 1F1B."""
 
 
