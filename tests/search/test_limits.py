@@ -60,7 +60,7 @@ def test_the_limit_that_was_asked_for_is_named_with_the_smallest_peak(gpt: Graph
     named = re.search(r"needs ([\d.]+) MB per device, more than the memory limit of ([\d.]+) MB", caught.value.message)
     assert named is not None
     needed = 1e6 * float(named[1])
-    assert options.memory_limit < needed <= 1.001 * smallest
+    assert options.memory_limit < needed <= 1.005 * smallest  # three digits are told
     assert f"Raise the limit above {named[1]} MB" in caught.value.remedy
     assert plan_graph(gpt, CLUSTER, replace(options, memory_limit=1.005 * needed)).prediction.fits
 
