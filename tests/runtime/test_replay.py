@@ -112,13 +112,18 @@ def test_replayed_passes_train_as_eager_ones(pool, name, sizes):
         assert replays >= 5
 
 
-def with_running_statistics(rank: int) -> tuple[int, int]:
+def residual_blocks():
+    """A model as it is, the same on two ranks, and what it is called with."""
     model, args, kwargs, graph = two_residual_blocks()
     reference = copy.deepcopy(model)
     plan = plan_graph(
         graph, parse_cluster("2xH200"), Options(search="data-parallel", baselines=(), fewer_devices=False)
     )
-    parallel = parallelize(model, plan, graph=graph, keep=True)
+    return reference, parallelize(model, plan, graph=graph, keep=True), args, kwargs, graph
+
+
+def with_running_statistics(rank: int) -> tuple[int, int]:
+    reference, parallel, args, kwargs, _ = residual_blocks()
     execution = parallel._planned
     execution.replay = Replay(execution.executor, Again())
     places = {}
@@ -145,12 +150,7 @@ def test_replays_update_running_statistics_where_they_lie(pair):
 
 def with_pictures(rank: int) -> tuple[int, int, bool]:
     """Pictures are turned around where a pass is not replayed, else by the copy into a recording's own tensors."""
-    model, args, kwargs, graph = two_residual_blocks()
-    reference = copy.deepcopy(model)
-    plan = plan_graph(
-        graph, parse_cluster("2xH200"), Options(search="data-parallel", baselines=(), fewer_devices=False)
-    )
-    parallel = parallelize(model, plan, graph=graph, keep=True)
+    reference, parallel, args, kwargs, graph = residual_blocks()
     execution = parallel._planned
     execution.arguments._images = {graph.inputs[0].tensor}
     turned = []

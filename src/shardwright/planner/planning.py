@@ -102,7 +102,7 @@ def plan_graph(
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """All searches with the same recomputed: outcomes by name."""
+    """All searches that recompute in the same way: outcomes by name."""
 
     recompute: str
     trials: Trials
@@ -232,9 +232,8 @@ def _worth_recomputing(
     fitting = [found.prediction.step_seconds for found in eligible if found.prediction.fits]
     held_back = plain.outcomes[options.search].held_back and options.search not in lacking
     if options.search == LEAST_MEMORY:
-        return (
-            list(plain.outcomes) if way == WHOLE else []
-        )  # the search's count leaves things out, so recipes take part in the choice
+        # The search's count leaves things out, so recipes take part in the choice.
+        return list(plain.outcomes) if way == WHOLE else []
     if held_back and fitting and not plain.trials.deep:
         again = Trials(
             plain.trials.described,

@@ -292,10 +292,8 @@ class _Builder:
     def _kept(self, tensor: str, op: Op) -> None:
         """A shared tensor's own decision; bringing it there costs its producer, once for all readers."""
         made_at = self.homes[tensor]
-        again = (
-            self.graph.consumers[tensor][0].name,
-            tensor,
-        ) in self.again.reads  # the change is made for its first reader
+        first = self.graph.consumers[tensor][0]  # for whom the change is made
+        again = (first.name, tensor) in self.again.reads
         twin = self.op_by_name[self.standing[op.name]].outputs[made_at.position]
         if twin is not None and twin != tensor and ("kept", twin) in self.number:
             node = self._again("kept", tensor, self.number["kept", twin])

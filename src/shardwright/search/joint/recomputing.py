@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.search.joint.blocks import BlockPrice
-
-Floats = np.ndarray
+from shardwright.search.joint.problem import Floats
 
 
 class Recomputing(NamedTuple):
