@@ -53,6 +53,19 @@ MODELS: dict[str, tuple[str, int, int | None]] = {
     "llama-8": ("llama:layers=8,width=1024,vocab=32000", 1, 512),
     "llama-80": ("llama:layers=80,width=1024,vocab=32000", 1, 512),
     "moe": ("moe:layers=4,width=1024,inner=2048", 8, 512),
+    # The smallest sizes in which Llama and a mixture of experts are published: Llama 3.2 1B, Granite 3.0 1B-A400M.
+    "hf-llama": (
+        "hf:llama:hidden_size=2048,intermediate_size=8192,num_attention_heads=32,num_key_value_heads=8,head_dim=64,"
+        "num_hidden_layers=16,vocab_size=128256,tie_word_embeddings=True",
+        2,
+        2048,
+    ),
+    "hf-moe": (
+        "hf:granitemoe:hidden_size=1024,intermediate_size=512,num_attention_heads=16,num_key_value_heads=8,"
+        "num_hidden_layers=24,num_local_experts=32,num_experts_per_tok=8,vocab_size=49155",
+        4,
+        1024,
+    ),
 }
 
 
@@ -88,7 +101,7 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
 
         one = built(name, 1, device)
         mesh = init_device_mesh("cuda" if device == "cuda" else "cpu", (RANKS,))
-        for block in one.model.blocks:
+        for block in max((m for m in one.model.modules() if isinstance(m, torch.nn.ModuleList)), key=len):
             fully_shard(block, mesh=mesh)
         fully_shard(one.model, mesh=mesh)
         return step_of(one.model, one.args, one.kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.performed import in_shares, with_a_fake_group
+from runtime.performed import in_shares, peaks_of_passes, with_a_fake_group
 from runtime.pool import alone
 from shardwright.runtime.launch import run_locally
 
@@ -60,6 +60,12 @@ def test_memory_is_what_was_predicted(outcomes: list[dict[str, Any]], index: int
     ratio = outcomes[index]["peak"] / outcomes[index]["measured"]
     room = 1.2 if len(CASES[index]) > 4 else 1.15
     assert 0.995 < ratio < (room if CASES[index][2] in ("fsdp", "zero-1", "zero-2") else 1.03)
+
+
+def test_traced_operators_keep_no_more_than_autograd_did() -> None:
+    """Operators are traced after some passes; what only the backward needs is then made there."""
+    _, second, *_, last = alone(peaks_of_passes, 7)
+    assert last <= 1.01 * second
 
 
 @pytest.mark.parametrize("search", ["megatron", "fsdp"])

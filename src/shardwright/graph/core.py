@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Union
 
+from shardwright.graph.orders import Order, marked
+
 DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -57,12 +59,16 @@ Value = Union[Ref, Atom, bool, int, float, str, None, tuple["Value", ...]]
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph. ``grad`` says whether a gradient flows back to it in training."""
+    """A value in the graph. ``grad`` says whether a gradient flows back to it in training.
+
+    ``order``: the sort of rows that it hangs on, if any; a graph finds that out for itself.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     grad: bool = False
+    order: Order | None = None
 
     @property
     def elements(self) -> int:
@@ -184,6 +190,7 @@ class Graph:
         used = {r.name for r in refs(self.outputs)} | {new for _, new in self.mutations}
         if missing := (used - defined) | (defined - set(self.tensors)):
             raise ValueError(f"tensors {sorted(missing)} are used or produced but not declared")
+        object.__setattr__(self, "tensors", marked(self))
 
     @cached_property
     def sources(self) -> tuple[str, ...]:

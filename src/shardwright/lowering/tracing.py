@@ -1,10 +1,11 @@
 """One operator and its backward, written down as plain functions of tensors.
 
 ``torch.fx``'s tracer runs the operator and autograd once on tensors without data and notes every operator that is called
-(Reed et al., 2022; the way of AOTAutograd, one operator at a time). What does not depend on the gradients that arrive is the
-forward part, the rest the backward part; the values that cross over are what has to be kept. Views of inputs are made again
-instead. Where nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be
-traced so (they look at data, or write in place) are left to autograd.
+(Reed et al., 2022; the way of AOTAutograd, one operator at a time). What depends on the gradients that arrive is the
+backward part, and so is what no result needs and can be made of what is kept anyway (twice the base of a square); the rest
+is the forward part, and the values that cross over are what has to be kept. Views of inputs are made again instead. Where
+nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be traced so (they look
+at data, or write in place) are left to autograd.
 
 Random numbers and statistics that ranks exchange (the number of labels under a mean loss) belong to neither part: what leads
 to them is the *early* part, which reads few inputs or none and can be done before the operator's turn.
@@ -119,6 +120,11 @@ class _Parts:
         for place in kept_results:
             if isinstance(self.results[place], fx.Node):
                 self.there.setdefault(self.results[place], ("result", place))
+        self.leading: set[fx.Node] = {x for x in self.results if isinstance(x, fx.Node)}
+        """What the results are made of."""
+        for n in reversed(self.nodes):
+            if n in self.leading:
+                self.leading.update(map(_plain, n.all_input_nodes))
         self.crossing: list[fx.Node] = []
         for n in self.nodes:
             for x in n.all_input_nodes if n in self.late else ():
@@ -128,14 +134,25 @@ class _Parts:
                 self._cross(_plain(gradient))
 
     def _cross(self, node: fx.Node) -> None:
-        """A value that the backward part reads; a view of an input, or a constant, is made again instead."""
-        if node in self.late or node in self.there or node in self.crossing:
+        """A value that the backward part reads; a view of an input, or a constant, is made again instead, and so is what
+        only the backward needs."""
+        if node in self.late or node in self.there or node in self.crossing or self._made_late(node):
             return
         if node.op == "call_function" and self._cheap(node):
             for x in node.all_input_nodes:
                 self._cross(_plain(x))
             return
         self.crossing.append(node)
+
+    def _made_late(self, node: fx.Node) -> bool:
+        """Whether the backward part makes a value by itself: no result needs it, and what it is made of is there anyway."""
+        if node in self.there:
+            return True
+        if node.op != "call_function" or node.target is python_operator.getitem or node.target in _EARLY:
+            return False
+        if node in self.leading and not is_view_operator(node.target):
+            return False
+        return all(self._made_late(_plain(x)) for x in node.all_input_nodes)
 
     def _cheap(self, node: fx.Node) -> bool:
         return is_view_operator(node.target) and all(

@@ -18,6 +18,7 @@ from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
 from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
 from shardwright.operators.language import Nest, TensorArgument
+from shardwright.operators.own_orders import with_own_order
 from shardwright.operators.pieces import croppable
 from shardwright.operators.reasons import REASONS
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
@@ -42,7 +43,7 @@ def analyse(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     key = signature(op, tensors)
     rules = _CACHE.get(key)
     if rules is None:
-        rules = _CACHE[key] = derived(op, tensors)
+        rules = _CACHE[key] = with_own_order(op, tensors, derived(op, tensors))
     return rules
 
 
@@ -53,16 +54,23 @@ def forget() -> None:
 
 def signature(op: Op, tensors: Mapping[str, Tensor]) -> Any:
     """What an operator's rules depend on."""
+    sorts: dict[str, int] = {}
+
+    def ordered(t: Tensor) -> Any:
+        if t.order is None:
+            return None
+        return (sorts.setdefault(t.order.sort, len(sorts)), t.order.what, t.order.each, t.order.units)
 
     def shape(value: Any) -> Any:
         if isinstance(value, Ref):
             t = tensors[value.name]
-            return (t.shape, t.dtype, t.grad)
+            return (t.shape, t.dtype, t.grad, ordered(t))
         if isinstance(value, tuple):
             return tuple(shape(v) for v in value)
         return (type(value), value)
 
-    outputs = tuple(None if name is None else (tensors[name].shape, tensors[name].dtype) for name in op.outputs)
+    made = (None if name is None else tensors[name] for name in op.outputs)
+    outputs = tuple(None if t is None else (t.shape, t.dtype, ordered(t)) for t in made)
     return (
         op.target,
         shape(op.args),

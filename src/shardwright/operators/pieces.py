@@ -17,8 +17,9 @@ from torch.distributed.tensor import Shard
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Atom, Op, Ref, Tensor, Value, refs
+from shardwright.graph.orders import ADDED_UP, GROUPED, HISTOGRAM, INDEX, PUT, SORTS
 from shardwright.operators.registry import KERNELS, Bound, bind
-from shardwright.operators.rules import LoopRule, OpRules, Window
+from shardwright.operators.rules import OWN, LoopRule, OpRules, Window
 
 Ranges = Mapping[str, tuple[int, int]]
 Kernel = Callable[..., Any]
@@ -230,11 +231,29 @@ def build(call: Call) -> Piece:
             raise LoweringError(
                 f"Operator {call.op.name} ({call.op.target}) has no loop {loop!r}.", f"Its loops are: {known}."
             )
+    if OWN in call.ranges and call.op.target in (*SORTS, *GROUPED, INDEX, PUT, HISTOGRAM, ADDED_UP):
+        # Such a piece is to itself what the whole is: its positions and counts are those of its own rows.
+        call = replace(call, ranges={loop: part for loop, part in call.ranges.items() if loop != OWN})
+        if call.op.target == PUT:
+            return _as_many_as_there_are(call)
     maker = KERNELS.get(call.op.target)
     made = maker(call) if maker is not None and any(call.rules.by_name[n].divides for n in call.ranges) else None
     if made is None and maker is None and any(call.rules.by_name[n].windowed for n in call.ranges):
         made = _cropped(call)
     return made if made is not None else Piece(op=call.op)
+
+
+def _as_many_as_there_are(call: Call) -> Piece:
+    """Write positions to as many places as there are here: the first of all positions are those of the rows here."""
+    from shardwright._torch_compat import operator
+
+    function = operator(call.op.target)
+
+    def kernel(exchange: Any, **arguments: Any) -> Any:
+        places = arguments["indices"][0]
+        return function(**(arguments | {"values": arguments["values"][: places.shape[0]]}))
+
+    return call.kernel(kernel)
 
 
 def croppable(rule: LoopRule, shapes: Sequence[tuple[int, ...]]) -> bool:

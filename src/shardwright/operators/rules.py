@@ -131,6 +131,29 @@ class OpRules:
         return self._layouts[key]
 
 
+OWN = "own"
+"""The loop over rows of which every piece has an order of its own (:mod:`shardwright.operators.own_orders`)."""
+
+
+def own_axes(split: Split) -> tuple[bool, ...]:
+    """Per mesh axis, whether its pieces have rows in orders of their own; all that handle such rows must agree on it."""
+    return tuple(name == OWN for name in split)
+
+
+def own_order_broken(rules: OpRules, split: Split) -> bool:
+    """Whether another axis cuts rows by their positions, which say nothing where pieces have orders of their own."""
+    if OWN not in split:
+        return False
+    own = rules.by_name[OWN]
+    others = [rules.by_name[name] for name in split if name is not None and name != OWN]
+    pairs = [
+        pair
+        for rule in others
+        for pair in (*zip(own.inputs, rule.inputs, strict=True), *zip(own.outputs, rule.outputs, strict=True))
+    ]
+    return any(isinstance(a, Shard) and isinstance(b, (Shard, Window)) and a.dim == b.dim for a, b in pairs)
+
+
 Cut = Union[int, tuple[float, ...]]
 """How an axis cuts: into so many equal pieces, or in proportion to the shares of its ranks (which add up to one)."""
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse, piece
-from shardwright.operators.rules import LoopRule, Placement
+from shardwright.operators.rules import OWN, LoopRule, Placement
 from shardwright.program.means import MEANS, is_sum
 from shardwright.program.pieces import describe
 from shardwright.program.sorted_rows import RESHAPES, Sorted, State, own_rows, sorted_states
@@ -159,7 +159,7 @@ class Cutter:
             return next(r for r in analyse(op, self.graph.tensors).loops if r.inputs[0] == Shard(0))
         found: list[tuple[int, LoopRule]] = []
         for rule in analyse(op, self.graph.tensors).loops:
-            cost = self._cost(op, rule)
+            cost = self._cost(op, rule) if rule.name != OWN else None  # it is followed row by row
             if cost is not None:
                 found.append((cost, rule))
         return min(found, key=lambda pair: pair[0])[1] if found else None
@@ -208,7 +208,7 @@ class Cutter:
             return None
         place = op.outputs.index(name)
         for rule in analyse(op, self.graph.tensors).loops:
-            if rule.outputs[place] == Shard(dim) and not rule.exchanges and not rule.windowed:
+            if rule.name != OWN and rule.outputs[place] == Shard(dim) and not rule.exchanges and not rule.windowed:
                 even = rule.extent % self.batch == 0
                 whole = all(
                     isinstance(need, Replicate) or (isinstance(need, Shard) and self._may_cut(read, need.dim))

@@ -17,6 +17,7 @@ from typing import Any
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op, Ref, Tensor
 from shardwright.graph.repeats import span_of
+from shardwright.operators.own_orders import cut_otherwise
 from shardwright.operators.rules import (
     Layout,
     Need,
@@ -292,6 +293,11 @@ class _Builder:
         split = self.strategy.splits.get(op.name)
         piece = self.pieces.of(op, split)
         assert split is not None  # there would be no piece
+        if (maker := cut_otherwise(op, split, self.graph, self.strategy.splits)) is not None:
+            raise LoweringError(
+                f"{describe(op)}: it reads rows that {maker.name} leaves in orders of their own, and is cut otherwise.",
+                "Make the plan again.",
+            )
         inputs = tuple(
             self._read(name, need, op.module, piece.extents) for name, need in zip(op.inputs, piece.needs, strict=True)
         )

@@ -29,6 +29,7 @@ from shardwright.operators.rules import (
     input_layouts,
     nested_chunk,
     output_layouts,
+    own_order_broken,
 )
 from shardwright.program.binding import Place
 from shardwright.program.footprints import Call, Forward, Strided, forward
@@ -166,6 +167,10 @@ def _lines(op: Op, rules: OpRules, split: Split) -> dict[str, tuple[int, ...]]:
             known = ", ".join(rules.by_name) or "none"
             raise _refused(op, f"it has no loop {loop!r} (it has {known})", "Make the plan again.")
         lines[loop] = (*lines.get(loop, ()), axis)
+    if own_order_broken(rules, split):
+        raise _refused(
+            op, "an axis cuts rows by position that another leaves in orders of their own", "Split otherwise."
+        )
     if (double := doubly_windowed(rules, split)) is not None:
         raise _refused(
             op, f"loop {double!r} reads windows of a dim that another mesh axis cuts too", "Split that dim once."

@@ -19,17 +19,13 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Replicate, Shard
 
 from shardwright.graph import Graph, Op, Ref
+from shardwright.graph.orders import CASTS, COUNTS, ENDS, GROUPED, INVERSE, KEYS, PLACES, POSITIONS, ROWS, SORTS
 from shardwright.operators import analyse
 from shardwright.operators.registry import bind
-from shardwright.operators.rules import LoopRule, Placement
+from shardwright.operators.rules import OWN, LoopRule, Placement
 
-KEYS, ROWS, PLACES, INVERSE, COUNTS, ENDS = "keys", "rows", "places", "inverse", "counts", "ends"
-POSITIONS = "positions"  # of no use to anybody
-SORTS = ("aten.sort.default", "aten.sort.stable", "aten.argsort.default", "aten.argsort.stable")
-CASTS = ("aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default")
 BLANKS = ("aten.empty_like.default", "aten.zeros_like.default")
 RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
-GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def _row_by_row(
         return None
     wanted = [Shard(state.dim) if isinstance(state, Sorted) and state.dim is not None else state for state in given]
     for rule in analyse(op, graph.tensors).loops:
-        if not rule.divides or rule.exchanges or rule.windowed or list(rule.inputs) != wanted:
+        if rule.name == OWN or not rule.divides or rule.exchanges or rule.windowed or list(rule.inputs) != wanted:
             continue
         if not all(isinstance(out, Shard) for out in rule.outputs):
             continue

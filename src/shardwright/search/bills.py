@@ -94,6 +94,8 @@ class Change:
     sharers: int = 1
     times: int = 0
     backs: int = 0
+    apart: np.ndarray | None = None
+    """Which pairs of options cannot be: rows in orders of their own would be read as others."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class Bill:
         pairs: dict[tuple[int, int], np.ndarray] = {}
         for change in self.changes:
             paid = self._paid(change, pricing)
+            if change.apart is not None:
+                paid = np.where(change.apart, np.inf, paid)
             first, second = change.first, change.second
             if first < 0 or first == second:
                 costs[second] = costs[second] + (paid[0] if first < 0 else np.diag(paid))

@@ -41,6 +41,7 @@ from shardwright.operators.rules import (
     input_layouts,
     largest_shard,
     output_layouts,
+    own_axes,
 )
 from shardwright.program.bundles import shares
 from shardwright.program.sums import replica_axes
@@ -165,7 +166,8 @@ class _Builder:
         for parameter in self.graph.parameters:
             self._parameter(parameter.tensor)
         for tensor, maker in self.graph.producer.items():
-            if len(self.graph.consumers[tensor]) > 1:
+            # Rows in orders of their own go from operator to operator as they are.
+            if len(self.graph.consumers[tensor]) > 1 and self.graph.tensors[tensor].order is None:
                 self._kept(tensor, maker)
         for op in self.graph.ops:
             for position, name in enumerate(op.inputs):
@@ -348,7 +350,11 @@ class _Builder:
         twice = parameter and self.within.regather and needed_in_backward(self.graph, op, tensor)
         made = self._made(self.graph.producer[tensor], home.position) if home.position >= 0 else None
         given: Sequence = made or self.nodes[home.node].options
-        return Change(tensor, home.node, given, reader, needs, parameter, again, twice, settled)
+        apart = None
+        if self.graph.tensors[tensor].order is not None and tensor in self.graph.producer:
+            makers, readers = (np.array([own_axes(s) for s in self.nodes[n].options]) for n in (home.node, reader))
+            apart = (makers[:, None] != readers[None]).any(axis=2)
+        return Change(tensor, home.node, given, reader, needs, parameter, again, twice, settled, apart=apart)
 
     def _results(self) -> None:
         """Producers pay for handing out results: sums are reduced, new buffer values made whole."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from torch.distributed.tensor import Shard
 
 from shardwright.graph import Graph
-from shardwright.operators.rules import OpRules, Window
+from shardwright.operators.rules import OWN, OpRules, Window
 
 Labels = Mapping[str, Mapping[str, str]]
 """Operator name → loop name → label; loops without a label are absent."""
@@ -33,13 +33,21 @@ def label_loops(graph: Graph, rules: Mapping[str, OpRules]) -> Labels:
             marks |= {2: "spatial", 3: "spatial"}
         dims[tensor.name] = marks
     table: dict[str, dict[str, str]] = {}
+    sorts: dict[str, str] = {}  # what the rows that a sort handles are
     for op in graph.ops:
         marks_of_op: dict[str, str] = {}
+        orders = [order for name in op.inputs if (order := graph.tensors[name].order) is not None]
         for loop in rules[op.name].loops:
             for name, need in zip(op.inputs, loop.inputs, strict=True):
                 if isinstance(need, Shard | Window) and need.dim in dims.get(name, {}):
                     marks_of_op[loop.name] = dims[name][need.dim]
                     break
+            if loop.name == OWN:  # counts of rows have no dim to carry a label
+                known = sorts.get(orders[0].sort if orders else "")
+                if known is not None:
+                    marks_of_op[OWN] = known
+                elif not orders and OWN in marks_of_op:
+                    sorts[op.name] = marks_of_op[OWN]
             if loop.name in marks_of_op:
                 for out, given in zip(op.outputs, loop.outputs, strict=True):
                     if out is not None and isinstance(given, Shard):

@@ -25,6 +25,7 @@ from shardwright.operators.rules import (
     Window,
     chunk,
     doubly_windowed,
+    own_order_broken,
 )
 
 LoopFilter = Callable[[Op, LoopRule, str, int], bool]
@@ -202,7 +203,7 @@ def _admissible(split: Split, rules: OpRules, sizes: Sequence[int]) -> bool:
             continue
         pieces[name] = pieces.get(name, 1) * size
     fits = all(rules.by_name[name].allows(count) for name, count in pieces.items())
-    return fits and doubly_windowed(rules, split) is None
+    return fits and doubly_windowed(rules, split) is None and not own_order_broken(rules, split)
 
 
 def layouts_of(tensor: Tensor, sizes: Sequence[int]) -> list[Layout]:

@@ -18,7 +18,8 @@ from shardwright.cluster import Axis, Mesh
 from shardwright.costs.redistribute import conversion
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
-from shardwright.operators.rules import Layout, LoopRule, OpRules, Split, input_layouts, output_layouts
+from shardwright.operators.own_orders import cut_otherwise
+from shardwright.operators.rules import OWN, Layout, LoopRule, OpRules, Split, input_layouts, output_layouts
 from shardwright.operators.strategy import Strategy
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, layouts_of, splits_of
@@ -110,6 +111,9 @@ class _Forcing:
         self.rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
         self.labels: Labels = label_loops(graph, self.rules)
         self.options = {op.name: splits_of(op, self.rules[op.name], mesh.sizes, {}, EVERYTHING) for op in graph.ops}
+        if not all(OWN in self.rules[op.name].by_name for op in graph.ops if _sorts(graph, op)):
+            # What a sort in pieces leaves, somebody could not read.
+            self.options = {name: [split for split in all_ if OWN not in split] for name, all_ in self.options.items()}
         self.used: set[tuple[str, str]] = set()
         self.tried: set[tuple[str, str]] = set()
 
@@ -183,7 +187,11 @@ class _Forcing:
         for op in graph.ops:
             rules = self.rules[op.name]
             ranked = sorted(self.options[op.name], key=lambda split: rank(op, split, at), reverse=True)
-            split = next(split for split in ranked if self._reachable(op, rules, split, at))
+            split = next(
+                split
+                for split in ranked
+                if self._reachable(op, rules, split, at) and cut_otherwise(op, split, graph, splits) is None
+            )
             splits[op.name] = split
             self.used.update((self._alike(op), name) for name in split if name is not None)
             for name, need in zip(op.inputs, input_layouts(rules, split, len(op.inputs)), strict=True):
@@ -197,7 +205,8 @@ class _Forcing:
                 if result is None:
                     continue
                 at[result] = layout
-                if keep and len(graph.consumers[result]) > 1 and dice.random() < 0.5:
+                own = graph.tensors[result].order is not None  # it goes from operator to operator as it is
+                if keep and not own and len(graph.consumers[result]) > 1 and dice.random() < 0.5:
                     at[result] = kept[result] = self._home(result, layout, dice)
         resting = {name: at.get(name, (Replicate(),) * len(sizes)) for name in graph.sources}
         strategy = Strategy(self.mesh.names, splits, resting, kept)
@@ -223,6 +232,12 @@ class _Forcing:
 def _sharded(name: str, options: Sequence[Layout]) -> Layout:
     """As much of a parameter in shards as its dims allow, the first dim first."""
     return max(options, key=lambda layout: sum(isinstance(p, Shard) for p in layout))
+
+
+def _sorts(graph: Graph, op: Op) -> bool:
+    """Whether an operator handles rows that are sorted and brought back."""
+    names = (*op.inputs, *(name for name in op.outputs if name is not None))
+    return any(graph.tensors[name].order is not None for name in names)
 
 
 def _shards(graph: Graph, name: str) -> list[Shard]:
