@@ -4,8 +4,8 @@
 (Reed et al., 2022; the way of AOTAutograd, one operator at a time). What depends on the gradients that arrive is the
 backward part, and so is what no result needs and can be made of what is kept anyway (twice the base of a square); the rest
 is the forward part, and the values that cross over are what has to be kept. Views of inputs are made again instead. Where
-nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be traced so (they look
-at data, or write in place) are left to autograd.
+nothing but inputs and results crosses, the forward part is the operator itself. Operators that cannot be traced so (they
+look at data, or write in place) are left to autograd.
 
 Random numbers and statistics that ranks exchange (the number of labels under a mean loss) belong to neither part: what leads
 to them is the *early* part, which reads few inputs or none and can be done before the operator's turn.
