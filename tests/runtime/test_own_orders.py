@@ -19,6 +19,7 @@ from shardwright.graph.orders import GROUPED
 from shardwright.operators.rules import OWN, OpRules, Split, own_axes
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import Options, describe_graph, plan_graph
+from shardwright.program.microbatches import microbatches
 from shardwright.search.options import EVERYTHING, Restriction, splits_of
 from shardwright.search.strategies import find_strategy
 from shardwright.verification.verify import check
@@ -151,6 +152,21 @@ def test_readers_that_are_cut_otherwise_are_refused():
         build(graph, other, ByPrice(mesh))
 
 
-def test_models_without_grouped_products_are_not_marked():
-    graph = capture(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.zeros(2, 4),))
+def test_micro_batches_refuse_counts_of_all_rows():
+    with pytest.raises(LoweringError, match="sort"):
+        microbatches(captured(counted=True), 2)
+    assert len(microbatches(captured(), 2).sizes) == 2
+
+
+class Returned(Experts):
+    """What hangs on a sort is handed out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sort(self.router(self.first(x)).flatten())[0]
+
+
+def test_what_is_handed_out_is_not_sorted_in_pieces():
+    x = torch.randn(4, 6, 5, dtype=torch.float64)
+    graph = capture(Returned().double(), (x,))
+    assert any(op.target == "aten.sort.default" for op in graph.ops)
     assert all(tensor.order is None for tensor in graph.tensors.values())

@@ -49,13 +49,19 @@ class Order:
 
 
 def marked(graph: Graph) -> Mapping[str, Tensor]:
-    """The tensors of a graph, those that hang on a sort of rows marked; unchanged where nothing is multiplied in groups."""
-    if not any(op.target in GROUPED for op in graph.ops):
+    """The tensors of a graph, those that hang on a sort of rows marked; those of sorts of which something is handed out are
+    not, for that is everybody's business."""
+    from shardwright.graph.core import refs
+
+    if not any(op.target in SORTS for op in graph.ops):
         return graph.tensors
     marks: dict[str, Order] = {}
     for op in graph.ops:
         found = _made(op, [marks.get(name) for name in op.inputs], graph)
         marks |= {name: order for name, order in zip(op.outputs, found, strict=False) if name is not None and order}
+    handed = [ref.name for ref in refs(graph.outputs)] + [new for _, new in graph.mutations]
+    out = {marks[name].sort for name in handed if name in marks}
+    marks = {name: order for name, order in marks.items() if order.sort not in out}
     each: dict[str, int] = {}
     rows: dict[str, int] = {}
     for name, order in marks.items():
@@ -75,6 +81,12 @@ def brings_back(given: Sequence[Order | None]) -> bool:
         and (given[0].what, given[1].what) == (ROWS, INVERSE)
         and given[0].sort == given[1].sort
     )
+
+
+def counts_rows(graph: Graph, name: str, of: str) -> bool:
+    """Whether a tensor holds the positions of all rows of another."""
+    maker = graph.producer.get(name)
+    return maker is not None and maker.target == "aten.arange.default" and maker.args == graph.tensors[of].shape[:1]
 
 
 def _made(op: Op, given: Sequence[Order | None], graph: Graph) -> Sequence[Order | None]:

@@ -2,8 +2,9 @@
 
 Every operator that reads a cut tensor is cut along the loop that goes with it. An operator for which there is none is done
 for the whole batch: before the first micro-batch, where it depends on data alone; after the last one, where nothing with
-weights follows; otherwise it is refused by its name. Rows that are sorted and brought back are followed by
-:mod:`~shardwright.program.sorted_rows`.
+weights follows; otherwise it is refused by its name. Rows that are sorted and brought back every micro-batch sorts by
+itself (:mod:`shardwright.operators.own_orders`); those that lie inside another dim for a while are followed by
+:mod:`~shardwright.program.rows_inside`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
+from shardwright.graph.orders import SORTS
 from shardwright.operators import analyse, piece
 from shardwright.operators.rules import OWN, LoopRule, Placement
 from shardwright.program.means import MEANS, is_sum
 from shardwright.program.pieces import describe
-from shardwright.program.sorted_rows import RESHAPES, Sorted, State, own_rows, sorted_states
+from shardwright.program.rows_inside import RESHAPES, Inside, State, own_rows, states_inside
 
 REMEDY = (
     "Run the batch in one go (one micro-batch), or leave that operator out of the model that is trained in a pipeline."
@@ -52,6 +54,8 @@ class Cutter:
         self.late: list[Op] = []
         """Operators that are done for the whole batch afterwards."""
         self.made_late: set[str] = set()
+        self.sorts: set[str] = set()
+        """Sorts of which every micro-batch sorts its own rows."""
 
     def walk(self) -> None:
         for entry in self.graph.inputs:
@@ -76,7 +80,9 @@ class Cutter:
         alone = all(name in self.data for name in op.inputs)
         summed = rule is not None and any(isinstance(p, Partial) for p in rule.outputs)
         cut_off = rule is None and any(not isinstance(self.state[name], Replicate) for name in op.inputs)
-        if cut_off and (found := sorted_states(op, self.state, self.graph, self.batch, self._plain)) is not None:
+        if rule is None and not alone and (sort := self._sort_of(op)) is not None:
+            raise self.refused(sort, op)
+        if cut_off and (found := states_inside(op, self.state, self.graph, self._plain)) is not None:
             self._make(op, None, self._rebased(op))
             if op.target in RESHAPES:
                 self.resized.add(op.name)
@@ -89,6 +95,9 @@ class Cutter:
             self._postpone(op)
             return
         needs = rule.inputs if rule is not None else (Replicate(),) * len(op.inputs)
+        if rule is not None and rule.name == OWN:
+            self._make(op, rule, self._rebased(op))
+            return
         reads = tuple(self._read(name, need) for name, need in zip(op.inputs, needs, strict=True))  # type: ignore[arg-type]
         self._make(op, rule, reads)
         if alone:
@@ -102,8 +111,8 @@ class Cutter:
             raise self.refused(self.late[0] if self.late else op, op)
         for name in op.inputs:
             state = self.state.get(name)
-            if isinstance(state, Sorted):
-                raise self.refused(next(o for o in self.graph.ops if o.name == state.sort), op)
+            if isinstance(state, Inside):
+                raise self.refused(next(o for o in self.graph.ops if o.name == state.by), op)
             if name in self.data and name in self.graph.producer and isinstance(state, Replicate):
                 self._put_aside(self.graph.producer[name])
         self.late.append(op)
@@ -153,16 +162,36 @@ class Cutter:
 
     def _choose(self, op: Op) -> LoopRule | None:
         """The loop that goes with what its inputs are; the one that reads the fewest parts of whole tensors."""
+        if self._sort_of(op) is not None:
+            return self._own(op)
         if all(isinstance(self.state[name], Replicate) for name in op.inputs):
             return None
         if self.normed_alone(op):
             return next(r for r in analyse(op, self.graph.tensors).loops if r.inputs[0] == Shard(0))
+        if op.target in SORTS and (own := self._own(op)) is not None:
+            return own
         found: list[tuple[int, LoopRule]] = []
         for rule in analyse(op, self.graph.tensors).loops:
-            cost = self._cost(op, rule) if rule.name != OWN else None  # it is followed row by row
+            cost = self._cost(op, rule)
             if cost is not None:
                 found.append((cost, rule))
         return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    def _sort_of(self, op: Op) -> Op | None:
+        """The sort on which an operator hangs, if every micro-batch sorts its own rows."""
+        orders = (self.graph.tensors[name].order for name in op.inputs)
+        own = next((order.sort for order in orders if order is not None and order.sort in self.sorts), None)
+        return next((sort for sort in self.graph.ops if sort.name == own), None) if own is not None else None
+
+    def _own(self, op: Op) -> LoopRule | None:
+        """The loop over rows in an order of their own, where the inputs are as it needs them."""
+        rule = analyse(op, self.graph.tensors).by_name.get(OWN)
+        states = tuple(self.state[name] for name in op.inputs)
+        if rule is None or rule.inputs != states or rule.extent % self.batch:
+            return None
+        if op.target in SORTS:
+            self.sorts.add(op.name)
+        return rule
 
     def normed_alone(self, op: Op) -> bool:
         """Whether it is a batch norm with the statistics of a micro-batch."""

@@ -15,7 +15,7 @@ from shardwright.operators import piece
 from shardwright.operators.rules import LoopRule, Placement
 from shardwright.program.batch_cut import Cutter, Made
 from shardwright.program.means import MEANS, as_sum, is_sum, mean_as_sum
-from shardwright.program.sorted_rows import Sorted
+from shardwright.program.rows_inside import Inside
 
 
 class Parts:
@@ -37,9 +37,9 @@ class Parts:
     def joins(self, body: Graph) -> tuple[Placement | None, ...]:
         found = [self.cut.state[out.name] if isinstance(out, Ref) else None for out in body.outputs]
         for out, state in zip(body.outputs, found, strict=True):
-            if isinstance(state, Sorted) and isinstance(out, Ref):
+            if isinstance(state, Inside) and isinstance(out, Ref):
                 raise self.cut.refused(self.cut.graph.producer[out.name])
-        return tuple(found)  # type: ignore[arg-type]  # none of them is sorted
+        return tuple(found)  # type: ignore[arg-type]  # none of them is inside
 
     def body(self, original: Graph) -> Graph:
         """The whole graph with the outputs that the micro-batches give."""
@@ -82,7 +82,7 @@ class Parts:
         whole = self.cut.graph.tensors[name.rpartition("~")[0] if name in self.cut.copies.values() else name]
         state = self.cut.state[name]
         shape = list(whole.shape)
-        if isinstance(state, Shard | Sorted) and state.dim is not None:
+        if isinstance(state, Shard | Inside):
             shape[state.dim] = shape[state.dim] // self.cut.batch * size
         return replace(whole, name=name, shape=tuple(shape))
 
