@@ -29,6 +29,7 @@ from shardwright.search.labels import label_loops
 from shardwright.search.options import EVERYTHING
 from shardwright.search.recomputing import recomputation
 from shardwright.search.recursive import recursive
+from shardwright.simulator import simulate
 from shardwright.zoo.reference import resolve
 
 MESH = mesh_of(parse_cluster("2x4xH100"))
@@ -228,3 +229,17 @@ def test_a_view_keeps_all_that_it_lies_in() -> None:
     least = stated.repriced(LEAST).problem
     sure = sum(float(u.amounts[answer[u.node]]) for u in least.usages if (u.start, u.stop) == (0, 1))
     assert sure == pytest.approx(kept - 1024 * 256 * 4, rel=0.01)  # a half may be brought into another layout by itself
+
+
+@pytest.mark.parametrize("search", ["data-parallel", "zero-1", "fsdp"])
+def test_what_is_surely_held_is_there_when_a_step_is_simulated(search: str) -> None:
+    """Else a bound would refuse what fits: the update of a recorded step takes nothing beside the gradients."""
+    resolved = resolve("gpt:small,width=2048", batch=8, seq=8)  # all parameters, hardly any activations
+    graph, mesh = capture(resolved.model, resolved.args, resolved.kwargs), mesh_of(parse_cluster("8xH100"))
+    stated = formulate(graph, mesh, within=restriction(search, 1), memory_limit=1e12)
+    answer = solve(replace(stated.problem, usages=(), usage_limit=None)).answer
+    needed = simulate(graph, stated.strategy(answer), mesh).peak_bytes
+    for moment in (0, 1):
+        held = [u for u in stated.repriced(LEAST).problem.usages if u.start <= moment < u.stop]
+        assert held
+        assert sum(float(u.amounts[answer[u.node]]) for u in held) <= needed
