@@ -7,8 +7,8 @@ counted first and priced once, so depth is nearly free. A tensor with several re
 is converted to once.
 
 Memory is counted at two moments: the end of the forward pass, where saved activations peak, and the update, where all
-gradients are there (not the update's temporaries: steps that are recorded have none to count); the exact curve over time is
-computed for the chosen plan by ``costs.memory``.
+gradients are there (and, as expected but not for sure, the update's temporaries: steps that are recorded have none); the
+exact curve over time is computed for the chosen plan by ``costs.memory``.
 
 One statement can be priced in several ways (:class:`Pricing`): as the search expects a step to cost, with parameter traffic
 taken to be hidden, and as no execution of a strategy undercuts, whatever shares its bundles and buckets and whatever it
@@ -27,7 +27,7 @@ from torch.distributed.tensor import Partial, Replicate
 
 from shardwright.cluster import Mesh
 from shardwright.costs.compute import op_times
-from shardwright.costs.optimizer import state_bytes, step_seconds
+from shardwright.costs.optimizer import optimizer, state_bytes, step_seconds
 from shardwright.costs.redistribute import Weights, conversion_matrix
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.backward import differentiated
@@ -263,6 +263,7 @@ class _Builder:
         sums = np.zeros(len(sizes))
         least_sums: Callable[[Weights], np.ndarray] = lambda weights: sums
         rests, saved, updated = own, np.zeros(len(sizes)), np.zeros(len(sizes))
+        passing = np.zeros(len(sizes))
         if trainable:  # the gradient rests as the parameter does
             launch = self._update(0)  # one launch serves all parameters
             seconds = np.array([self._update(size) - launch for size in sizes])
@@ -273,13 +274,17 @@ class _Builder:
             summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
             rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step
             updated = own * ~summed
+            if self.mesh.device.kind == "cuda" and optimizer(self.optimizer).states == 2:
+                passing = own  # Adam's denominators, of all parameters at once, which a recorded step does not have
             inside = not self.again.lightly and all(reader.name in self.again.block for reader in readers)
             if not (self.within.regather or inside):  # the gathered copy lives until backward
                 saved = saved + meta.bytes
         node = self._add("parameter", tensor, layouts, Seconds(seconds, sums, least_sums))
         self._owned(tensor, node)
-        spans = ((FORWARD, END, rests), (FORWARD, UPDATE, saved), (UPDATE, END, updated))
+        spans = ((FORWARD, END, rests), (FORWARD, UPDATE, saved))
         self.held[node] = [Held(start, stop, amounts, amounts) for start, stop, amounts in spans if amounts.any()]
+        if (updated + passing).any():
+            self.held[node].append(Held(UPDATE, END, updated + passing, updated))
 
     def _update(self, size: int) -> float:
         return step_seconds(self.optimizer, [size], self.mesh.device, self.trained)[0]
