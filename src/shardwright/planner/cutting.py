@@ -21,6 +21,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.program import Kind, build
 from shardwright.program.dataflow import Compute
 from shardwright.program.means import origin
+from shardwright.search.joint.ideals import crossing, light, may_begin
 
 
 def cut_at(graph: Graph, paths: Sequence[str]) -> list[list[str]]:
@@ -59,16 +60,16 @@ def balanced(graph: Graph, device: Mesh, cluster: Cluster, count: int) -> list[l
         node = program.flow.nodes[event.node] if event.node >= 0 else None
         if isinstance(node, Compute) and event.kind is not Kind.UPDATE:
             seconds[place[node.op.name] + 1] += max(event.seconds, event.host)
-    done, crossing = np.cumsum(seconds), _crossing(graph)
+    done, crosses = np.cumsum(seconds), crossing(graph)
     link = cluster.network if len(cluster.nodes) > 1 else cluster.nodes[0].link
-    hop = np.where(crossing > 0, 2 * (link.latency + crossing / link.bandwidth), 0.0)
+    hop = np.where(crosses > 0, 2 * (link.latency + crosses / link.bandwidth), 0.0)
     ends = len(graph.ops)
     if count > ends:
         raise ShardwrightError(f"{ends} operators cannot make {count} stages.", "Ask for fewer stages.")
-    allowed = _borders(graph)
+    allowed = may_begin(graph)
     # What needs no parameter is computed wherever it is read: a stage of nothing else would be empty, and wins where
     # sending is dear.
-    heavy = np.cumsum([0, *(not light for light in _light(graph))])
+    heavy = np.cumsum([0, *(not free for free in light(graph))])
     best = np.where(allowed & (heavy > 0), done + hop, np.inf)
     choices = []
     for _ in range(1, count):
@@ -85,38 +86,6 @@ def balanced(graph: Graph, device: Mesh, cluster: Cluster, count: int) -> list[l
         raise ShardwrightError(f"This model cannot be cut into {count} stages.", "Ask for fewer stages.")
     names = [op.name for op in graph.ops]
     return [names[a:b] for a, b in itertools.pairwise(edges)]
-
-
-def _borders(graph: Graph) -> np.ndarray:
-    """Where a stage may begin: not between the parts of one operator of the model."""
-    names = [origin(op.name) for op in graph.ops]
-    return np.array([True, *(a != b for a, b in itertools.pairwise(names)), True])
-
-
-def _light(graph: Graph) -> list[bool]:
-    """Of every operator, whether it depends on no parameter."""
-    known, found = set(graph.sources) - {p.tensor for p in graph.parameters}, []
-    for op in graph.ops:
-        found.append(all(name in known for name in op.inputs))
-        known.update(out for out in op.outputs if out is not None and found[-1])
-    return found
-
-
-def _crossing(graph: Graph) -> np.ndarray:
-    """Bytes of what is made before and read after every place between two operators, but for what depends on no
-    parameter."""
-    made: dict[str, int] = {}
-    change = np.zeros(len(graph.ops) + 2)
-    last: dict[str, int] = {}
-    for i, (op, light) in enumerate(zip(graph.ops, _light(graph), strict=True)):
-        last |= dict.fromkeys(op.inputs, i)
-        if not light:
-            made |= {out: i for out in op.outputs if out is not None}
-    for name, i in made.items():
-        if name in last:
-            change[i + 1] += graph.tensors[name].bytes
-            change[last[name] + 1] -= graph.tensors[name].bytes
-    return np.cumsum(change)[: len(graph.ops) + 1]
 
 
 def complete(graph: Graph, names: Sequence[Sequence[str]]) -> list[list[str]]:

@@ -11,9 +11,10 @@ nothing overlaps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.search.bills import Pricing
 from shardwright.search.choose import solve
 from shardwright.search.formulation import Formulation
-from shardwright.search.joint.parts import BLOCK, HEAD, TAIL, Parts, Priced, Sums, sums_of
+from shardwright.search.joint.parts import BLOCK, HEAD, TAIL, Parts, Priced, Sums, by_blocks, sums_of
 from shardwright.search.labels import label_loops
 from shardwright.search.strategies import Described, state
 
@@ -102,7 +103,7 @@ class BlockPricer:
                 "Use `shardwright place`, which cuts any graph into stages.",
             )
         self.count = count
-        self._larger, self._smaller = _described(larger), _described(smaller)
+        self._larger, self._smaller = described(larger), described(smaller)
 
     @cached_property
     def boundary_bytes(self) -> float:
@@ -114,35 +115,8 @@ class BlockPricer:
 
     def prices(self, mesh: Mesh, microbatches: int, names: Sequence[str] = NAMED) -> list[BlockPrice]:
         """The strategies worth knowing on a mesh, when a step has so many micro-batches."""
-        found: list[BlockPrice] = []
-        for name in ("auto", *(names if mesh.devices > 1 else ())):
-            try:
-                larger = Priced.of(state(self._larger, mesh, name, optimizer=self.optimizer))
-            except Infeasible:
-                continue
-            per_step = larger.stated.repriced(Pricing(once=1.0 / microbatches)).problem
-            free = replace(per_step, usages=(), usage_limit=None)
-            amounts = [np.zeros(len(costs)) for costs in free.costs]
-            for usage in per_step.usages:
-                amounts[usage.node] = amounts[usage.node] + usage.amounts
-            seen: set[bytes] = set()
-            scale = 0.0
-            for price in BYTE_PRICES if name == "auto" else BYTE_PRICES[:1]:
-                weighted = replace(
-                    free, costs=[c + price * scale * a for c, a in zip(free.costs, amounts, strict=True)]
-                )
-                try:
-                    solution = solve(weighted, time_limit=5.0)
-                except Infeasible:
-                    break
-                choice = np.asarray(solution.answer)
-                if not scale:
-                    size = sum(float(a[k]) for a, k in zip(amounts, choice, strict=True))
-                    scale = solution.cost / max(size, 1.0)
-                if choice.tobytes() not in seen:
-                    seen.add(choice.tobytes())
-                    found.append(self._price(larger, choice, microbatches, name, price == 0.0))
-        return found
+        found = worth_knowing(self._larger, mesh, microbatches, self.optimizer, names)
+        return [self._price(one.priced, one.choice, microbatches, one.name, one.fastest) for one in found]
 
     def alike(
         self, mesh: Mesh, kinds: Sequence[Device], microbatches: int, name: str
@@ -167,17 +141,18 @@ class BlockPricer:
         strategy, mesh = like.strategy(choice), like.mesh
         smaller = self._stated(self._smaller, like, mesh)
         counts = ((larger, self.count), (smaller, self.count - 1))
-        sums = [sums_of(priced, strategy, self.run, blocks, microbatches) for priced, blocks in counts]
+        sums = [self._sums(priced, strategy, blocks, microbatches) for priced, blocks in counts]
 
         def parts(key: str) -> Parts:
             large, small = (getattr(one, key) for one in sums)
-            return Parts(large[HEAD], max(large[BLOCK] - small[BLOCK], 0.0), large[TAIL])
+            return Parts(float(large[HEAD]), max(float(large[BLOCK] - small[BLOCK]), 0.0), float(large[TAIL]))
 
         def again(lightly: bool) -> Again:
             stated = self._stated(self._larger, like, mesh, self._larger.blocks, lightly)
-            once_more = sums_of(stated, strategy, self.run, self.count, microbatches)
-            seconds = max(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK], 0.0)
-            return Again(seconds / self.count, max(sums[0].held[BLOCK] - once_more.held[BLOCK], 0.0) / self.count)
+            once_more = self._sums(stated, strategy, self.count, microbatches)
+            seconds = float(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK])
+            saves = float(sums[0].held[BLOCK] - once_more.held[BLOCK])
+            return Again(max(seconds, 0.0) / self.count, max(saves, 0.0) / self.count)
 
         return BlockPrice(
             mesh=mesh,
@@ -188,6 +163,9 @@ class BlockPricer:
             lightly=again(lightly=True),
             fastest=fastest,
         )
+
+    def _sums(self, priced: Priced, strategy: Strategy, blocks: int, microbatches: int) -> Sums:
+        return sums_of(priced, strategy, by_blocks(priced.stated, self.run, blocks), microbatches)
 
     def _stated(
         self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str] = (), lightly: bool = False
@@ -213,6 +191,46 @@ class BlockPricer:
         return {}
 
 
+class Chosen(NamedTuple):
+    """A solved choice of splits, by whose name, and whether it was found without a price on bytes."""
+
+    priced: Priced
+    choice: np.ndarray
+    name: str
+    fastest: bool
+
+
+def worth_knowing(
+    described: Described, mesh: Mesh, microbatches: int, optimizer: str, names: Sequence[str]
+) -> Iterator[Chosen]:
+    """The strategies of a graph on a mesh between fastest and smallest, and the recipes ``names``."""
+    for name in ("auto", *(names if mesh.devices > 1 else ())):
+        try:
+            priced = Priced.of(state(described, mesh, name, optimizer=optimizer))
+        except Infeasible:
+            continue
+        per_step = priced.stated.repriced(Pricing(once=1.0 / microbatches)).problem
+        free = replace(per_step, usages=(), usage_limit=None)
+        amounts = [np.zeros(len(costs)) for costs in free.costs]
+        for usage in per_step.usages:
+            amounts[usage.node] = amounts[usage.node] + usage.amounts
+        seen: set[bytes] = set()
+        scale = 0.0
+        for price in BYTE_PRICES if name == "auto" else BYTE_PRICES[:1]:
+            weighted = replace(free, costs=[c + price * scale * a for c, a in zip(free.costs, amounts, strict=True)])
+            try:
+                solution = solve(weighted, time_limit=5.0)
+            except Infeasible:
+                break
+            choice = np.asarray(solution.answer)
+            if not scale:
+                size = sum(float(a[k]) for a, k in zip(amounts, choice, strict=True))
+                scale = solution.cost / max(size, 1.0)
+            if choice.tobytes() not in seen:
+                seen.add(choice.tobytes())
+                yield Chosen(priced, choice, name, price == 0.0)
+
+
 def computing_all_the_time(pricer: BlockPricer, cluster: Cluster, blocks: int | None, microbatches: int) -> float:
     """Seconds that no pipeline's step undercuts: all devices compute, whole operators, and nothing else takes time.
 
@@ -226,6 +244,7 @@ def computing_all_the_time(pricer: BlockPricer, cluster: Cluster, blocks: int | 
     return 1.0 / rate
 
 
-def _described(graph: Graph) -> Described:
+def described(graph: Graph) -> Described:
+    """A graph with the rules of its operators."""
     rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
     return Described(graph, rules, label_loops(graph, rules))

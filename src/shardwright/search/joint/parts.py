@@ -1,4 +1,5 @@
-"""What a solved choice of splits comes to, told apart by where its operators stand: before the blocks, in them, after them.
+"""What a solved choice of splits comes to, told apart by where its operators stand: before the blocks, in them, after them;
+or operator by operator.
 
 Seconds that every micro-batch pays, seconds that come once a step (gradients on their way home, updates), bytes at rest and
 bytes that a micro-batch holds. To what the choice problem counts comes what only micro-batches have: gradients that are
@@ -7,13 +8,14 @@ added up, as their parameters are read, and the weights of an attention that is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from torch.distributed.tensor import Shard
 
+from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.graph.repeats import Repeat
 from shardwright.operators.rules import Need, Placement, Window, input_layouts, largest_shard, local_shape
@@ -59,60 +61,110 @@ class Sums(NamedTuple):
     """By part: ``seconds`` per micro-batch, ``traffic`` of them that may hide, seconds ``closing`` a step, bytes ``resting``
     and bytes ``held`` per micro-batch."""
 
-    seconds: list[float]
-    traffic: list[float]
-    closing: list[float]
-    resting: list[float]
-    held: list[float]
+    seconds: np.ndarray
+    traffic: np.ndarray
+    closing: np.ndarray
+    resting: np.ndarray
+    held: np.ndarray
 
 
-def sums_of(priced: Priced, strategy: Strategy, run: Repeat, blocks: int, microbatches: int) -> Sums:
-    """What a strategy comes to in a step of so many micro-batches."""
-    stated, each, unhidden = priced.stated, priced.each, priced.unhidden
-    choice, graph, problem = stated.choice(strategy), stated.graph, stated.problem
-    # Adding a gradient to those before it reads two and writes one; the first micro-batch's is not added.
-    adding = 3 * (microbatches - 1) / microbatches / stated.mesh.device.bandwidth
+class Where(NamedTuple):
+    """In which part the decisions of a problem and the changes of layout between them stand: [nodes, parts] and [edges,
+    parts], shares that add up to 1."""
+
+    nodes: np.ndarray
+    edges: np.ndarray
+
+
+def by_blocks(stated: Formulation, run: Repeat, blocks: int) -> Where:
+    """Parts before so many blocks, in them, after them. What changes between two parts is paid outside the blocks."""
     stop = run.start + run.period * blocks
+    place = _places(stated.graph)
+    places = [place(node.kind, node.name) for node in stated.nodes]
+    parts = [HEAD if index < run.start else BLOCK if index < stop else TAIL for index in places]
+    between = []
+    for edge in stated.problem.edges:
+        ends = sorted((parts[edge.first], parts[edge.second]))
+        between.append(ends[0] if ends[0] == ends[1] else HEAD if ends == [HEAD, BLOCK] else TAIL)
+    one = np.eye(3)
+    return Where(one[parts], one[between] if between else np.zeros((0, 3)))
+
+
+def by_operators(stated: Formulation) -> Where:
+    """Every operator a part. What a decision costs is shared by all that it stands for, evenly: a parameter's by its first
+    reader, a change of layout by who reads, or where a tensor is settled for several readers, by who makes it."""
+    graph, node_of, place = stated.graph, stated.stands_for, _places(stated.graph)
+    nodes = np.zeros((len(stated.nodes), len(graph.ops)))
+    for (kind, name), number in node_of.items():
+        nodes[number, place(kind, name)] += 1.0
+    numbers = {(edge.first, edge.second): k for k, edge in enumerate(stated.problem.edges)}
+    edges = np.zeros((len(numbers), len(graph.ops)))
+
+    def paid(one: int, other: int, index: int) -> None:
+        if (pair := (min(one, other), max(one, other))) in numbers:
+            edges[numbers[pair], index] += 1.0
+
+    for index, op in enumerate(graph.ops):
+        for name in dict.fromkeys(op.inputs):
+            maker = ("op", graph.producer[name].name) if name in graph.producer else None
+            home = next((key for key in (("kept", name), ("parameter", name), maker) if key in node_of), None)
+            if home is not None:
+                paid(node_of[home], node_of["op", op.name], index)
+        for name in op.outputs:
+            if name is not None and ("kept", name) in node_of:
+                paid(node_of["op", op.name], node_of["kept", name], index)
+    return Where(*(table / table.sum(axis=1, keepdims=True) for table in (nodes, edges)))
+
+
+def _places(graph: Graph) -> Callable[[str, str], int]:
+    """The operator with which a decision stands: itself, who makes the tensor, the parameter's first reader."""
     place = {op.name: index for index, op in enumerate(graph.ops)}
 
-    def part_of(name: str, kind: str) -> int:
+    def of(kind: str, name: str) -> int:
         if kind == "op":
-            index = place[name]
-        elif kind == "kept":
-            index = place[graph.producer[name].name]
-        else:
-            readers = graph.consumers[name]
-            index = place[readers[0].name] if readers else 0
-        return HEAD if index < run.start else BLOCK if index < stop else TAIL
+            return place[name]
+        if kind == "kept":
+            return place[graph.producer[name].name]
+        readers = graph.consumers[name]
+        return place[readers[0].name] if readers else 0
 
-    parts = [part_of(node.name, node.kind) for node in stated.nodes]
-    totals = Sums(*([0.0] * 3 for _ in Sums._fields))
+    return of
 
-    def pay(part: int, whole: float, repeated: float, shown: float) -> None:
-        totals.seconds[part] += repeated
-        totals.traffic[part] += repeated - shown
-        totals.closing[part] += whole - repeated
 
+def sums_of(priced: Priced, strategy: Strategy, where: Where, microbatches: int) -> Sums:
+    """What a strategy comes to in a step of so many micro-batches."""
+    stated, each, unhidden = priced.stated, priced.each, priced.unhidden
+    choice, problem = stated.choice(strategy), stated.problem
+    # Adding a gradient to those before it reads two and writes one; the first micro-batch's is not added.
+    adding = 3 * (microbatches - 1) / microbatches / stated.mesh.device.bandwidth
+    seconds, resting, held = np.zeros((3, len(stated.nodes)))
     saving = {usage.node for usage in problem.usages}
-    for number, (node, part, pick) in enumerate(zip(stated.nodes, parts, choice, strict=True)):
-        pay(part, *(float(p.costs[number][pick]) for p in (problem, each, unhidden)))
+    for number, node in enumerate(stated.nodes):
         if node.kind == "parameter":
             added, uncounted = _added_up(stated, node, choice)
-            totals.seconds[part] += adding * added * node.times
-            totals.resting[part] += uncounted * node.times
+            seconds[number] += adding * added * node.times
+            resting[number] += uncounted * node.times
         elif node.kind == "op" and stated.rules[node.name].kind == "attention" and number in saving:
-            totals.held[part] += _probabilities(stated, node, choice) * node.times
-    for edge, *same in zip(problem.edges, each.edges, unhidden.edges, strict=True):
-        ends = sorted((parts[edge.first], parts[edge.second]))
-        part = ends[0] if ends[0] == ends[1] else HEAD if ends == [HEAD, BLOCK] else TAIL
-        picked = (choice[edge.first], choice[edge.second])
-        pay(part, *(float(e.costs[picked]) for e in (edge, *same)))
+            held[number] += _probabilities(stated, node, choice) * node.times
     for usage in problem.usages:
         amount = float(usage.amounts[choice[usage.node]])
         flies = stated.nodes[usage.node].kind != "parameter" and (usage.start, usage.stop) == (FORWARD, UPDATE)
         assert usage.stop <= END
-        (totals.held if flies else totals.resting)[parts[usage.node]] += amount
-    return totals
+        (held if flies else resting)[usage.node] += amount
+
+    def of(one: Problem) -> np.ndarray:
+        costs = np.array([costs[pick] for costs, pick in zip(one.costs, choice, strict=True)])
+        changes = np.array([edge.costs[choice[edge.first], choice[edge.second]] for edge in one.edges])
+        return costs @ where.nodes + changes @ where.edges
+
+    whole, repeated, shown = of(problem), of(each), of(unhidden)
+    return Sums(
+        seconds=repeated + seconds @ where.nodes,
+        traffic=repeated - shown,
+        closing=whole - repeated,
+        resting=resting @ where.nodes,
+        held=held @ where.nodes,
+    )
 
 
 def _added_up(stated: Formulation, node: Node, choice: np.ndarray) -> tuple[float, float]:

@@ -24,6 +24,7 @@ import numpy as np
 from shardwright.errors import ProblemError, TooLarge
 from shardwright.search.joint.compose import Pipeline, compose
 from shardwright.search.joint.covering import cheapest_cover, cheapest_covers, cover_in_ratio_order
+from shardwright.search.joint.ideals import ideals_of, nested
 from shardwright.search.joint.problem import (
     THROUGHPUT,
     Floats,
@@ -33,7 +34,6 @@ from shardwright.search.joint.problem import (
     StageTable,
     pack,
 )
-from shardwright.search.place._ideals import list_ideals
 from shardwright.search.solution import Solution
 
 MOST_IDEALS = 5_000
@@ -177,20 +177,13 @@ def pairs_of_ideals(problem: PiperProblem) -> Pairs:
     order = _topological(n, problem.edges)
     place = np.empty(n, dtype=np.int64)
     place[order] = np.arange(n)
-    needs = np.zeros((n, n // 64 + 1), dtype=np.uint64)
-    for a, b in place[problem.edges]:
-        needs[b, a >> 6] |= np.uint64(1) << np.uint64(a & 63)
-    zero = np.zeros((1, 1), dtype=np.int64)
-    bits, _, visited = list_ideals(needs, np.zeros((n, 1), dtype=np.int64), zero, zero, MOST_IDEALS)
-    if visited < 0:
+    found = ideals_of(n, place[problem.edges], MOST_IDEALS)
+    if found is None:
         raise TooLarge(
             f"{problem.name} has more than {MOST_IDEALS} ideals.", "Merge parallel branches that belong together first."
         )
-    ordered = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")[:, :n].astype(bool)
-    ordered = ordered[np.argsort(ordered.sum(axis=1), kind="stable")]
-    ideals = ordered[:, place]  # by the problem's own numbering of nodes
-    outside = (ideals[:, None, :] & ~ideals[None, :, :]).any(axis=2)  # [a, b]: a is not inside b
-    start, end = np.nonzero(~outside & (np.arange(len(ideals))[:, None] < np.arange(len(ideals))[None, :]))
+    ideals = found[:, place]  # by the problem's own numbering of nodes
+    start, end = np.nonzero(nested(ideals))
     by_start = np.argsort(-start, kind="stable")
     start, end = start[by_start], end[by_start]
     return Pairs(len(ideals), start, end, ideals[end] & ~ideals[start])
