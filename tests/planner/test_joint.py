@@ -20,9 +20,9 @@ from shardwright.plans import Plan, Prediction
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
-from shardwright.search.joint.blocks import computing_all_the_time
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan, Model, NothingToGain
+from shardwright.search.joint.readings import computing_all_the_time
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
 from shardwright.simulator import simulate_plan_pipeline

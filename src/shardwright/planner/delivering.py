@@ -12,10 +12,9 @@ from dataclasses import replace
 from shardwright.cluster import Cluster
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph
-from shardwright.graph.shorten import longest_run
 from shardwright.planner.decided import decided
 from shardwright.planner.planning import Options
-from shardwright.planner.staging import Twins, held_by_several, operators_of, stage_strategy
+from shardwright.planner.staging import Twins, cut_into, held_by_several, stage_strategy
 from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
 from shardwright.plans.plan import Asked, Signature
 from shardwright.program.microbatches import microbatches
@@ -63,11 +62,9 @@ def delivered(
     """
     cut = microbatches(graph, found.microbatches)
     micro = cut.graphs[found.microbatch]
-    run = longest_run(micro)
-    assert run is not None  # it was priced by its blocks
-    cuts = [operators_of(graph, micro, run, stage) for stage in found.stages]
+    cuts = cut_into(graph, micro, found.stages)
     parts = stage_graphs(micro, cuts)
-    twins, shared = Twins(micro, run), held_by_several(parts)
+    twins, shared = Twins.of(micro, found.stages[0]), held_by_several(parts)
     stages = []
     for stage, part, names in zip(found.stages, parts, cuts, strict=True):
         strategy = stage_strategy(stage, part, twins, shared)

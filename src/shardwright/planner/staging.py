@@ -1,12 +1,13 @@
-"""A pipeline that was found with few blocks, for all of them: which operators a stage has, and how they are split there.
+"""A pipeline that was found, as stages of the whole model: which operators a stage has, and how they are split there.
 
-The joint search splits a model of three blocks; every operator of a stage takes the split of its twin there, every tensor
-the layout of its twin. A parameter that several stages hold lies whole in each, for its gradients are summed between them.
+Of a run of blocks the joint search splits a model of three; every operator of a stage takes the split of its twin there,
+every tensor the layout of its twin. A general graph is split whole: every operator is its own twin. A parameter that several
+stages hold lies whole in each, for its gradients are summed between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -14,8 +15,11 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
 from shardwright.graph.repeats import Repeat, block_paths, span_of
-from shardwright.operators.rules import Layout, Window
+from shardwright.graph.shorten import longest_run
+from shardwright.operators import analyse
+from shardwright.operators.rules import Layout, Need, Split, Window, input_layouts
 from shardwright.operators.strategy import Strategy
+from shardwright.planner.cutting import complete
 from shardwright.program.stages import StageGraph
 from shardwright.search.joint.pipelines import JointStage
 
@@ -31,6 +35,12 @@ class Twins:
         self.place = {op.name: index for index, op in enumerate(graph.ops)}
         self.priced = min(BLOCKS_PRICED, run.count)
         self.blocks = block_paths(graph)
+
+    @staticmethod
+    def of(graph: Graph, stage: JointStage) -> Twins:
+        """Those of a graph in which a stage was found: of its longest run, or where stages have ``operators``, of none."""
+        run = longest_run(graph) if not stage.operators else None
+        return Twins(graph, run or Repeat(0, 0, 0))
 
     def op(self, op: Op) -> Op:
         run, index = self.run, self.place[op.name]
@@ -56,6 +66,15 @@ class Twins:
         return found
 
 
+def cut_into(graph: Graph, micro: Graph, stages: Sequence[JointStage]) -> list[list[str]]:
+    """Operators of the captured graph that every stage has."""
+    if stages[0].operators:
+        return complete(graph, [stage.operators for stage in stages])
+    run = longest_run(micro)
+    assert run is not None  # it was priced by its blocks
+    return [operators_of(graph, micro, run, stage) for stage in stages]
+
+
 def operators_of(graph: Graph, micro: Graph, run: Repeat, stage: JointStage) -> list[str]:
     """Operators of the captured graph that a stage has: its blocks, what stands before the first and after the last."""
     start = 0 if stage.first_block == 0 else run.start + stage.first_block * run.period
@@ -79,6 +98,12 @@ def held_by_several(parts: Sequence[StageGraph]) -> frozenset[str]:
     return frozenset(name for name in held if held.count(name) > 1)
 
 
+def _as_read(graph: Graph, name: str, splits: Mapping[str, Split]) -> tuple[Need, ...]:
+    """A tensor as its only reader needs it."""
+    op = graph.consumers[name][0]
+    return input_layouts(analyse(op, graph.tensors), splits[op.name], len(op.inputs))[op.inputs.index(name)]
+
+
 def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: frozenset[str]) -> Strategy:
     """The priced strategy for the operators and tensors of one stage."""
     priced, whole = stage.strategy, (Replicate(),) * len(stage.strategy.axes)
@@ -88,7 +113,10 @@ def stage_strategy(stage: JointStage, part: StageGraph, twins: Twins, shared: fr
         if name in shared:
             return whole
         twin = twins.tensors.get(name, name)
-        layout = priced.kept.get(twin, whole) if name in part.received else priced.resting.get(twin, whole)
+        if name in part.received:
+            layout: Sequence[Need] = priced.kept.get(twin) or _as_read(part.graph, name, splits)
+        else:
+            layout = priced.resting.get(twin, whole)
         return tuple(Replicate() if isinstance(p, Partial | Window) else p for p in layout)
 
     made = {name for op in part.graph.ops for name in op.outputs if name}

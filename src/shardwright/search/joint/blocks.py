@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cluster import Cluster, Device, Mesh, mesh_of, part_of
+from shardwright.cluster import Device, Mesh
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
@@ -70,6 +70,16 @@ class BlockPrice:
 
     def without_recomputing(self) -> BlockPrice:
         return replace(self, wholly=NEVER, lightly=NEVER)
+
+    def corrected(self, held: float, saved: float) -> BlockPrice:
+        """The same where blocks hold more per micro-batch, and save more or less by recomputing, than was priced."""
+        light = max(self.lightly.saves + min(saved, 0.0), 0.0)  # what is held beyond the price may not be cheap
+        return replace(
+            self,
+            held=replace(self.held, block=max(self.held.block + held, 0.0)),
+            wholly=replace(self.wholly, saves=max(self.wholly.saves + saved, 0.0)),
+            lightly=replace(self.lightly, saves=light),
+        )
 
     def recomputing_everything(self) -> BlockPrice:
         """The same where every block recomputes; one block's activations are there in full meanwhile."""
@@ -229,19 +239,6 @@ def worth_knowing(
             if choice.tobytes() not in seen:
                 seen.add(choice.tobytes())
                 yield Chosen(priced, choice, name, price == 0.0)
-
-
-def computing_all_the_time(pricer: BlockPricer, cluster: Cluster, blocks: int | None, microbatches: int) -> float:
-    """Seconds that no pipeline's step undercuts: all devices compute, whole operators, and nothing else takes time.
-
-    >>> computing_all_the_time(pricer, parse_cluster("8xH100"), None, 16)  # doctest: +SKIP
-    """
-    rate = 0.0
-    for group in cluster.groups():
-        price = pricer.prices(mesh_of(part_of(group, [0])), microbatches)[0]
-        whole = price.seconds.of(np.array(blocks or pricer.run.count), np.array(1), np.array(1))
-        rate += group.size / float(whole * microbatches)
-    return 1.0 / rate
 
 
 def described(graph: Graph) -> Described:

@@ -13,7 +13,8 @@ from shardwright.operators.strategy import Strategy
 @dataclass(frozen=True)
 class JointStage:
     """Blocks ``first_block``..``last_block`` (exclusive) on ``devices`` devices from ``first_device`` on; of them
-    ``recomputed_blocks`` recompute all their activations, ``lightly_blocks`` what is cheap."""
+    ``recomputed_blocks`` recompute all their activations, ``lightly_blocks`` what is cheap. Of a general graph: what lies
+    between the ideals with these numbers, its ``operators``."""
 
     first_block: int
     last_block: int
@@ -27,6 +28,7 @@ class JointStage:
     seconds: float
     closing_seconds: float
     memory_bytes: float
+    operators: tuple[str, ...] = ()
 
     @property
     def devices(self) -> int:

@@ -100,12 +100,17 @@ def nested(ideals: np.ndarray) -> np.ndarray:
 class Ideals:
     """The ideals of a graph's pieces, numbered so that what lies inside another comes before it.
 
-    ``pieces``: the number of every operator's piece, in the graph's order; ``inside`` [ideals, pieces].
+    ``pieces``: the number of every operator's piece, in the graph's order; ``inside`` [ideals, pieces]; ``work``: seconds of
+    every ideal.
     """
 
     graph: Graph
     pieces: Ints
     inside: np.ndarray
+    work: Floats
+    halves = False
+    """A group of devices has one stage: there need be no ideal halfway."""
+    scope = "stages between ideals of the graph's pieces, one for each group of devices"
 
     @staticmethod
     def of(graph: Graph, work: Mapping[str, float], most_pieces: int = MOST_PIECES) -> Ideals:
@@ -128,8 +133,8 @@ class Ideals:
         for op, piece in zip(graph.ops, pieces, strict=True):
             seconds[piece] += work.get(op.name, 0.0)
         # By size, then by work: those next to each other in size and work are likely to be exchanged for each other.
-        order = np.lexsort((found @ seconds, found.sum(axis=1)))
-        return Ideals(graph, pieces, found[order])
+        found = found[np.lexsort((found @ seconds, found.sum(axis=1)))]
+        return Ideals(graph, pieces, found, found @ seconds)
 
     @property
     def count(self) -> int:
@@ -140,12 +145,33 @@ class Ideals:
         """[a, b]: whether a stage leads from ideal a to b."""
         return nested(self.inside)
 
+    def next_to(self, cut: int, by: int) -> tuple[int, ...]:
+        """The ideals with one piece less (``by`` -1) or more (1) than one."""
+        return self._steps[by > 0][cut]
+
     @cached_property
-    def next_to(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Of every ideal, those with one piece less, and those with one more."""
+    def _steps(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         sizes = self.inside.sum(axis=1)
         step = self.nested & (sizes[None, :] == sizes[:, None] + 1)
-        return tuple(tuple(tuple(map(int, np.flatnonzero(row))) for row in rows) for rows in (step.T, step))  # type: ignore[return-value]
+        before, after = ([tuple(map(int, np.flatnonzero(row))) for row in rows] for rows in (step.T, step))
+        return before, after
+
+    def kinds(self, start: np.ndarray, end: np.ndarray, both_ends: bool = False) -> np.ndarray:
+        """What prices of stages between ideals depend on, as columns: both of them."""
+        assert not both_ends
+        return np.stack([start, end])
+
+    def borders(self, kinds: np.ndarray) -> tuple[Floats, Floats]:
+        """Bytes of a micro-batch that stages receive, and that they send."""
+        start, end = kinds
+        received, sent = self.crossing
+        return received[start, end], sent[start, end]
+
+    def number(self, cut: int) -> int:
+        return cut
+
+    def cut_at(self, number: int) -> int:
+        return number
 
     @cached_property
     def members(self) -> np.ndarray:
@@ -167,7 +193,7 @@ class Ideals:
                 continue
             made = inside[:, maker]
             mine = (inside[None, :, readers] & outside[:, None, readers]).any(axis=2)  # [start, end]
-            later = outside[:, readers].any(axis=1)
+            later = np.atleast_1d(outside[:, readers].any(axis=1))
             received += size * (made[:, None] & mine)
             sent += size * (~made[:, None] & made[None, :] & later[None, :])
         return received, sent
@@ -186,15 +212,15 @@ class Ideals:
             found += (self.inside[None, :, own] & ~self.inside[:, None, own]).any(axis=2)
         return found
 
-    def even(self, stages: int, work: Floats) -> list[int] | None:
-        """A chain of ideals whose stages have about equal ``work`` (given per ideal); nothing where there is none."""
+    def even(self, stages: int) -> list[int] | None:
+        """A chain of ideals between which there is about equal work; nothing where there is none."""
         cuts = [0]
         for number in range(1, stages):
             after = np.flatnonzero(self.nested[cuts[-1]] & self.nested[:, -1])
             if not len(after):
                 return None
-            wanted = work[-1] * number / stages
-            cuts.append(int(after[np.argmin(np.abs(work[after] - wanted))]))
+            wanted = self.work[-1] * number / stages
+            cuts.append(int(after[np.argmin(np.abs(self.work[after] - wanted))]))
         return [*cuts, self.count - 1]
 
 

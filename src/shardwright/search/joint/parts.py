@@ -110,9 +110,9 @@ def by_operators(stated: Formulation) -> Where:
             home = next((key for key in (("kept", name), ("parameter", name), maker) if key in node_of), None)
             if home is not None:
                 paid(node_of[home], node_of["op", op.name], index)
-        for name in op.outputs:
-            if name is not None and ("kept", name) in node_of:
-                paid(node_of["op", op.name], node_of["kept", name], index)
+        for out in op.outputs:
+            if out is not None and ("kept", out) in node_of:
+                paid(node_of["op", op.name], node_of["kept", out], index)
     return Where(*(table / table.sum(axis=1, keepdims=True) for table in (nodes, edges)))
 
 

@@ -1,18 +1,20 @@
 """Pipelines of our own priced blocks: cuts, devices and mesh per stage, strategy, micro-batch size, recomputing,
 together.
 
-Per micro-batch size every sub-mesh's strategies are priced once (:mod:`~shardwright.search.joint.blocks`); a stage is
-a run of blocks (the first with what comes before them, the last with what comes after) on one of the meshes with one
-of the strategies, and as many of its blocks recompute as its memory asks for. Stages stand in a line of devices; one
-across the border of unlike nodes deals its rows out by speed (:mod:`~shardwright.search.joint.shares`); transfers between
-stages cost more where that border is between nodes. The best
-composition is found exactly and timed as 1F1B by event simulation; from there the other orders of passes are searched
-(:mod:`~shardwright.search.joint.orders`).
+Per micro-batch size every sub-mesh's strategies are priced once; a stage is a run of alike blocks (the first with what comes
+before them, the last with what comes after: :mod:`~shardwright.search.joint.blocks`) or what lies between two ideals of a
+general graph (:mod:`~shardwright.search.joint.pieces`; :mod:`~shardwright.search.joint.readings` says which) on one of the
+meshes with one of the strategies, and as many of its blocks recompute as its memory asks for. Stages stand in a line of
+devices; one across the border of unlike nodes deals its rows out by speed (:mod:`~shardwright.search.joint.shares`; runs of
+blocks only); transfers between stages cost more where that border is between nodes. The best composition is found exactly
+and timed as 1F1B by event simulation; from there the other orders of passes are searched
+(:mod:`~shardwright.search.joint.orders`), those of two stages per group of devices for runs of blocks only.
 
 The bound is on the step, over this space at these prices: no order of the passes of any of its pipelines (that holds what
 1F1B holds or more, as all that are tried do) is faster than its busiest stage's micro-batches and closing, after filling the
 stages before it and before the gradients of its last inputs are back through them; where groups of devices run two stages
-each, after filling the first of each, and in interleaved 1F1B draining them.
+each, after filling the first of each, and in interleaved 1F1B draining them. Where a model is read in two ways, the bound is
+the smaller of both.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from math import inf
 
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ProblemError
-from shardwright.search.joint.blocks import BlockPricer, computing_all_the_time
 from shardwright.search.joint.found import JointPlan, JointStage, Model
 from shardwright.search.joint.orders import OTHERS
+from shardwright.search.joint.readings import computing_all_the_time, readings
 from shardwright.search.joint.recipes import BASELINES, recipe
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Timed
@@ -108,8 +110,12 @@ class Pipelines:
             if batch % size:
                 raise ProblemError(f"micro-batches of {size} do not divide a batch of {batch}.", "Choose a divisor.")
         self.cluster = cluster
-        pricers = {size: BlockPricer(model.graph_at(size), optimizer=optimizer) for size in microbatch_sizes}
-        least = {size: computing_all_the_time(pricers[size], cluster, model.blocks, batch // size) for size in pricers}
+        found = [
+            (size, pricer)
+            for size in microbatch_sizes
+            for pricer in readings(model.graph_at(size), cluster, optimizer, model.blocks)
+        ]
+        least = {pricer: computing_all_the_time(pricer, cluster, model.blocks, batch // size) for size, pricer in found}
         if min(least.values()) >= below:
             raise NothingToGain(
                 f"no pipeline is searched: were all devices computing all the time, a step would still take "
@@ -117,9 +123,9 @@ class Pipelines:
                 "--stages auto searches them all the same.",
             )
         self.spaces = [
-            Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages, pricers[size])
-            for size in microbatch_sizes
-            if least[size] < below
+            Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages, pricer)
+            for size, pricer in found
+            if least[pricer] < below
         ]
 
     def best(self, memory_limit: float | None = None) -> JointPlan:
@@ -184,8 +190,8 @@ class Pipelines:
         nothing where that does not fit or a group has several."""
         if len(plan.groups) != len(plan.stages):
             return None
-        space = next(space for space in self.spaces if space.size == plan.microbatch)
         mine = {id(stage.strategy) for stage in plan.stages}
+        space = next(space for space in self.spaces if mine <= {id(row.price.strategy) for row in space.rows})
         return Timed(space, [row for row in space.rows if id(row.price.strategy) in mine], order).plan(space.runs(plan))
 
 

@@ -1,7 +1,7 @@
 """The recipes for pipelines as restrictions of the same space, by the same prices and the same timing.
 
-``megatron-3d``: equal runs of blocks, all stages on meshes of the same sizes with the same strategy, every factorisation
-tried (on unlike devices too: it does not know that they are);
+``megatron-3d``: equal runs of blocks (of a general graph: stages of about equal work), all stages on meshes of the same
+sizes with the same strategy, every factorisation tried (on unlike devices too: it does not know that they are);
 ``gpipe``: the same with all forward passes first; ``pipedream``: free cuts, stages replicated, nothing recomputed; ``alpa``:
 free cuts, the fastest strategy of every mesh, all blocks recomputed or none (two levels, solved one after the other).
 """
@@ -36,7 +36,9 @@ def recipe(space: Space, name: str) -> JointPlan | None:
         raise ProblemError(f"there is no pipeline baseline {name!r}.", f"Known: {', '.join(BASELINES)}.")
     plans = []
     for count in (count for count in range(1, space.most + 1) if space.devices % count == 0):
-        units, cuts = space.devices // count, even_cuts(space.cuts - 1, count)
+        units, cuts = space.devices // count, space.cutting.even(count)
+        if cuts is None:
+            continue
         runs = [Run(cuts[k], cuts[k + 1], units) for k in range(count)]
         alike_rows: dict[tuple[object, ...], list[Row]] = {}
         for row in rows:
@@ -45,16 +47,3 @@ def recipe(space: Space, name: str) -> JointPlan | None:
         for alike in alike_rows.values():
             plans.append(Timed(space, alike, "gpipe" if name == "gpipe" else "1f1b").plan(runs))
     return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
-
-
-def even_cuts(blocks: int, stages: int) -> list[int]:
-    """Equal runs of blocks; what does not divide goes to the stages in the middle, for the first and last have more to do.
-
-    >>> even_cuts(7, 3)
-    [0, 2, 5, 7]
-    """
-    counts = [blocks // stages] * stages
-    middle = sorted(range(stages), key=lambda k: (k in (0, stages - 1), k))
-    for k in middle[: blocks % stages]:
-        counts[k] += 1
-    return [sum(counts[:k]) for k in range(stages + 1)]

@@ -3,7 +3,8 @@
 A block may keep everything, recompute what is cheap of it, or recompute all of it (:mod:`shardwright.program.blocks`). What
 is cheap usually frees a byte for the least time, so blocks recompute lightly first, and wholly only where all of them doing
 that would not be enough; or one more wholly and fewer lightly, or wholly alone, where that happens to take less. While a
-block is computed again, what it recomputes is there in full.
+block is computed again, what it recomputes is there in full. Stages of a general graph have unlike blocks: all of them
+recompute, lightly or wholly, or none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.search.joint.blocks import BlockPrice
+from shardwright.search.joint.pieces import PiecePrice
 from shardwright.search.joint.problem import Floats
 
 
@@ -22,6 +24,39 @@ class Recomputing(NamedTuple):
     seconds: Floats
     wholly: Floats
     lightly: Floats
+
+
+Price = BlockPrice | PiecePrice
+
+
+def recomputed(price: Price, over: Floats, kinds: np.ndarray, held: Floats) -> Recomputing:
+    """What stages of these kinds recompute that are ``over`` their memory by so many bytes."""
+    if isinstance(price, BlockPrice):
+        return recomputing(price, over, kinds[0][:, None], held)
+    return all_or_nothing(price, over, kinds, held)
+
+
+def freed_by(price: Price, kind: np.ndarray, wholly: float, lightly: float, held: float) -> tuple[float, float]:
+    """Bytes that the recomputing blocks of a stage free, and what is there in full while one is computed again."""
+    if isinstance(price, BlockPrice):
+        return freed(price, wholly, lightly, held)
+    again = price.wholly if wholly else price.lightly
+    if not wholly + lightly:
+        return 0.0, 0.0
+    return float(again.saved(kind, np.array([wholly + lightly]))[0]) * held, again.meanwhile
+
+
+def all_or_nothing(price: PiecePrice, over: Floats, kinds: np.ndarray, held: Floats) -> Recomputing:
+    """The same where all blocks of a stage recompute alike."""
+    none, blocks = np.zeros_like(over), price.blocks[kinds[0], kinds[1]]
+    best = Recomputing(np.where(over <= 0, 0.0, np.inf), none, none)
+    for again, wholly in ((price.lightly, 0), (price.wholly, 1)):
+        fits = (blocks > 0)[:, None] & (over + again.meanwhile <= again.saved(kinds, blocks)[:, None] * held)
+        seconds = np.where(fits, again.seconds.of(*kinds)[:, None], np.inf)
+        better, all_of_them = seconds < best.seconds, np.broadcast_to(blocks[:, None], over.shape)
+        found = (seconds, wholly * all_of_them, (1 - wholly) * all_of_them)
+        best = Recomputing(*(np.where(better, new, old) for new, old in zip(found, best, strict=True)))
+    return best
 
 
 def recomputing(price: BlockPrice, over: Floats, blocks: Floats, held: Floats) -> Recomputing:

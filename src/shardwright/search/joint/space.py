@@ -1,9 +1,11 @@
 """All pipelines with one micro-batch size: the stages there can be, the best composition, and those of the recipes.
 
-A stage is a run of blocks on one of the priced sub-meshes with one of the strategies priced there
-(:mod:`~shardwright.search.joint.blocks`), and as many of its blocks recompute as its memory asks for
-(:mod:`~shardwright.search.joint.recomputing`). What it costs depends on how many blocks it has and whether it is the first
-or the last, not on where it lies, so it is priced once per such kind.
+A stage is what lies between two cuts (a run of blocks, or of a general graph the difference of two ideals:
+:mod:`~shardwright.search.joint.chain`, :mod:`~shardwright.search.joint.ideals`) on one of the priced sub-meshes with one of
+the strategies priced there (:mod:`~shardwright.search.joint.blocks`, :mod:`~shardwright.search.joint.pieces`), and as many
+of its blocks recompute as its memory asks for (:mod:`~shardwright.search.joint.recomputing`). What a run of blocks costs
+depends on how many they are and whether it is the first or the last, not on where it lies, so it is priced once per such
+kind.
 Compositions are found exactly for a pipeline that is filled and drained once (:mod:`~shardwright.search.joint.compose`);
 the step itself is that of 1F1B, event by event, and what is found is improved by it until no small change helps; from there
 other orders of passes begin.
@@ -19,20 +21,23 @@ from math import ceil
 
 import numpy as np
 
-from shardwright.cluster import Cluster, Node, meshes
+from shardwright.cluster import Cluster, Link, Node, meshes
 from shardwright.errors import Infeasible
 from shardwright.search.joint._kernels import DOWN_AND_UP, ONE, ROUND
-from shardwright.search.joint.blocks import BlockPrice, BlockPricer
+from shardwright.search.joint.blocks import BlockPricer
+from shardwright.search.joint.chain import Chain
 from shardwright.search.joint.compose import compose, no_schedule_below
 from shardwright.search.joint.found import JointPlan, Model
+from shardwright.search.joint.ideals import Ideals
 from shardwright.search.joint.orders import least_held
-from shardwright.search.joint.problem import PipelineProblem, StageTable, filled_and_drained, pack
-from shardwright.search.joint.recomputing import Recomputing, recomputing
+from shardwright.search.joint.pieces import PiecePricer
+from shardwright.search.joint.problem import Floats, PipelineProblem, StageTable, filled_and_drained, pack
+from shardwright.search.joint.recomputing import Price, Recomputing, recomputed
 from shardwright.search.joint.shares import prices_in_shares
 from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
-"""Cuts and devices are counted in units of so many blocks and devices that there are at most about so many of them."""
+"""Devices are counted in units of so many that there are at most about so many of them."""
 CHANGES_OF_OTHERS = 2_000
 """So many stages, in all small changes, are timed in each order other than 1F1B."""
 
@@ -41,27 +46,23 @@ CHANGES_OF_OTHERS = 2_000
 class Row:
     """A price with where its devices may stand, in units of devices counted from the end of the line."""
 
-    price: BlockPrice
+    price: Price
     units: int
     low: int
     high: int
     room: float
-    near: float  # seconds of one transfer (one way) over the link within a node, and between nodes
-    far: float
+    near: Link  # a device's part of the link within a node, and of that between nodes
+    far: Link
+
+    def hop(self, size: Floats, far: bool) -> Floats:
+        """Seconds of one transfer (one way) of so many bytes."""
+        link = self.far if far else self.near
+        return np.where(size > 0, link.latency + size / self.price.devices / link.bandwidth, 0.0)
 
     @property
     def align(self) -> int:
         """Stages stand at multiples of their devices; one across the border of unlike nodes stands there."""
         return 1 if self.price.strategy.shares else self.units
-
-
-def _corrected(price: BlockPrice, more: tuple[float, float] | None) -> BlockPrice:
-    if more is None:
-        return price
-    held, saved = max(price.held.block + more[0], 0.0), max(price.wholly.saves + more[1], 0.0)
-    light = max(price.lightly.saves + min(more[1], 0.0), 0.0)  # what is held beyond the price may not be cheap
-    wholly, lightly = replace(price.wholly, saves=saved), replace(price.lightly, saves=light)
-    return replace(price, held=replace(price.held, block=held), wholly=wholly, lightly=lightly)
 
 
 class Space:
@@ -77,24 +78,21 @@ class Space:
         optimizer: str,
         max_axes: int,
         most_stages: int,
-        pricer: BlockPricer | None = None,
+        pricer: BlockPricer | PiecePricer | None = None,
     ) -> None:
         self.cluster, self.size, self.microbatches = cluster, size, batch // size
         self.pricer = pricer or BlockPricer(model.graph_at(size), optimizer=optimizer)
-        self.blocks = model.blocks or self.pricer.run.count
-        self.grain = ceil(self.blocks / (2 * MOST_UNITS))
-        self.cuts = ceil(self.blocks / self.grain) + 1
+        if isinstance(self.pricer, BlockPricer):
+            blocks = model.blocks or self.pricer.run.count
+            self.cutting: Chain | Ideals = Chain(blocks, self.pricer.boundary_bytes)
+        else:
+            self.cutting = self.pricer.ideals
+        self.cuts = self.cutting.count
         self.unit = max(1, 2 ** ceil(np.log2(cluster.size / MOST_UNITS)))
         self.devices = cluster.size // self.unit
         self.most = min(most_stages, self.devices, self.cuts - 1)
         self.rows = self._rows(memory_limit, max_axes)
-        self.first, self.last = np.triu_indices(self.cuts, 1)
-        shapes = np.stack([self.count_between(self.first, self.last), self.first == 0, self.last == self.cuts - 1])
-        self.kinds, kind_of = np.unique(shapes, axis=1, return_inverse=True)
-        self.kind_of = kind_of.reshape(-1)
-        shapes[2] = shapes[1]  # down and up again: the first group has both ends of the model
-        self.v_kinds, kind_of = np.unique(shapes, axis=1, return_inverse=True)
-        self.v_kind_of = kind_of.reshape(-1)
+        self.first, self.last = np.nonzero(self.cutting.nested)
         self.far = np.array(
             [(k * self.unit) % self.cluster.nodes[0].devices == 0 for k in range(self.devices + 1)], dtype=bool
         )
@@ -112,13 +110,10 @@ class Space:
         recomputing, than they were priced at."""
         other = copy(self)
         other.rows = [
-            replace(row, price=_corrected(row.price, bytes_of.get(id(row.price.strategy)))) for row in self.rows
+            replace(row, price=row.price.corrected(*bytes_of.get(id(row.price.strategy), (0.0, 0.0))))
+            for row in self.rows
         ]
         return other
-
-    def count_between(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """How many blocks lie between cuts."""
-        return np.minimum(end * self.grain, self.blocks) - np.minimum(start * self.grain, self.blocks)
 
     def _rows(self, memory_limit: float | None, max_axes: int) -> list[Row]:
         rows, after = [], self.devices
@@ -135,16 +130,16 @@ class Space:
                 part = replace(group, nodes=nodes)
                 if part.size == count:
                     inner, network = node.link.per_device(node.devices), group.network.per_device(node.devices)
-                    share = self.pricer.boundary_bytes / count
-                    near, far = (link.latency + share / link.bandwidth for link in (inner, network))
                     for mesh in meshes(part, max_axes):
                         room = min(mesh.device.usable_memory, memory_limit or np.inf)
                         for price in self.pricer.prices(mesh, self.microbatches):
-                            rows.append(Row(price, count // self.unit, low, high, room, near, far))
+                            rows.append(Row(price, count // self.unit, low, high, room, inner, network))
                 count *= 2
-        return rows + self._across(memory_limit, max_axes)
+        if isinstance(self.pricer, BlockPricer):
+            rows += self._across(self.pricer, memory_limit, max_axes)
+        return rows
 
-    def _across(self, memory_limit: float | None, max_axes: int) -> list[Row]:
+    def _across(self, pricer: BlockPricer, memory_limit: float | None, max_axes: int) -> list[Row]:
         """Stages across a border of unlike nodes, with equally many devices on both sides."""
         rows, border = [], self.devices
         for before, behind in pairwise(self.cluster.groups()):
@@ -163,24 +158,32 @@ class Space:
                     nodes = (*before.nodes[-each:], *behind.nodes[:each])
                 else:
                     continue
-                share, units = self.pricer.boundary_bytes / (2 * count), count // self.unit
-                near, far = (link.latency + share / link.bandwidth for link in (inner, network))
+                units = count // self.unit
                 for mesh in meshes(replace(self.cluster, nodes=nodes), max_axes):
                     room = min(mesh.device.usable_memory, memory_limit or np.inf)
-                    for price in prices_in_shares(self.pricer, mesh, self.microbatches, self.size):
-                        rows.append(Row(price, 2 * units, border - units, border + units, room, near, far))
+                    for price in prices_in_shares(pricer, mesh, self.microbatches, self.size):
+                        rows.append(Row(price, 2 * units, border - units, border + units, room, inner, network))
         return rows
 
     def seconds(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> Recomputing:
         """[kinds, held]: seconds of a micro-batch (infinite where it does not fit), and blocks that recompute."""
         price = row.price
-        count, first, last = kinds
-        hops = 2 * row.near * (2 - first - last)
-        base = price.seconds.of(count, first, last) + hops
-        rest, flying = price.resting.of(count, first, last), price.held.of(count, first, last)
+        rest, flying = price.resting.of(*kinds), price.held.of(*kinds)
         over = rest[:, None] + flying[:, None] * held - row.room
-        again = recomputing(price, over, count[:, None], held)
-        return again._replace(seconds=base[:, None] + again.seconds)
+        again = recomputed(price, over, kinds, held)
+        return again._replace(seconds=self.plain(row, kinds)[:, None] + again.seconds)
+
+    def plain(self, row: Row, kinds: np.ndarray) -> Floats:
+        """Seconds of a micro-batch where nothing is recomputed and no border is crossed over a slow link."""
+        received, sent = self.cutting.borders(kinds)
+        return row.price.seconds.of(*kinds) + 2 * (row.hop(received, far=False) + row.hop(sent, far=False))
+
+    def _kinds(self, v: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The unlike kinds of stages, and which of them every stage is. ``v``: of groups of devices that are gone through
+        down and up again, so that the first has both ends of the model."""
+        shapes = self.cutting.kinds(self.first, self.last, both_ends=v)
+        kinds, kind_of = np.unique(shapes, axis=1, return_inverse=True)
+        return kinds, kind_of.reshape(-1)
 
     def _tables(
         self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float = 1.0, v: bool = False
@@ -189,7 +192,8 @@ class Space:
         closing. ``v``: of groups of devices whose first has both ends of the model.
         """
         tables, held = [], np.arange(1, self.most + 1)
-        kinds, kind_of = (self.v_kinds, self.v_kind_of) if v else (self.kinds, self.kind_of)
+        kinds, kind_of = self._kinds(v)
+        borders = self.cutting.borders(self.cutting.kinds(self.first, self.last))
         for where in sorted({(row.units, row.low, row.high, row.align) for row in rows}):
             alike = [row for row in rows if (row.units, row.low, row.high, row.align) == where]
             plain = np.full((kinds.shape[1], self.most), np.inf)
@@ -203,7 +207,7 @@ class Space:
                 spread = np.where(np.isfinite(whole), (whole - plain) * self.microbatches, np.inf).min(axis=1)
             chosen = (plain if for_bound else whole)[kind_of]
             some = np.isfinite(chosen[:, 0])
-            extra = np.full(len(self.first), 2 * (alike[0].far - alike[0].near))
+            far_in, far_out = (2 * (alike[0].hop(size, far=True) - alike[0].hop(size, far=False)) for size in borders)
             tables.append(
                 StageTable(
                     self.first[some],
@@ -215,8 +219,8 @@ class Space:
                     low=where[1],
                     high=where[2],
                     closing=spread[kind_of][some] if for_bound else None,
-                    far_in=(extra * (self.first > 0))[some],
-                    far_out=(extra * (self.last < self.cuts - 1))[some],
+                    far_in=far_in[some],
+                    far_out=far_out[some],
                 )
             )
         return tables
@@ -231,13 +235,12 @@ class Space:
     def bound(self) -> float:
         """Seconds that no pipeline of this micro-batch size undercuts: one stage per group of devices in any order that
         holds what 1F1B does or more, or interleaved 1F1B and ZB-V."""
-        plain, v = (self.problem(self.rows, for_bound=True, v=v) for v in (False, True))
+        problems = [(self.problem(self.rows, for_bound=True), "1f1b", ONE)]
+        if self.cutting.halves:
+            v = self.problem(self.rows, for_bound=True, v=True)
+            problems += [(problems[0][0], "interleaved-1f1b", ROUND), (v, "zb-v", DOWN_AND_UP)]
         least = np.inf
-        for problem, order, groups in (
-            (plain, "1f1b", ONE),
-            (plain, "interleaved-1f1b", ROUND),
-            (v, "zb-v", DOWN_AND_UP),
-        ):
+        for problem, order, groups in problems:
             needed = np.array(least_held(order, self.most, self.microbatches))
             least = no_schedule_below(problem, self.microbatches, self.most, least, needed=needed, groups=groups)
         return least
@@ -269,6 +272,6 @@ class Space:
 
     def runs(self, plan: JointPlan) -> list[Run]:
         """The composition of a plan with one stage per group of devices."""
-        cuts = [ceil(stage.first_block / self.grain) for stage in plan.stages] + [self.cuts - 1]
+        cuts = [self.cutting.cut_at(stage.first_block) for stage in plan.stages] + [self.cuts - 1]
         devices = (stage.devices // self.unit for stage in plan.stages)
         return [Run(*ends, units) for ends, units in zip(pairwise(cuts), devices, strict=True)]

@@ -20,9 +20,11 @@ import numpy as np
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.found import JointPlan, JointStage
 from shardwright.search.joint.orders import down_and_up, order_of, stages_per_group
-from shardwright.search.joint.recomputing import freed
+from shardwright.search.joint.recomputing import freed_by
 
 if TYPE_CHECKING:
+    from shardwright.search.joint.chain import Chain
+    from shardwright.search.joint.ideals import Ideals
     from shardwright.search.joint.space import Row, Space
 
 MOST_CHANGES = 20_000
@@ -74,10 +76,8 @@ class Timed:
         self._chosen: dict[tuple[object, ...], tuple[Choice, ...]] = {}
 
     def kind(self, run: Run) -> np.ndarray:
-        """Blocks of a group, and whether it has the model's first and last operators, as columns."""
-        count = self.space.count_between(np.array([run.start]), np.array([run.end]))
-        first, last = run.start == 0, run.end == self.space.cuts - 1
-        return np.stack([count, [first], [first if self.v else last]])
+        """What a group's prices depend on, as columns."""
+        return self.space.cutting.kinds(np.array([run.start]), np.array([run.end]), both_ends=self.v)
 
     def kinds(self, run: Run) -> list[np.ndarray]:
         """The same of each of its stages."""
@@ -89,8 +89,11 @@ class Timed:
 
     def choices(self, run: Run, place: Place) -> tuple[Choice, ...]:
         """How a group may be run: the fastest a micro-batch, and those that close faster, none worse in both."""
-        space, kind = self.space, self.kind(run)
-        if kind[0, 0] < self.stages_each:
+        space = self.space
+        if not space.cutting.nested[run.start, run.end]:
+            return ()
+        kind = self.kind(run)
+        if self.stages_each > 1 and kind[0, 0] < self.stages_each:
             return ()
         borders = self._borders(run, place)
         passes = self._passes(place)
@@ -115,12 +118,11 @@ class Timed:
                     held *= float(max(flying) / max(sum(flying), 1.0))
                 seconds, wholly, lightly = (float(x[0, 0]) for x in space.seconds(row, kind, np.array([held])))
                 if np.isfinite(seconds):
-                    plain = row.price.seconds.of(*kind)[0] + 2 * row.near * (2 - kind[1, 0] - kind[2, 0])
-                    more = float(seconds - plain) / kind[0, 0]  # of recomputing, per block
+                    more = seconds - float(space.plain(row, kind)[0])  # of recomputing
                     parts = tuple(
-                        float(row.price.seconds.of(*own)[0] + more * own[0, 0])
-                        + sum(2 * (row.far if far else row.near) for far in ends)
-                        for own, ends in zip(kinds, borders, strict=True)
+                        float(row.price.seconds.of(*own)[0] + more * share)
+                        + sum(2 * float(row.hop(size, far)) for size, far in ends)
+                        for own, share, ends in zip(kinds, _shares(kinds), borders, strict=True)
                     )
                     closing = float(row.price.closing.of(*kind)[0])
                     found.append(Choice(row, parts, closing, int(wholly), int(lightly), held))
@@ -141,16 +143,19 @@ class Timed:
         order = order_of(self.schedule, place.groups, self.space.microbatches)
         return order.in_flight[place.groups - 1 - place.behind]
 
-    def _borders(self, run: Run, place: Place) -> list[list[bool]]:
-        """Per stage of a group, whether each of its borders to other groups is crossed over a slow link."""
+    def _borders(self, run: Run, place: Place) -> list[list[tuple[np.ndarray, bool]]]:
+        """Per stage of a group, of each of its borders to other groups: the bytes that cross it, and whether they do so over
+        a slow link."""
         far, first, last = self.space.far, place.behind == place.groups - 1, place.behind == 0
-        before = [] if first else [bool(far[place.after + run.units])]
-        behind = [] if last else [bool(far[place.after])]
+        cutting = self.space.cutting
+        received, sent = (size[0] for size in cutting.borders(cutting.kinds(*np.array([[run.start], [run.end]]))))
+        before = [] if first else [(received, bool(far[place.after + run.units]))]
+        behind = [] if last else [(sent, bool(far[place.after]))]
         if self.stages_each == 1:
             return [[*before, *behind]]
         if self.v:
             return [[*before, *behind], [*behind, *before]]
-        round_ = [place.far_round]
+        round_ = [(max(received, sent), place.far_round)]
         return [[*before, *(behind or round_)], [*(before or round_), *behind]]
 
     def _where(self, after: int, units: int) -> tuple[bool, ...]:
@@ -163,6 +168,8 @@ class Timed:
         found, after, groups = [], 0, len(runs)
         if groups == 1 and self.schedule not in ("1f1b", "gpipe"):
             return None  # every order of one stage is the same
+        if self.stages_each > 1 and not self.space.cutting.halves:
+            return None
         used = sum(run.units for run in runs)
         far_round = self.stages_each > 1 and bool(self.space.far[1:used].any())
         for behind, run in enumerate(reversed(runs)):
@@ -222,7 +229,7 @@ class Timed:
         """What small changes of a composition come to, as long as they make the step shorter."""
         best, left, here = self.timed(runs), most // len(runs), list(runs)
         while best is not None and left > 0:
-            for other in _changes(here):
+            for other in _changes(here, self.space.cutting):
                 left -= 1
                 found = self.timed(other)
                 if found is not None and found[0] < best[0] * (1 - 1e-12):
@@ -240,6 +247,7 @@ class Timed:
         if found is None:
             return None
         space, (seconds, chosen), groups = self.space, found, len(runs)
+        cutting = space.cutting
         unhidden = self.step([self._unhidden(run, choice) for run, choice in zip(runs, chosen, strict=True)])
         device_of = (
             range(groups) if self.stages_each == 1 else order_of(self.schedule, groups, space.microbatches).device_of
@@ -249,15 +257,15 @@ class Timed:
         for number, group in enumerate(device_of):
             run, choice, part = runs[group], chosen[group], number // groups
             price, kind, own = choice.row.price, self.kind(run), self.kinds(run)
-            less, meanwhile = freed(price, choice.wholly, choice.lightly, choice.held)
+            less, meanwhile = freed_by(price, kind, choice.wholly, choice.lightly, choice.held)
             memory = price.resting.of(*kind) + price.held.of(*kind) * choice.held - less + meanwhile
-            count = int(own[part][0, 0])
-            share = count / int(kind[0, 0])
-            wholly, lightly = _dealt(choice, int(own[0][0, 0]) / int(kind[0, 0]))[part]
+            shares = _shares(own)
+            wholly, lightly = _dealt(choice, shares[0])[part]
+            ends = int(cutting.number(run.end)) if self.stages_each == 1 else begins + int(own[part][0, 0])
             stages.append(
                 JointStage(
                     first_block=begins,
-                    last_block=begins + count,
+                    last_block=ends,
                     first_device=first_of[group],
                     mesh=price.mesh,
                     strategy_name=price.name,
@@ -266,16 +274,18 @@ class Timed:
                     lightly_blocks=lightly,
                     holds=math.ceil(choice.held),
                     seconds=choice.parts[part],
-                    closing_seconds=choice.closing * share,
+                    closing_seconds=choice.closing * shares[part],
                     memory_bytes=float(memory[0]),
+                    operators=cutting.operators(run.start, run.end),
                 )
             )
-            begins += count
-        sent = 4 * self.stages_each * space.microbatches * space.pricer.boundary_bytes
+            begins = ends
+        received, sent_on = cutting.borders(cutting.kinds(*np.array([[run.start, run.end] for run in runs]).T))
+        sent = 2 * self.stages_each * space.microbatches * float((received + sent_on).max())
         sent /= min(stage.devices for stage in stages)
         return JointPlan(
             tuple(stages), space.size, space.microbatches, self.schedule, seconds, 0.0, 0.0,
-            f"pipelines with micro-batches of {space.size} or another size that was tried: contiguous runs of blocks on "
+            f"pipelines with micro-batches of {space.size} or another size that was tried: {cutting.scope} on "
             "sub-meshes of powers of two (across a border of unlike nodes: recipes, their rows dealt out by speed), splits "
             "as priced per mesh, seconds summed, orders of passes of one stage per group of devices that hold as much as "
             "1F1B or more, backward passes whole or split, and interleaved 1F1B and ZB-V with two equal ones",
@@ -288,6 +298,12 @@ class Timed:
         return choice._replace(parts=tuple(t - a for t, a in zip(choice.parts, traffic, strict=True)), closing=0.0)
 
 
+def _shares(kinds: Sequence[np.ndarray]) -> list[float]:
+    """Which part of a group's blocks each of its stages has."""
+    counts = [int(own[0, 0]) for own in kinds] if len(kinds) > 1 else [1]
+    return [count / sum(counts) for count in counts]
+
+
 def _dealt(choice: Choice, share: float) -> list[tuple[int, int]]:
     """Blocks that recompute wholly and lightly in each stage of a group, of whose blocks the first has this share."""
     wholly = math.ceil(choice.wholly * share)
@@ -295,19 +311,21 @@ def _dealt(choice: Choice, share: float) -> list[tuple[int, int]]:
     return [(wholly, lightly), (choice.wholly - wholly, choice.lightly - lightly)]
 
 
-def _changes(runs: Sequence[Run]) -> Iterator[list[Run]]:
-    """Small changes of a composition: blocks from one stage to another, devices of neighbours swapped, neighbours made one,
-    a stage on more or fewer devices or cut in two."""
+def _changes(runs: Sequence[Run], cutting: Chain | Ideals) -> Iterator[list[Run]]:
+    """Small changes of a composition: blocks or pieces from one stage to another, devices of neighbours swapped, neighbours
+    made one, a stage on more or fewer devices or cut in two."""
     stages = len(runs)
     pairs = sorted(itertools.permutations(range(stages), 2), key=lambda pair: abs(pair[0] - pair[1]))
     for giver, taker in pairs:
-        if runs[giver].end - runs[giver].start > 1:
-            low, high, by = min(giver, taker), max(giver, taker), 1 if giver > taker else -1
-            moved = list(runs)
-            for k in range(low, high):  # every border between them
-                moved[k] = moved[k]._replace(end=moved[k].end + by)
-                moved[k + 1] = moved[k + 1]._replace(start=moved[k + 1].start + by)
-            yield moved
+        low, high, by = min(giver, taker), max(giver, taker), 1 if giver > taker else -1
+        places = [cutting.next_to(run.end, by) for run in runs[low:high]]  # where every border between them may go
+        for number in range(max(map(len, places)) if all(places) else 0):
+            moved, ends = list(runs), [one[number % len(one)] for one in places]
+            for k, end in enumerate(ends, low):
+                moved[k] = moved[k]._replace(end=end)
+                moved[k + 1] = moved[k + 1]._replace(start=end)
+            if all(cutting.nested[run.start, run.end] for run in moved[low : high + 1]):
+                yield moved
     for k, (one, other) in enumerate(itertools.pairwise(runs)):
         if one.units != other.units:
             yield [*runs[:k], one._replace(units=other.units), other._replace(units=one.units), *runs[k + 2 :]]
@@ -317,6 +335,9 @@ def _changes(runs: Sequence[Run]) -> Iterator[list[Run]]:
         for units in (2 * run.units, run.units // 2):
             if units:
                 yield [*runs[:k], run._replace(units=units), *runs[k + 1 :]]
-        for units, cut in itertools.product((run.units, run.units // 2), range(run.start + 1, run.end)):
+        inside = [
+            cut for cut in range(run.start + 1, run.end) if cutting.nested[[run.start, cut], [cut, run.end]].all()
+        ]
+        for units, cut in itertools.product((run.units, run.units // 2), inside):
             if units:
                 yield [*runs[:k], Run(run.start, cut, units), Run(cut, run.end, units), *runs[k + 1 :]]

@@ -1,0 +1,167 @@
+"""What the stages of a general graph cost on a sub-mesh: each the difference of two ideals, from prices per operator.
+
+The choice of splits is stated and solved on the micro-batch's whole graph, where alike blocks share their decisions already;
+its costs are told apart operator by operator and added up per ideal, so that a stage between two of them costs their
+difference. What a stage recomputes are the blocks of which it has operators (those that are recomputed on one mesh too),
+all of them or none, wholly or lightly; where a model has no such blocks, nothing is recomputed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from shardwright.cluster import Mesh
+from shardwright.graph import Graph
+from shardwright.graph.repeats import span_of
+from shardwright.operators.strategy import Strategy
+from shardwright.search.joint.blocks import NAMED, Chosen, described, worth_knowing
+from shardwright.search.joint.ideals import Ideals
+from shardwright.search.joint.parts import Priced, Sums, by_operators, sums_of
+from shardwright.search.joint.problem import Floats
+from shardwright.search.strategies import state
+
+
+@dataclass(frozen=True, eq=False)
+class ByIdeal:
+    """Something measured of every ideal."""
+
+    amounts: Floats
+
+    def of(self, start: np.ndarray, end: np.ndarray) -> Floats:
+        """Of stages between ideals."""
+        found: Floats = self.amounts[end] - self.amounts[start]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class AllAgain:
+    """What it takes that all blocks of a stage recompute: ``seconds`` more, for bytes that it ``saves`` per micro-batch in
+    flight; while one is computed again, at most so many bytes are there ``meanwhile``."""
+
+    seconds: ByIdeal
+    saves: ByIdeal
+    meanwhile: float
+    less: float = 0.0
+    """Bytes that each block was found to save less than that."""
+
+    def saved(self, kinds: np.ndarray, blocks: np.ndarray) -> Floats:
+        return np.maximum(self.saves.of(*kinds) - self.less * blocks, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PiecePrice:
+    """One strategy on one mesh for one micro-batch size; as :class:`~shardwright.search.joint.blocks.BlockPrice`, but for
+    stages between ideals."""
+
+    mesh: Mesh
+    name: str
+    strategy: Strategy
+    seconds: ByIdeal
+    traffic: ByIdeal
+    closing: ByIdeal
+    resting: ByIdeal
+    held: ByIdeal
+    wholly: AllAgain
+    lightly: AllAgain
+    blocks: np.ndarray  # [start, end]: blocks of a stage that may recompute
+    fastest: bool
+
+    @property
+    def devices(self) -> int:
+        return self.mesh.devices
+
+    def without_recomputing(self) -> PiecePrice:
+        return replace(self, blocks=np.zeros_like(self.blocks))
+
+    def recomputing_everything(self) -> PiecePrice:
+        """The same where every block recomputes; the largest one's activations are there in full meanwhile."""
+        meanwhile = np.arange(len(self.blocks)) == len(self.blocks) - 1
+        return replace(
+            self.without_recomputing(),
+            seconds=ByIdeal(self.seconds.amounts + self.wholly.seconds.amounts),
+            held=ByIdeal(self.held.amounts - self.wholly.saves.amounts),
+            resting=ByIdeal(self.resting.amounts + self.wholly.meanwhile * meanwhile),
+        )
+
+    def corrected(self, held: float, saved: float) -> PiecePrice:
+        """The same where stages hold more, so many bytes for every number between their ideals, and blocks save more or
+        less than they were priced at."""
+        more = ByIdeal(self.held.amounts + held * np.arange(len(self.blocks)))
+        less = max(-saved, 0.0)
+        wholly, lightly = (replace(one, less=one.less + less) for one in (self.wholly, self.lightly))
+        return replace(self, held=more, wholly=wholly, lightly=lightly)
+
+
+class PiecePricer:
+    """Prices the stages of one captured graph (of one micro-batch size) on meshes; ``alone`` is a device by whose seconds
+    its pieces are made."""
+
+    def __init__(self, graph: Graph, alone: Mesh, *, optimizer: str = "adamw") -> None:
+        self.graph, self.optimizer = graph, optimizer
+        self._described = described(graph)
+        whole = Priced.of(state(self._described, alone, "auto", optimizer=optimizer))
+        of_op = {name: number for (kind, name), number in whole.stated.stands_for.items() if kind == "op"}
+        work = {name: float(whole.each.costs[k].min()) / whole.stated.nodes[k].times for name, k in of_op.items()}
+        self.ideals = Ideals.of(graph, work)
+
+    def prices(self, mesh: Mesh, microbatches: int, names: Sequence[str] = NAMED) -> list[PiecePrice]:
+        """The strategies worth knowing on a mesh, when a step has so many micro-batches."""
+        found = worth_knowing(self._described, mesh, microbatches, self.optimizer, names)
+        return [self._price(one, microbatches) for one in found]
+
+    def _price(self, one: Chosen, microbatches: int) -> PiecePrice:
+        stated = one.priced.stated
+        strategy = stated.strategy(one.choice)
+        sums = sums_of(one.priced, strategy, by_operators(stated), microbatches)
+
+        def again(lightly: bool) -> AllAgain:
+            if not self._described.blocks:
+                return AllAgain(self._by_ideal(0 * sums.seconds), self._by_ideal(0 * sums.held), 0.0)
+            other = self._recomputing(one, lightly)
+            more = sums_of(other, strategy, by_operators(other.stated), microbatches)
+            saves = sums.held - more.held
+            there = saves if lightly else sums.held
+            largest = max(float(sum(there[i] for i in span_of(self.graph, path))) for path in self._described.blocks)
+            return AllAgain(
+                self._by_ideal(np.maximum(more.seconds - sums.seconds, 0.0)), self._by_ideal(saves), largest
+            )
+
+        return PiecePrice(
+            mesh=stated.mesh,
+            name=one.name,
+            strategy=strategy,
+            **{key: self._by_ideal(getattr(sums, key)) for key in Sums._fields},
+            wholly=again(lightly=False),
+            lightly=again(lightly=True),
+            blocks=self.ideals.blocks,
+            fastest=one.fastest,
+        )
+
+    def _by_ideal(self, by_operator: np.ndarray) -> ByIdeal:
+        return ByIdeal(self.ideals.members @ by_operator)
+
+    def _recomputing(self, like: Chosen, lightly: bool) -> Priced:
+        """The same problem with all blocks recomputed, kept for the next strategy."""
+        mesh, within = like.priced.stated.mesh, like.priced.stated.within
+        key = (mesh, lightly, within.name)
+        if key not in self._kept:
+            self._kept[key] = Priced.of(
+                state(
+                    self._described,
+                    mesh,
+                    "auto",
+                    optimizer=self.optimizer,
+                    recompute=self._described.blocks,
+                    lightly=lightly,
+                    within=within,
+                )
+            )
+        return self._kept[key]
+
+    @cached_property
+    def _kept(self) -> dict[tuple[object, ...], Priced]:
+        return {}
