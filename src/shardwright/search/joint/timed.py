@@ -211,15 +211,19 @@ class Timed:
     def fastest_of_few(self) -> list[Run] | None:
         """The composition with the shortest step, where there are so few that all can be timed."""
         last, powers = self.space.cuts - 1, [1 << k for k in range(self.space.devices.bit_length())]
-        most = min(self.space.most, last)
-        if sum(math.comb(last - 1, n - 1) * len(powers) ** n for n in range(1, most + 1)) > FEW:
-            return None
+        most, nested = min(self.space.most, last), self.space.cutting.nested
+        ways, count = nested[0].astype(float), 0.0  # chains of cuts that lead to each
+        for stages in range(1, most + 1):
+            count += ways[last] * len(powers) ** stages
+            if count > FEW:
+                return None
+            ways = ways @ nested
         best: tuple[float, list[Run]] | None = None
         for stages in range(1, most + 1):
-            inner = itertools.combinations(range(1, last), stages - 1)
-            for between, units in itertools.product(inner, itertools.product(powers, repeat=stages)):
-                ends = itertools.pairwise([0, *between, last])
-                runs = [Run(*two, own) for two, own in zip(ends, units, strict=True)]
+            for cuts, units in itertools.product(
+                _chains(nested, [0], stages), itertools.product(powers, repeat=stages)
+            ):
+                runs = [Run(*two, own) for two, own in zip(itertools.pairwise(cuts), units, strict=True)]
                 found = self.timed(runs)
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found[0], runs
@@ -296,6 +300,16 @@ class Timed:
         """A choice were all traffic of its parameters hidden."""
         traffic = [float(choice.row.price.traffic.of(*own)[0]) for own in self.kinds(run)]
         return choice._replace(parts=tuple(t - a for t, a in zip(choice.parts, traffic, strict=True)), closing=0.0)
+
+
+def _chains(nested: np.ndarray, begun: Sequence[int], stages: int) -> Iterator[list[int]]:
+    """Every way to lead on to the last cut in so many stages."""
+    if stages == 1:
+        if nested[begun[-1], -1]:
+            yield [*begun, len(nested) - 1]
+        return
+    for cut in map(int, np.flatnonzero(nested[begun[-1]])):
+        yield from _chains(nested, [*begun, cut], stages - 1)
 
 
 def _shares(kinds: Sequence[np.ndarray]) -> list[float]:
