@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.runtime.shards import whole
+from shardwright.search.joint.ideals import Ideals
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan
 from shardwright.search.joint.timed import Run, Timed
@@ -70,6 +72,29 @@ def test_found_pipelines_compute_the_numbers_of_one_process(
     assert paths, list(shapes)
     for worst in POOL.run(compared, reference, paths, seconds=300):
         assert max(worst.values()) < 1e-10, (list(shapes), worst)
+
+
+@pytest.mark.parametrize(
+    "reference", ["alexnet:small,batch=8", "hf:t5:small", f"{Path(__file__).with_name('unet.py')}:build"]
+)
+def test_stages_between_ideals_compute_the_numbers_of_one_process(reference: str, tmp_path: Path) -> None:
+    """Models without one run of blocks: the fastest pipeline of several stages, one of two stages on two devices each, and
+    one whose devices are fewer at the end."""
+    joint = find_pipelines(built(reference)[3], parse_cluster("2x2xH100"), Options(), names=("megatron-3d",))
+    space = next(space for space in joint.space.spaces if isinstance(space.cutting, Ideals))
+    plans = [joint.best, *joint.others.values()]
+    cuts = space.cutting.even(2), space.cutting.even(3)
+    for (*ends,), units in zip(cuts, ((2, 2), (2, 1, 1)), strict=True):
+        runs = [Run(*two, own) for two, own in zip(itertools.pairwise(ends), units, strict=True)]
+        several = [row for row in space.rows if row.units == 1 or row.price.name in ("auto", "data-parallel")]
+        plans.append(Timed(space, several).plan(runs))
+    paths = []
+    for number, plan in enumerate(plan for plan in plans if plan is not None and len(plan.stages) > 1):
+        paths.append(str(tmp_path / f"{number}.json"))
+        joint.deliver(plan).save(paths[-1])
+    assert len(paths) > 2
+    for worst in POOL.run(compared, reference, paths, seconds=300):
+        assert len(worst) == len(paths) and max(worst.values()) < 1e-10, worst
 
 
 def test_other_orders_of_passes_compute_the_numbers_of_one_process(tmp_path: Path) -> None:
