@@ -6,6 +6,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, LoweringError
@@ -275,14 +277,37 @@ def test_micro_batches_whose_computation_takes_too_long_are_not_searched(graph: 
         find_pipelines(graph, CLUSTER, QUICK, below=min(least.values()))
 
 
-def test_a_model_without_blocks_says_so_and_keeps_its_plan() -> None:
-    resolved = resolve("alexnet:small", batch=4)
-    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+def normed() -> Graph:
+    """A model without blocks whose batch norms need the whole batch."""
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+    model = nn.Sequential(*layers)
+    return capture(_Loss(model), (torch.zeros(16, 3, 8, 8),), {})
+
+
+class _Loss(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).square().mean()
+
+
+def test_a_model_that_cannot_be_cut_into_micro_batches_says_so_and_keeps_its_plan() -> None:
     with pytest.raises(Infeasible, match="no pipeline of this model"):
-        find_pipelines(graph, CLUSTER, QUICK)
-    plan, joint = plan_jointly(graph, parse_cluster("2xH100"), QUICK)
+        find_pipelines(normed(), CLUSTER, QUICK)
+    plan, joint = plan_jointly(normed(), parse_cluster("2xH100"), QUICK)
     assert isinstance(plan, Plan) and joint is None
     assert any("no pipeline of this model" in note for note in plan.notes)
+
+
+def test_batch_norms_per_piece_are_searched_and_delivered() -> None:
+    """A norm and the buffers that it changes stay in one stage."""
+    joint = find_pipelines(normed(), parse_cluster("2xH100"), replace(QUICK, batch_norm="per-piece"))
+    several = next(plan for plan in (joint.best, *joint.others.values()) if len(plan.stages) > 1)
+    plan = joint.deliver(several)
+    assert plan.batch_norm == "per-piece"
+    assert {name for stage in plan.stages for name in stage.operators} == {op.name for op in joint.graph.ops}
 
 
 def test_a_stage_is_priced_as_its_program_is_simulated() -> None:

@@ -160,6 +160,7 @@ def plan(
         forbidden=forbid or (),
         recompute=recompute,
         fewer_devices=not all_devices,
+        batch_norm=batch_norm,
     )
     asked = pipelining(stages, microbatches, schedule, cut or [], batch_norm)
     if asked is not None and (frontier or devices is not None or max_batch or len(cluster or ()) > 1):

@@ -60,7 +60,7 @@ def delivered(
     LoweringError, PlanError
         When the runtime could not run it, or it does not fit; the message says why.
     """
-    cut = microbatches(graph, found.microbatches)
+    cut = microbatches(graph, found.microbatches, options.batch_norm)
     micro = cut.graphs[found.microbatch]
     cuts = cut_into(graph, micro, found.stages)
     parts = stage_graphs(micro, cuts)
@@ -73,7 +73,7 @@ def delivered(
         stages.append(Stage(tuple(names), ranks, strategy, decisions))
     order, devices = _order(found, whole_batch=cut.tail is not None), sum(found.groups)
     if devices <= MOST_PLAYED:
-        check(Pipeline.of(graph, stages, found.microbatches, order))
+        check(Pipeline.of(graph, stages, found.microbatches, order, options.batch_norm))
     proof = Proof(0.0, 0.0, False, found.search_seconds, found.scope, found.bound_seconds)
     plan = Plan(
         model=reference,
@@ -93,6 +93,7 @@ def delivered(
         stages=tuple(stages),
         microbatches=found.microbatches,
         schedule=order,
+        batch_norm=options.batch_norm,
     )
     plan.check(graph)
     if devices > MOST_PLAYED:

@@ -2,9 +2,10 @@
 
 The graph of a micro-batch is cut from the captured one (:mod:`shardwright.program.microbatches`), so nothing is captured
 twice. The joint search (:mod:`shardwright.search.joint.pipelines`) answers with runs of blocks and a strategy for a model of
-three blocks; here every operator of a stage takes the split of its twin there, every parameter the layout of its twin, and
-the whole is checked as the runtime will check it. The search goes by sums, in which nothing overlaps; a pipeline that may be
-the plan is simulated on all its ranks, and its simulated step decides.
+three blocks, or with stages between ideals of a general graph and a strategy for all of it; here every operator of a stage
+takes its split (in a run of blocks that of its twin among the three), every parameter its layout, and the whole is checked
+as the runtime will check it. The search goes by sums, in which nothing overlaps; a pipeline that may be the plan is
+simulated on all its ranks, and its simulated step decides.
 """
 
 from __future__ import annotations
@@ -236,14 +237,14 @@ def find_pipelines(
     Raises
     ------
     Infeasible
-        When the model has no pipeline here: no repeated blocks, no micro-batches, or nothing that fits; it says which.
+        When the model has no pipeline here: nothing to cut apart, no micro-batches, or nothing that fits; it says which.
 
     Example
     -------
     >>> find_pipelines(graph, parse_cluster("8xH100"), Options()).best.step_seconds  # doctest: +SKIP
     """
     started = perf_counter()
-    pieces = _pieces(graph)
+    pieces = _pieces(graph, options.batch_norm)
     try:
         space = Pipelines(
             Model(pieces.graph_at),
@@ -271,7 +272,7 @@ class _Pieces(NamedTuple):
     graph_at: Callable[[int], Graph]
 
 
-def _pieces(graph: Graph) -> _Pieces:
+def _pieces(graph: Graph, batch_norm: str) -> _Pieces:
     if not graph.training:
         raise Infeasible("There are no pipelines of a model in evaluation mode.", "Call model.train() before planning.")
     try:
@@ -279,7 +280,7 @@ def _pieces(graph: Graph) -> _Pieces:
         sizes = tuple(batch // count for count in _counts(batch))
     except LoweringError as error:
         raise Infeasible(f"There is no pipeline of this model: {error.message}", error.remedy) from None
-    return _Pieces(batch, sizes, lambda size: microbatches(graph, batch // size).graphs[size])
+    return _Pieces(batch, sizes, lambda size: microbatches(graph, batch // size, batch_norm).graphs[size])
 
 
 def plan_jointly(

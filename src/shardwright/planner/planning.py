@@ -71,6 +71,9 @@ class Options:
     fewer_devices: bool = True
     recompute: str = "auto"
     """Recompute repeated blocks' activations in backward: ``blocks`` always, ``none`` never, ``auto`` if nothing fits."""
+    batch_norm: str = "whole"
+    """Whose statistics batch norms take in pipelines that are searched: those of the whole batch, which refuses
+    micro-batches, or ``per-piece``, those of every micro-batch."""
 
     def __post_init__(self) -> None:
         for name in (self.search, *self.baselines):

@@ -14,6 +14,7 @@ from shardwright.cluster import mesh_of, parse_cluster, part_of
 from shardwright.errors import ProblemError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
+from shardwright.operators.strategy import Strategy
 from shardwright.program.stages import stage_graphs
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -143,6 +144,25 @@ def test_more_ideals_than_are_searched_are_those_of_one_order() -> None:
         Ideals.of(capture(nn.Linear(4, 4), (torch.zeros(2, 4),), {}), {})
 
 
+def paid_by(alone: Priced, strategy: Strategy) -> np.ndarray:
+    """Seconds of every operator where each decides for itself: a change of layout is its only operator's, of two the later
+    one's; a parameter's update comes once a step and so is none of them."""
+    stated, choice = alone.stated, alone.stated.choice(strategy)
+    place = {op.name: index for index, op in enumerate(stated.graph.ops)}
+    paid = np.zeros(len(place))
+    for node, costs, pick in zip(stated.nodes, alone.each.costs, choice, strict=True):
+        assert node.times == 1
+        if node.kind == "op":
+            paid[place[node.name]] += costs[pick]
+        else:
+            assert costs[pick] == pytest.approx(0.0, abs=1e-12)
+    for edge in alone.each.edges:
+        ends = [stated.nodes[k] for k in (edge.first, edge.second)]
+        who = max(place[node.name] for node in ends if node.kind == "op")
+        paid[who] += edge.costs[choice[edge.first], choice[edge.second]]
+    return paid
+
+
 @pytest.mark.parametrize("reference", ["gpt:small,layers=3", "llama:small,layers=3"])
 def test_costs_per_operator_are_those_of_a_problem_in_which_every_operator_decides_for_itself(reference: str) -> None:
     """Alike blocks share a decision, so its costs are dealt out; the same strategy without sharing tells them one by one."""
@@ -151,7 +171,9 @@ def test_costs_per_operator_are_those_of_a_problem_in_which_every_operator_decid
     mesh = mesh_of(parse_cluster("2xH100"))
     shared, alone = (Priced.of(formulate(graph, mesh, memory_limit=1e15, fold=fold)) for fold in (True, False))
     strategy = shared.stated.strategy(np.asarray(solve(shared.stated.problem).answer))
-    mine, theirs = (sums_of(one, strategy, by_operators(one.stated), 4) for one in (shared, alone))
+    # Of one micro-batch no gradients are added up: its seconds are those of the problem.
+    mine, theirs = (sums_of(one, strategy, by_operators(one.stated), 1) for one in (shared, alone))
+    np.testing.assert_allclose(mine.seconds, paid_by(alone, strategy), rtol=1e-6, atol=1e-6 * mine.seconds.max())
     for key in Sums._fields:
         one, other = getattr(mine, key), getattr(theirs, key)
         assert one.sum() == pytest.approx(other.sum(), rel=1e-9)

@@ -75,6 +75,10 @@ class Where(NamedTuple):
     nodes: np.ndarray
     edges: np.ndarray
 
+    def gathered(self, members: np.ndarray) -> Where:
+        """In other parts, each of which has some of these: ``members`` [other parts, parts]."""
+        return Where(self.nodes @ members.T, self.edges @ members.T)
+
 
 def by_blocks(stated: Formulation, run: Repeat, blocks: int) -> Where:
     """Parts before so many blocks, in them, after them. What changes between two parts is paid outside the blocks."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from shardwright.graph.repeats import span_of
 from shardwright.operators.strategy import Strategy
 from shardwright.search.joint.blocks import NAMED, Chosen, described, worth_knowing
 from shardwright.search.joint.ideals import Ideals
-from shardwright.search.joint.parts import Priced, Sums, by_operators, sums_of
+from shardwright.search.joint.parts import Priced, Sums, Where, by_operators, sums_of
 from shardwright.search.joint.problem import Floats
 from shardwright.search.strategies import state
 
@@ -107,6 +108,7 @@ class PiecePricer:
         of_op = {name: number for (kind, name), number in whole.stated.stands_for.items() if kind == "op"}
         work = {name: float(whole.each.costs[k].min()) / whole.stated.nodes[k].times for name, k in of_op.items()}
         self.ideals = Ideals.of(graph, work)
+        self._where: WeakKeyDictionary[Priced, Where] = WeakKeyDictionary()
 
     def prices(self, mesh: Mesh, microbatches: int, names: Sequence[str] = NAMED) -> list[PiecePrice]:
         """The strategies worth knowing on a mesh, when a step has so many micro-batches."""
@@ -114,35 +116,37 @@ class PiecePricer:
         return [self._price(one, microbatches) for one in found]
 
     def _price(self, one: Chosen, microbatches: int) -> PiecePrice:
-        stated = one.priced.stated
-        strategy = stated.strategy(one.choice)
-        sums = sums_of(one.priced, strategy, by_operators(stated), microbatches)
+        strategy, count = one.priced.stated.strategy(one.choice), self.ideals.count
+        sums = self._sums(one.priced, strategy, microbatches)
 
         def again(lightly: bool) -> AllAgain:
             if not self._described.blocks:
-                return AllAgain(self._by_ideal(0 * sums.seconds), self._by_ideal(0 * sums.held), 0.0)
-            other = self._recomputing(one, lightly)
-            more = sums_of(other, strategy, by_operators(other.stated), microbatches)
+                return AllAgain(ByIdeal(np.zeros(count)), ByIdeal(np.zeros(count)), 0.0)
+            more = self._sums(self._recomputing(one, lightly), strategy, microbatches)
             saves = sums.held - more.held
-            there = saves if lightly else sums.held
-            largest = max(float(sum(there[i] for i in span_of(self.graph, path))) for path in self._described.blocks)
-            return AllAgain(
-                self._by_ideal(np.maximum(more.seconds - sums.seconds, 0.0)), self._by_ideal(saves), largest
-            )
+            largest = float((saves if lightly else sums.held)[count:].max())
+            return AllAgain(ByIdeal((more.seconds - sums.seconds)[:count]), ByIdeal(saves[:count]), largest)
 
         return PiecePrice(
-            mesh=stated.mesh,
+            mesh=one.priced.stated.mesh,
             name=one.name,
             strategy=strategy,
-            **{key: self._by_ideal(getattr(sums, key)) for key in Sums._fields},
+            **{key: ByIdeal(getattr(sums, key)[:count]) for key in Sums._fields},
             wholly=again(lightly=False),
             lightly=again(lightly=True),
             blocks=self.ideals.blocks,
             fastest=one.fastest,
         )
 
-    def _by_ideal(self, by_operator: np.ndarray) -> ByIdeal:
-        return ByIdeal(self.ideals.members @ by_operator)
+    def _sums(self, priced: Priced, strategy: Strategy, microbatches: int) -> Sums:
+        """By ideal, and then by block that may recompute."""
+        if priced not in self._where:
+            members = np.zeros((len(self._described.blocks), len(self.graph.ops)), dtype=bool)
+            for number, path in enumerate(self._described.blocks):
+                members[number, list(span_of(self.graph, path))] = True
+            parts = np.concatenate([self.ideals.members, members]).astype(float)
+            self._where[priced] = by_operators(priced.stated).gathered(parts)
+        return sums_of(priced, strategy, self._where[priced], microbatches)
 
     def _recomputing(self, like: Chosen, lightly: bool) -> Priced:
         """The same problem with all blocks recomputed, kept for the next strategy."""
