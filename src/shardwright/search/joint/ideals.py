@@ -57,8 +57,8 @@ def crossing(graph: Graph) -> Floats:
 
 
 def may_begin(graph: Graph) -> np.ndarray:
-    """Where a stage may begin, by place between two operators: not between the parts of one operator of the model, nor
-    between the users of a buffer that changes."""
+    """Where a stage may begin, by place between two operators: not between the parts of one operator of the model, between
+    the users of a buffer that changes, nor between a sort of rows and what brings them back."""
     allowed = np.ones(len(graph.ops) + 1, dtype=bool)
     together: dict[str, list[int]] = {}
     changed = {name: buffer for buffer, new in graph.mutations for name in (buffer, new)}
@@ -67,6 +67,8 @@ def may_begin(graph: Graph) -> np.ndarray:
         for name in (*op.inputs, *op.outputs):
             if name in changed:
                 together.setdefault(f"buffer {changed[name]}", []).append(i)
+            if name is not None and (order := graph.tensors[name].order) is not None:
+                together.setdefault(f"sort {order.sort}", []).append(i)
     for places in together.values():
         allowed[places[0] + 1 : places[-1] + 1] = False
     return allowed
