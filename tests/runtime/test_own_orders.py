@@ -158,6 +158,36 @@ def test_micro_batches_refuse_counts_of_all_rows():
     assert len(microbatches(captured(), 2).sizes) == 2
 
 
+class Placed(Experts):
+    """What becomes of a row depends on where it is among all: on its ``place``, or on what a second sort makes of it."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).flatten(0, 1)
+        _, places = torch.sort(self.router(h)[:, 0], descending=self.by == "descending")
+        rows = h[places].tanh()
+        if self.by == "place":
+            rows = rows * places.unsqueeze(-1).to(rows.dtype)
+        elif self.by == "again":
+            rows = rows * torch.sort(rows[:, 0])[0].unsqueeze(-1)
+        return self.last(rows[torch.argsort(places)]).pow(2).mean()
+
+
+@pytest.mark.parametrize("by", ["place", "again", "descending"])
+def test_rows_that_depend_on_all_others_are_not_sorted_in_pieces(by):
+    graph = capture(Placed(by).double(), (torch.randn(4, 6, 5, dtype=torch.float64),))
+    first = next(op for op in graph.ops if op.target == "aten.sort.default")
+    described, mesh = describe_graph(graph), mesh_with((2,))
+    if OWN in described.rules[first.name].by_name:
+        with pytest.raises(Infeasible):
+            find_strategy(described, mesh, within=pinned(lambda op, split: op is not first or split == (OWN,)))
+    with pytest.raises(LoweringError):
+        microbatches(graph, 2)
+
+
 class Returned(Experts):
     """What hangs on a sort is handed out."""
 

@@ -24,6 +24,7 @@ POSITIONS = "positions"  # of no use to anybody
 SORTS = ("aten.sort.default", "aten.sort.stable", "aten.argsort.default", "aten.argsort.stable")
 CASTS = ("aten.to.dtype", "aten._to_copy.default", "aten.clone.default", "aten.contiguous.default")
 GROUPED = ("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+BLANKS = ("aten.empty_like.default", "aten.zeros_like.default")
 INDEX, PUT, DIVIDE = "aten.index.Tensor", "aten.index_put.default", "aten.floor_divide.default"
 HISTOGRAM, ADDED_UP = "aten.histc.default", "aten.cumsum.default"
 
@@ -102,7 +103,7 @@ def _made(op: Op, given: Sequence[Order | None], graph: Graph) -> Sequence[Order
         return _indexed(op, given, metas)
     if op.target == PUT:
         return _inverted(op, given, graph)
-    if op.target in CASTS or (op.target == "aten.to.device"):
+    if op.target in CASTS:
         return (first,)
     if first is not None and first.what == PLACES and op.target == DIVIDE and isinstance(op.args[1], int):
         return (replace(first, each=first.each * op.args[1]),)
@@ -113,7 +114,8 @@ def _made(op: Op, given: Sequence[Order | None], graph: Graph) -> Sequence[Order
     if op.target in GROUPED:
         grouped = len(given) == 3 and given[1] is None and [o.what for o in orders] == [ROWS, ENDS]
         return (first,) if grouped else ()
-    if not all(order.by_row for order in orders):
+    values = op.target not in BLANKS  # whose places say where rows are among all, which no piece of them knows
+    if not all(order.what in (KEYS, ROWS) if values else order.by_row for order in orders):
         return ()
     rows = metas[given.index(only)].shape[0]
     results = [graph.tensors[name] if name is not None else None for name in op.outputs]
@@ -122,7 +124,8 @@ def _made(op: Op, given: Sequence[Order | None], graph: Graph) -> Sequence[Order
 
 
 def _sorted(op: Op, given: Sequence[Order | None], metas: Sequence[Tensor]) -> Sequence[Order | None]:
-    if len(metas[0].shape) != 1:
+    descending = op.kwarg("descending") or True in op.args[1:]
+    if len(metas[0].shape) != 1 or descending:
         return ()
     first, pair = given[0], (Order(op.name, KEYS), Order(op.name, PLACES))
     if first is not None:  # sorting where rows come from says where they went
@@ -143,13 +146,10 @@ def _indexed(op: Op, given: Sequence[Order | None], metas: Sequence[Tensor]) -> 
 
 def _inverted(op: Op, given: Sequence[Order | None], graph: Graph) -> Sequence[Order | None]:
     """Positions put where their rows came from: every place is written once."""
-    if len(given) != 3 or len(op.args) > 3 or given[2] is not None:
+    if len(given) != 3 or len(op.args) > 3 or op.kwargs or given[2] is not None:
         return ()
-    maker, blank, index = graph.producer.get(op.inputs[2]), given[0], given[1]
-    counts = (
-        maker is not None and maker.target == "aten.arange.default" and maker.args == graph.tensors[op.inputs[0]].shape
-    )
-    if not counts or blank is None or index is None or not blank.by_row:
+    blank, index = given[0], given[1]
+    if not counts_rows(graph, op.inputs[2], op.inputs[0]) or blank is None or index is None or not blank.by_row:
         return ()
     return (replace(index, what=INVERSE),) if (index.what, index.each) == (PLACES, 1) else ()
 

@@ -32,7 +32,7 @@ def with_own_order(op: Op, tensors: Mapping[str, Tensor], rules: OpRules) -> OpR
         return rules
     outputs: list[Placement] = [Shard(0) if one is None else _lies(one) for one in made]
     inputs: list[Need] = [Replicate() if one is None else _lies(one) for one in given]
-    if op.target in SORTS:
+    if op.target in SORTS and all(one is not None for one in made):
         inputs = [Shard(0)]
     elif op.target == INDEX and made[0] is not None:
         inputs[0] = Replicate() if given[1] is not None and given[1].what == KEYS else Shard(0)
