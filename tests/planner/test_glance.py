@@ -15,6 +15,7 @@ from shardwright.errors import Infeasible
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, planning, predict, trials
+from shardwright.planner import glance as glances
 from shardwright.planner.glance import SLACK, glance
 from shardwright.planner.outcomes import Outcome, search_by_name
 from shardwright.planner.planning import describe_graph
@@ -44,6 +45,23 @@ def test_it_agrees_with_the_simulation_of_every_event(deep: Graph, cluster: str,
     assert short is not None
     for field in ("step_seconds", "memory_bytes", "communication_bytes"):
         assert getattr(short, field) == pytest.approx(getattr(whole, field), rel=SLACK), field
+
+
+def test_of_many_small_blocks_it_takes_more_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several blocks fill a bucket of gradients, so a few of them would not tell what a long run takes."""
+    mesh = mesh_of(parse_cluster("8xH100"))
+    with torch.device("meta"):
+        model, args, kwargs = zoo.build("gpt", layers=80, width=1024, heads=8, seq=256, vocab=1024, batch=64)
+        graph = capture(model, args, kwargs)
+    described = describe_graph(graph)
+    assert glance(graph, find_strategy(described, mesh, "fsdp").strategy, mesh, "adamw", 1e12) is None  # too few of them
+    monkeypatch.setattr(glances, "MANY", 4)
+    for name in ("fsdp", "megatron", "data-parallel"):
+        strategy = find_strategy(described, mesh, name).strategy
+        whole, short = predict(graph, strategy, mesh, "adamw"), glance(graph, strategy, mesh, "adamw", 1e12)
+        assert short is not None
+        for field in ("step_seconds", "memory_bytes", "communication_bytes"):
+            assert getattr(short, field) == pytest.approx(getattr(whole, field), rel=SLACK), (name, field)
 
 
 def test_a_shallow_model_is_simulated_as_it_is() -> None:

@@ -9,24 +9,30 @@ tell which candidates deserve a simulation of every event, never as a plan's pre
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from shardwright.cluster import Mesh
 from shardwright.graph import Graph
-from shardwright.graph.repeats import Repeat, span_of
+from shardwright.graph.repeats import Repeat, remembered, span_of
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Prediction
 from shardwright.program import Sizes
 from shardwright.simulator import simulate
 
-FEW, MORE = 4, 8
-"""Blocks of the two short graphs: enough for what is gathered ahead and for what is under way to be as in a long run."""
+FEW = 4
+"""Blocks of the shorter graph, the other has twice as many: enough for what is gathered ahead and for what is under way to be
+as in a long run."""
 
 DEEP = 24
 """Runs of fewer blocks are simulated as they are."""
 
 LARGE = 8 * Sizes().bucket
-"""So are blocks with fewer bytes of parameters: a bucket of gradients that many of them fill comes in no block's rhythm."""
+"""Blocks with fewer bytes of parameters fill buckets of gradients in no block's rhythm: of these the short graphs have more,
+together as many bytes as a few large ones."""
+
+MANY = 16
+"""So many times the blocks of the shorter graph a run of such small blocks must have."""
 
 SLACK = 0.005
 """How far from the simulation of every event a glance may be, relatively (tested)."""
@@ -35,7 +41,10 @@ SLACK = 0.005
 def deep(graph: Graph) -> bool:
     """Whether a graph is one whose strategies can be judged at a glance."""
     run = longest_run(graph)
-    return run is not None and run.count >= DEEP and _parameter_bytes(graph, run) >= LARGE
+    if run is None or run.count < DEEP:
+        return False
+    few = _few(graph, run)
+    return few == FEW or run.count >= MANY * few
 
 
 def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float) -> Prediction | None:
@@ -46,13 +55,19 @@ def glance(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: 
     run = longest_run(graph)
     if run is None or not deep(graph):
         return None
-    short = [shortened(graph, count) for count in (FEW, MORE)]
+    few = _few(graph, run)
+    short = [shortened(graph, count) for count in (few, 2 * few)]
     ends = [_measured(part, strategy, mesh, optimizer) for part in short if part is not None]
     if len(ends) < 2:
         return None
-    further = (run.count - MORE) / (MORE - FEW)
-    seconds, summed, peak, sent, exposed = (more + further * (more - few) for few, more in zip(*ends, strict=True))
+    further = run.count / few - 2
+    seconds, summed, peak, sent, exposed = (more + further * (more - less) for less, more in zip(*ends, strict=True))
     return Prediction(seconds, summed, peak, sent, max(exposed, 0.0), peak <= limit * (1 + SLACK))
+
+
+def _few(graph: Graph, run: Repeat) -> int:
+    """Blocks of the shorter graph."""
+    return remembered(graph, "_few_blocks", lambda: max(FEW, ceil(FEW * LARGE / max(_parameter_bytes(graph, run), 1))))
 
 
 def _parameter_bytes(graph: Graph, run: Repeat) -> int:

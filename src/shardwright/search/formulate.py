@@ -304,8 +304,7 @@ class _Builder:
         if twin is not None and twin != tensor and ("kept", twin) in self.number:
             node = self._again("kept", tensor, self.number["kept", twin])
         else:
-            needs = [self._needs(reader, tensor) for reader in self.graph.consumers[tensor]]
-            options = kept_layouts(self._made(op, made_at.position), needs, len(self.mesh.sizes))
+            options = self._keeping(tensor, self._made(op, made_at.position))
             node = self._add("kept", tensor, options, Seconds.none(len(options)))
         self.homes[tensor] = Home(node)
         key = ("settle", made_at, node, again)
@@ -314,6 +313,13 @@ class _Builder:
             self.changes[key] = Change(tensor, made_at.node, made, node, self.nodes[node].options, again=again)
         self.changes[key].times += 1
         self.changes[key].backs += op.name in self.differentiated
+
+    def _keeping(self, tensor: str, made: Sequence[Layout]) -> Sequence[Layout]:
+        """In which layouts a shared tensor may be kept."""
+        if tensor in self.within.kept:
+            return self.within.kept[tensor]
+        needs = [self._needs(reader, tensor) for reader in self.graph.consumers[tensor]]
+        return kept_layouts(made, needs, len(self.mesh.sizes))
 
     def _made(self, op: Op, position: int) -> list[Layout]:
         """The layout of one output under every split; computed once for all repeats of the operator."""

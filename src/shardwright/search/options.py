@@ -27,6 +27,7 @@ from shardwright.operators.rules import (
     doubly_windowed,
     own_order_broken,
 )
+from shardwright.operators.strategy import Strategy
 
 LoopFilter = Callable[[Op, LoopRule, str, int], bool]
 """``(operator, loop, label or "", mesh axis index) -> allowed``."""
@@ -65,6 +66,7 @@ class Restriction:
     whole until the backward pass is over (ZeRO-1), ``arrives`` how inputs lie when they come (whole otherwise).
     ``together``: all parameters are gathered, so that they surely share collectives.
     ``cut(operator, axis)`` says whether an operator that can be cut over a mesh axis must be, even where that does not pay.
+    ``kept``: layouts of shared tensors, where these are settled already.
     """
 
     name: str
@@ -78,11 +80,13 @@ class Restriction:
     whole_gradients: bool = False
     cut: Callable[[Op, int], bool] = _none
     together: bool = False
+    kept: Mapping[str, tuple[Layout, ...]] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
         """Whether all that it does is to strike out: what is left costs and holds what it does without it."""
-        return self.regather and self.fold and not (self.arrives or self.whole_gradients or self.together)
+        changed = self.arrives or self.whole_gradients or self.together or self.kept
+        return self.regather and self.fold and not changed
 
     @property
     def everything(self) -> bool:
@@ -108,10 +112,27 @@ class Restriction:
             self.whole_gradients or other.whole_gradients,
             self.cut if other.cut is _none else other.cut if self.cut is _none else _either(self.cut, other.cut),
             self.together or other.together,
+            {**self.kept, **other.kept},
         )
 
 
 EVERYTHING = Restriction("everything")
+
+
+def among(strategies: Sequence[Strategy]) -> Restriction:
+    """Nothing but these strategies (and mixtures of them), to price them in another problem of the same operators."""
+
+    def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
+        return any(one.splits[op.name][axis] == rule.name for one in strategies)
+
+    return Restriction(
+        "given strategies",
+        loop=loop,
+        rest=lambda tensor, layout: any(one.resting[tensor.name] == layout for one in strategies),
+        split=lambda op, rules, split: any(one.splits[op.name] == split for one in strategies),
+        kept={name: tuple(dict.fromkeys(one.kept[name] for one in strategies)) for name in strategies[0].kept},
+    )
+
 
 _PASSES_SUMS = {"view", "elementwise", "copy", "reduction"}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
 
@@ -51,16 +51,13 @@ class Described:
     graph: Graph
     rules: Mapping[str, OpRules]
     labels: Labels
+    known: dict[Mesh, Known] = field(default_factory=dict)
+    """What a search over the whole space found out about operators on a mesh, for narrower ones there."""
 
     @cached_property
     def blocks(self) -> tuple[str, ...]:
         """The blocks that recomputation is about; none where there is no backward pass."""
         return block_paths(self.graph) if self.graph.training else ()
-
-    @cached_property
-    def known(self) -> dict[Mesh, Known]:
-        """What a search over the whole space found out about operators on a mesh, for narrower ones there."""
-        return {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -145,7 +145,11 @@ def least_step(
     ``ROUND`` the groups twice (interleaved 1F1B, whole passes, a group's last one in its first stage), or ``DOWN_AND_UP``
     (ZB-V). Only the first stages fill the groups after them (of a V, not the first group's: its other end of the model may
     be the larger one), and only round the groups they drain after them.
+
+    Nor is anything followed that leaves too few devices for what comes before it: were all of them busy all the time with
+    what takes least, it would still take longer than ``beyond``.
     """
+    before = _device_seconds(cuts, rows)
     fronts = np.full((cuts, devices + 1, FRONT, 4), np.inf)
     counts = np.zeros((cuts, devices + 1), dtype=np.int64)
     fronts[cuts - 1, 0, 0] = 0.0
@@ -157,6 +161,8 @@ def least_step(
         for after in range(rows.low[c], min(devices, rows.high[c]) - own + 1):
             if after % align or counts[end, after] == 0:
                 continue
+            if microbatches * before[start] * (1.0 - 1e-9) > beyond * (devices - after - own):
+                break  # the more there are after it, the fewer are left
             more = rows.far_out[c] * far[after] + rows.far_in[c] * far[after + own]
             for step in range(rows.first_step[c], rows.first_step[c + 1]):
                 t = rows.bound[step] + more
@@ -186,6 +192,17 @@ def least_step(
     for used in range(devices + 1):
         for place in range(counts[0, used]):
             least = min(least, fronts[0, used, place, 2])
+    return least
+
+
+@kernel()
+def _device_seconds(cuts: int, rows: Candidates) -> np.ndarray:
+    """Per cut: seconds times devices that a micro-batch takes at least up to there, by the candidates' bounds."""
+    least = np.full(cuts, np.inf)
+    least[0] = 0.0
+    for c in range(len(rows.start) - 1, -1, -1):  # by rising start
+        own = rows.bound[rows.first_step[c]] * rows.devices[c]
+        least[rows.end[c]] = min(least[rows.end[c]], least[rows.start[c]] + own)
     return least
 
 

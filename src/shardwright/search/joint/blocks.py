@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,9 @@ from shardwright.search.choose import solve
 from shardwright.search.formulation import Formulation
 from shardwright.search.joint.parts import BLOCK, HEAD, TAIL, Parts, Priced, Sums, by_blocks, sums_of
 from shardwright.search.labels import label_loops
-from shardwright.search.strategies import Described, state
+from shardwright.search.narrowing import narrowed
+from shardwright.search.options import EVERYTHING, Restriction, among
+from shardwright.search.strategies import Described, space, state
 
 BYTE_PRICES = (0.0, 0.1, 1.0, 10.0)
 """Seconds per byte, in units of (all seconds / all bytes) of the fastest strategy."""
@@ -113,7 +115,9 @@ class BlockPricer:
                 "Use `shardwright place`, which cuts any graph into stages.",
             )
         self.count = count
-        self._larger, self._smaller = described(larger), described(smaller)
+        self._prices: dict[tuple[object, ...], list[BlockPrice]] = {}
+        self._larger = described(larger)
+        self._smaller = replace(described(smaller), known=self._larger.known)  # the same operators
 
     @cached_property
     def boundary_bytes(self) -> float:
@@ -125,8 +129,11 @@ class BlockPricer:
 
     def prices(self, mesh: Mesh, microbatches: int, names: Sequence[str] = NAMED) -> list[BlockPrice]:
         """The strategies worth knowing on a mesh, when a step has so many micro-batches."""
-        found = worth_knowing(self._larger, mesh, microbatches, self.optimizer, names)
-        return [self._price(one.priced, one.choice, microbatches, one.name, one.fastest) for one in found]
+        key = (mesh, microbatches, *names)
+        if key not in self._prices:
+            found = list(worth_knowing(self._larger, mesh, microbatches, self.optimizer, names))
+            self._prices[key] = self._priced(found, microbatches)
+        return self._prices[key]
 
     def alike(
         self, mesh: Mesh, kinds: Sequence[Device], microbatches: int, name: str
@@ -143,62 +150,46 @@ class BlockPricer:
             return None
         if any(one.stated.nodes != stated[0].stated.nodes for one in stated):
             return None  # what is worth choosing differs from kind to kind
-        found = [self._price(one, choice, microbatches, name, True) for one in stated[1:]]
-        return dict(zip(kinds, found, strict=True))
+        found = [Chosen.of(one, choice, name, True) for one in stated[1:]]
+        return {kind: self._priced([one], microbatches)[0] for kind, one in zip(kinds, found, strict=True)}
 
-    def _price(self, larger: Priced, choice: np.ndarray, microbatches: int, name: str, fastest: bool) -> BlockPrice:
-        like = larger.stated
-        strategy, mesh = like.strategy(choice), like.mesh
-        smaller = self._stated(self._smaller, like, mesh)
-        counts = ((larger, self.count), (smaller, self.count - 1))
-        sums = [self._sums(priced, strategy, blocks, microbatches) for priced, blocks in counts]
+    def _priced(self, found: Sequence[Chosen], microbatches: int) -> list[BlockPrice]:
+        smaller, wholly, lightly = (
+            restated(found, described, self.optimizer, recompute, light)
+            for described, recompute, light in (
+                (self._smaller, (), False),
+                (self._larger, self._larger.blocks, False),
+                (self._larger, self._larger.blocks, True),
+            )
+        )
+        return [self._price(*each, microbatches) for each in zip(found, smaller, wholly, lightly, strict=True)]
+
+    def _price(self, one: Chosen, smaller: Priced, wholly: Priced, lightly: Priced, microbatches: int) -> BlockPrice:
+        counts = ((one.priced, self.count), (smaller, self.count - 1))
+        sums = [self._sums(priced, one.strategy, blocks, microbatches) for priced, blocks in counts]
 
         def parts(key: str) -> Parts:
             large, small = (getattr(one, key) for one in sums)
             return Parts(float(large[HEAD]), max(float(large[BLOCK] - small[BLOCK]), 0.0), float(large[TAIL]))
 
-        def again(lightly: bool) -> Again:
-            stated = self._stated(self._larger, like, mesh, self._larger.blocks, lightly)
-            once_more = self._sums(stated, strategy, self.count, microbatches)
+        def again(priced: Priced) -> Again:
+            once_more = self._sums(priced, one.strategy, self.count, microbatches)
             seconds = float(once_more.seconds[BLOCK] - sums[0].seconds[BLOCK])
             saves = float(sums[0].held[BLOCK] - once_more.held[BLOCK])
             return Again(max(seconds, 0.0) / self.count, max(saves, 0.0) / self.count)
 
         return BlockPrice(
-            mesh=mesh,
-            name=name,
-            strategy=strategy,
+            mesh=one.priced.stated.mesh,
+            name=one.name,
+            strategy=one.strategy,
             **{key: parts(key) for key in Sums._fields},
-            wholly=again(lightly=False),
-            lightly=again(lightly=True),
-            fastest=fastest,
+            wholly=again(wholly),
+            lightly=again(lightly),
+            fastest=one.fastest,
         )
 
     def _sums(self, priced: Priced, strategy: Strategy, blocks: int, microbatches: int) -> Sums:
         return sums_of(priced, strategy, by_blocks(priced.stated, self.run, blocks), microbatches)
-
-    def _stated(
-        self, described: Described, like: Formulation, mesh: Mesh, recompute: Sequence[str] = (), lightly: bool = False
-    ) -> Priced:
-        """The same problem of another graph or with blocks recomputed, kept for the next strategy."""
-        key = (id(described), mesh, bool(recompute), lightly, like.within.name)
-        if key not in self._kept:
-            self._kept[key] = Priced.of(
-                state(
-                    described,
-                    mesh,
-                    "auto",
-                    optimizer=self.optimizer,
-                    recompute=recompute,
-                    lightly=lightly,
-                    within=like.within,
-                )
-            )
-        return self._kept[key]
-
-    @cached_property
-    def _kept(self) -> dict[tuple[object, ...], Priced]:
-        return {}
 
 
 class Chosen(NamedTuple):
@@ -206,17 +197,52 @@ class Chosen(NamedTuple):
 
     priced: Priced
     choice: np.ndarray
+    strategy: Strategy
     name: str
     fastest: bool
+
+    @classmethod
+    def of(cls, priced: Priced, choice: np.ndarray, name: str, fastest: bool) -> Chosen:
+        return cls(priced, choice, priced.stated.strategy(choice), name, fastest)
+
+
+def restated(
+    found: Sequence[Chosen], described: Described, optimizer: str, recompute: Sequence[str], lightly: bool
+) -> list[Priced]:
+    """Problems of another graph with the same operators, or with blocks recomputed, that price choices made on one mesh:
+    one for all that were made where everything is charged alike."""
+    kinds = {one.name: EVERYTHING if (within := one.priced.stated.within).plain else within for one in found}
+    problems: dict[str, Priced] = {}
+    for within in {kind.name: kind for kind in kinds.values()}.values():
+        chosen = [one for one in found if kinds[one.name] is within]
+        alone = within & among([one.strategy for one in chosen])
+        stated = state(
+            described,
+            chosen[0].priced.stated.mesh,
+            optimizer=optimizer,
+            recompute=recompute,
+            lightly=lightly,
+            within=alone,
+        )
+        problems[within.name] = Priced.of(stated)
+    return [problems[kinds[one.name].name] for one in found]
 
 
 def worth_knowing(
     described: Described, mesh: Mesh, microbatches: int, optimizer: str, names: Sequence[str]
 ) -> Iterator[Chosen]:
     """The strategies of a graph on a mesh between fastest and smallest, and the recipes ``names``."""
+    whole = state(described, mesh, optimizer=optimizer)
+    assert whole.price is not None
+    at = cache(whole.price)
+
+    def part(within: Restriction) -> Formulation | None:
+        return narrowed(whole, within, described.labels, described.known[mesh], at) if within.plain else None
+
     for name in ("auto", *(names if mesh.devices > 1 else ())):
         try:
-            priced = Priced.of(state(described, mesh, name, optimizer=optimizer))
+            stated = whole if name == "auto" else part(space(mesh, name))
+            priced = Priced.of(stated or state(described, mesh, name, optimizer=optimizer))
         except Infeasible:
             continue
         per_step = priced.stated.repriced(Pricing(once=1.0 / microbatches)).problem
@@ -238,7 +264,7 @@ def worth_knowing(
                 scale = solution.cost / max(size, 1.0)
             if choice.tobytes() not in seen:
                 seen.add(choice.tobytes())
-                yield Chosen(priced, choice, name, price == 0.0)
+                yield Chosen.of(priced, choice, name, price == 0.0)
 
 
 def described(graph: Graph) -> Described:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,7 +18,7 @@ from shardwright.cluster import Mesh
 from shardwright.graph import Graph
 from shardwright.graph.repeats import span_of
 from shardwright.operators.strategy import Strategy
-from shardwright.search.joint.blocks import NAMED, Chosen, described, worth_knowing
+from shardwright.search.joint.blocks import NAMED, Chosen, described, restated, worth_knowing
 from shardwright.search.joint.ideals import Ideals
 from shardwright.search.joint.parts import Priced, Sums, Where, by_operators, sums_of
 from shardwright.search.joint.problem import Floats
@@ -112,19 +111,24 @@ class PiecePricer:
 
     def prices(self, mesh: Mesh, microbatches: int, names: Sequence[str] = NAMED) -> list[PiecePrice]:
         """The strategies worth knowing on a mesh, when a step has so many micro-batches."""
-        found = worth_knowing(self._described, mesh, microbatches, self.optimizer, names)
-        return [self._price(one, microbatches) for one in found]
+        found = list(worth_knowing(self._described, mesh, microbatches, self.optimizer, names))
+        recompute = self._described.blocks
+        wholly, lightly = (
+            restated(found, self._described, self.optimizer, recompute, light) if recompute else [None] * len(found)
+            for light in (False, True)
+        )
+        return [self._price(*each, microbatches) for each in zip(found, wholly, lightly, strict=True)]
 
-    def _price(self, one: Chosen, microbatches: int) -> PiecePrice:
-        strategy, count = one.priced.stated.strategy(one.choice), self.ideals.count
+    def _price(self, one: Chosen, wholly: Priced | None, lightly: Priced | None, microbatches: int) -> PiecePrice:
+        strategy, count = one.strategy, self.ideals.count
         sums = self._sums(one.priced, strategy, microbatches)
 
-        def again(lightly: bool) -> AllAgain:
-            if not self._described.blocks:
+        def again(priced: Priced | None, light: bool) -> AllAgain:
+            if priced is None:
                 return AllAgain(ByIdeal(np.zeros(count)), ByIdeal(np.zeros(count)), 0.0)
-            more = self._sums(self._recomputing(one, lightly), strategy, microbatches)
+            more = self._sums(priced, strategy, microbatches)
             saves = sums.held - more.held
-            largest = float((saves if lightly else sums.held)[count:].max())
+            largest = float((saves if light else sums.held)[count:].max())
             return AllAgain(ByIdeal((more.seconds - sums.seconds)[:count]), ByIdeal(saves[:count]), largest)
 
         return PiecePrice(
@@ -132,8 +136,8 @@ class PiecePricer:
             name=one.name,
             strategy=strategy,
             **{key: ByIdeal(getattr(sums, key)[:count]) for key in Sums._fields},
-            wholly=again(lightly=False),
-            lightly=again(lightly=True),
+            wholly=again(wholly, light=False),
+            lightly=again(lightly, light=True),
             blocks=self.ideals.blocks,
             fastest=one.fastest,
         )
@@ -147,25 +151,3 @@ class PiecePricer:
             parts = np.concatenate([self.ideals.members, members]).astype(float)
             self._where[priced] = by_operators(priced.stated).gathered(parts)
         return sums_of(priced, strategy, self._where[priced], microbatches)
-
-    def _recomputing(self, like: Chosen, lightly: bool) -> Priced:
-        """The same problem with all blocks recomputed, kept for the next strategy."""
-        mesh, within = like.priced.stated.mesh, like.priced.stated.within
-        key = (mesh, lightly, within.name)
-        if key not in self._kept:
-            self._kept[key] = Priced.of(
-                state(
-                    self._described,
-                    mesh,
-                    "auto",
-                    optimizer=self.optimizer,
-                    recompute=self._described.blocks,
-                    lightly=lightly,
-                    within=within,
-                )
-            )
-        return self._kept[key]
-
-    @cached_property
-    def _kept(self) -> dict[tuple[object, ...], Priced]:
-        return {}

@@ -141,12 +141,15 @@ class Pipelines:
     def _searched(self, memory_limit: float | None = None) -> tuple[JointPlan, list[tuple[Space, float, JointPlan]]]:
         """The fastest, and of every micro-batch size that was searched: the space, its bound, its own fastest."""
         spaces = [space.within(memory_limit) for space in self.spaces]
-        limits = [space.bound() for space in spaces]
+        starts = [space.composed() for space in spaces]
+        composed = [space.seconds_of(runs) for space, some in zip(spaces, starts, strict=True) for runs in some]
+        known = min(composed, default=inf)
+        limits = [space.bound(known) for space in spaces]
         best: JointPlan | None = None
         each = []
-        for space, bound in sorted(zip(spaces, limits, strict=True), key=lambda pair: pair[1]):
+        for space, bound, some in sorted(zip(spaces, limits, starts, strict=True), key=lambda one: one[1]):
             if best is None or bound < best.step_seconds:
-                found = space.best()
+                found = space.improved(some)
                 if found is not None:
                     each.append((space, bound, found))
                 best = _faster(best, found)

@@ -26,12 +26,12 @@ def recipe(space: Space, name: str) -> JointPlan | None:
     rows = [row for row in space.rows if not row.price.strategy.shares]  # all of them deal in equal parts
     if name == "pipedream":
         alone = [row for row in rows if row.price.name == "data-parallel" or row.price.devices == 1]
-        return space.best([replace(row, price=row.price.without_recomputing()) for row in alone], improved=False)
+        return space.best([replace(row, price=row.price.without_recomputing()) for row in alone])
     if name == "alpa":
         fastest = [row for row in rows if row.price.name == "auto" and row.price.fastest]
         plain = [replace(row, price=row.price.without_recomputing()) for row in fastest]
         again = [replace(row, price=row.price.recomputing_everything()) for row in fastest]
-        return space.best([*plain, *again], improved=False)
+        return space.best([*plain, *again])
     if name not in BASELINES:
         raise ProblemError(f"there is no pipeline baseline {name!r}.", f"Known: {', '.join(BASELINES)}.")
     plans = []

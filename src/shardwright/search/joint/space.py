@@ -232,42 +232,55 @@ class Space:
         objective = filled_and_drained(self.microbatches)
         return PipelineProblem(f"pipelines of {self.size}", self.cuts, self.devices, pack(tables), objective, self.far)
 
-    def bound(self) -> float:
+    def bound(self, known: float = np.inf) -> float:
         """Seconds that no pipeline of this micro-batch size undercuts: one stage per group of devices in any order that
-        holds what 1F1B does or more, or interleaved 1F1B and ZB-V."""
+        holds what 1F1B does or more, or interleaved 1F1B and ZB-V. At most those of a pipeline that is ``known``, of this
+        size or another, which makes it faster to find."""
         problems = [(self.problem(self.rows, for_bound=True), "1f1b", ONE)]
         if self.cutting.halves:
             v = self.problem(self.rows, for_bound=True, v=True)
             problems += [(problems[0][0], "interleaved-1f1b", ROUND), (v, "zb-v", DOWN_AND_UP)]
-        least = np.inf
+        least = known
         for problem, order, groups in problems:
             needed = np.array(least_held(order, self.most, self.microbatches))
             least = no_schedule_below(problem, self.microbatches, self.most, least, needed=needed, groups=groups)
         return least
 
-    def best(self, rows: Sequence[Row] | None = None, improved: bool = True) -> JointPlan | None:
-        """The fastest pipeline of these rows that is found; nothing where none fits."""
-        rows = self.rows if rows is None else rows
-        timed = Timed(self, rows)
-        starts: list[list[Run]] = []
+    def composed(self, rows: Sequence[Row] | None = None) -> list[list[Run]]:
+        """Compositions of these rows that are best where a pipeline is filled and drained once; none where none fits."""
+        rows, found = self.rows if rows is None else rows, []
         # Closing seconds of later stages run beside the draining of earlier ones: with them and without.
         for closing_counts in (1.0, 0.0) if rows else ():
             try:
-                found = compose(self.problem(rows, closing_counts=closing_counts), bounded=False)
+                pipeline = compose(self.problem(rows, closing_counts=closing_counts), bounded=False).answer
             except Infeasible:
-                return None
-            starts.append([Run(stage.start, stage.end, stage.devices) for stage in found.answer])
-        if improved and rows and (few := timed.fastest_of_few()) is not None:
-            starts.append(few)
-        plans = [timed.improved(runs) if improved else timed.plan(runs) for runs in starts]
+                return []
+            found.append([Run(stage.start, stage.end, stage.devices) for stage in pipeline])
+        return found
+
+    def seconds_of(self, runs: Sequence[Run]) -> float:
+        """The step of a composition in 1F1B; infinite where it does not fit."""
+        found = Timed(self, self.rows).timed(runs)
+        return np.inf if found is None else found[0]
+
+    def improved(self, starts: Sequence[Sequence[Run]]) -> JointPlan | None:
+        """The fastest pipeline that is found from compositions; nothing where none fits."""
+        timed = Timed(self, self.rows)
+        further = [timed.fastest_of_even(), timed.fastest_of_few()] if starts else []
+        plans = [timed.improved(runs) for runs in (*starts, *filter(None, further))]
+        return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
+
+    def best(self, rows: Sequence[Row]) -> JointPlan | None:
+        """The best composition of these rows as it is; nothing where none fits."""
+        plans = [Timed(self, rows).plan(runs) for runs in self.composed(rows)]
         return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
 
     def ordered(self, schedule: str, starts: Sequence[JointPlan]) -> JointPlan | None:
         """The fastest pipeline in another order than 1F1B that is found from others; nothing where none fits."""
         timed = Timed(self, self.rows, schedule)
         few = timed.fastest_of_few()
-        runs = [few] if few is not None else [self.runs(plan) for plan in starts]
-        plans = [timed.improved(one, CHANGES_OF_OTHERS) for one in runs]
+        runs = [few] if few is not None else [timed.fastest_of_even(), *(self.runs(plan) for plan in starts)]
+        plans = [timed.improved(one, CHANGES_OF_OTHERS) for one in filter(None, runs)]
         return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
 
     def runs(self, plan: JointPlan) -> list[Run]:

@@ -74,6 +74,7 @@ class Timed:
         self.space, self.rows, self.schedule = space, rows, schedule
         self.stages_each, self.v = stages_per_group(schedule), down_and_up(schedule)
         self._chosen: dict[tuple[object, ...], tuple[Choice, ...]] = {}
+        self._placed: dict[tuple[Run, Place], tuple[Choice, ...]] = {}
 
     def kind(self, run: Run) -> np.ndarray:
         """What a group's prices depend on, as columns."""
@@ -89,6 +90,11 @@ class Timed:
 
     def choices(self, run: Run, place: Place) -> tuple[Choice, ...]:
         """How a group may be run: the fastest a micro-batch, and those that close faster, none worse in both."""
+        if (run, place) not in self._placed:
+            self._placed[run, place] = self._choices(run, place)
+        return self._placed[run, place]
+
+    def _choices(self, run: Run, place: Place) -> tuple[Choice, ...]:
         space = self.space
         if not space.cutting.nested[run.start, run.end]:
             return ()
@@ -228,6 +234,17 @@ class Timed:
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found[0], runs
         return None if best is None else best[1]
+
+    def fastest_of_even(self) -> list[Run] | None:
+        """Of the compositions in which all groups have as many devices and as much to do, the one with the shortest step."""
+        space, best = self.space, (math.inf, list[Run]())
+        for count in (count for count in range(1, space.most + 1) if space.devices % count == 0):
+            cuts, units = space.cutting.even(count), space.devices // count
+            if cuts is not None:
+                runs = [Run(*two, units) for two in itertools.pairwise(cuts)]
+                if (found := self.timed(runs)) is not None and found[0] < best[0]:
+                    best = found[0], runs
+        return best[1] or None
 
     def improved(self, runs: Sequence[Run], most: int = MOST_CHANGES) -> JointPlan | None:
         """What small changes of a composition come to, as long as they make the step shorter."""
