@@ -172,10 +172,7 @@ class _Prices:
 
     def _gradient_bytes(self, instruction: Instruction) -> int:
         """Of the tensor whose gradients are added."""
-        slots, slot = self.program.slots, instruction.writes[0]
-        while slots[slot].alias >= 0:
-            slot = slots[slot].alias
-        return slots[slot].bytes
+        return self.program.slots[self.program.root(instruction.writes[0])].bytes
 
     def _copy(self, size: int, passes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``size`` bytes ``passes`` times in all."""

@@ -21,8 +21,8 @@ from shardwright.program import Sizes
 from shardwright.simulator import simulate
 
 FEW = 4
-"""Blocks of the shorter graph, the other has twice as many: enough for what is gathered ahead and for what is under way to be
-as in a long run."""
+"""Blocks of the shorter graph, the other has twice as many: enough for what is gathered ahead and for what is under way to
+be as in a long run."""
 
 DEEP = 24
 """Runs of fewer blocks are simulated as they are."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from shardwright.cluster import Cluster
 from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError, ShardwrightError
 from shardwright.graph import Graph
+from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner.dealing_out import with_shares
 from shardwright.planner.delivering import TooLargeSimulatedError, delivered, predicted
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
@@ -27,6 +28,7 @@ from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
+from shardwright.search.joint.readings import mostly_blocks
 from shardwright.search.limits import limit_of
 from shardwright.units import seconds_text
 
@@ -37,6 +39,9 @@ GAIN = 0.05
 
 LARGE = 1_000_000_000
 """So they are on several nodes of models with as many bytes of parameters: what smaller ones send hardly matters."""
+
+FEW_BLOCKS, MANY_BLOCKS = 4, 16
+"""Of a run of so many blocks only a few are cut into micro-batches to be priced."""
 
 COUNTS = (4, 16, 64)
 """Numbers of micro-batches that are tried: for each, the largest divisor of the batch that is no larger."""
@@ -247,7 +252,7 @@ def find_pipelines(
     pieces = _pieces(graph, options.batch_norm)
     try:
         space = Pipelines(
-            Model(pieces.graph_at),
+            _model(graph, cluster, options) or Model(pieces.graph_at),
             cluster,
             batch=pieces.batch,
             microbatch_sizes=pieces.sizes,
@@ -262,6 +267,20 @@ def find_pipelines(
     return Joint(
         graph, cluster, options, space, replace(best, search_seconds=perf_counter() - started), recipes, others
     )
+
+
+def _model(graph: Graph, cluster: Cluster, options: Options) -> Model | None:
+    """A deep model by a few of its blocks, all that pricing looks at; nothing where it is more than a run of them."""
+    run, short = longest_run(graph), shortened(graph, FEW_BLOCKS)
+    if run is None or short is None or run.count < MANY_BLOCKS:
+        return None
+    left = longest_run(short)
+    if left is None or (left.start, left.period, left.count) != (run.start, run.period, FEW_BLOCKS):
+        return None  # another run is longer than what is left of this one
+    pieces = _pieces(short, options.batch_norm)
+    if not mostly_blocks(pieces.graph_at(pieces.sizes[0]), cluster, options.optimizer, run.count):
+        return None
+    return Model(pieces.graph_at, run.count)
 
 
 class _Pieces(NamedTuple):

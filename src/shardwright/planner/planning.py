@@ -298,7 +298,7 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     for place, found in enumerate(close[:FEW] if trials.deep else close):
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
             most = 1 if trials.deep or place >= FEW else len(KEPT)
-            tried += trials.keeping(found, most)
+            tried += trials.keeping(found, best, most)
             best = min([best, *(kept.prediction.step_seconds for kept in tried if kept.prediction.fits)])
     return tried
 
@@ -363,5 +363,6 @@ def _candidate(name: str, rounds: Sequence[_Round], winner: Found, search: str, 
     if not seen and name != search:
         refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
         return Candidate(name, shapes[0].names, None, refusal.message if refusal else "does not apply")
-    best = winner if name == search else rounds[0].trials.best(seen, name)
+    step = winner.prediction.step_seconds
+    best = winner if name == search else rounds[0].trials.about(seen, name, step)
     return Candidate(name, best.mesh.names, best.prediction, best.note)

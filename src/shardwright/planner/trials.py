@@ -346,6 +346,13 @@ class Trials:
             self._exact[key] = predict(graph, searched.strategy, mesh, self.optimizer, limit)
         return self._exact[key]
 
+    def about(self, candidates: Sequence[Found], search: str, beat: float) -> Found:
+        """The best answer to a search for a comparison with one that takes ``beat`` seconds: at a glance, where that tells
+        which is faster."""
+        first = min(candidates, key=lambda f: f.ranked(search))
+        clear = first.prediction.step_seconds > (1 + SLACK) * beat
+        return first if clear else self.best(candidates, search)
+
     def best(self, candidates: Sequence[Found], search: str) -> Found:
         """The best answer to a search, simulated event by event wherever a glance cannot tell."""
         ranked = sorted(candidates, key=lambda f: f.ranked(search))
@@ -358,11 +365,17 @@ class Trials:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
-    def keeping(self, found: Found, most: int = len(KEPT)) -> Iterator[Found]:
-        """The same with shares of the gathered parameters kept until backward, as memory allows, simulated event by event.
+    def keeping(self, found: Found, beat: float, most: int = len(KEPT)) -> Iterator[Found]:
+        """The same with shares of the gathered parameters kept until backward, as memory allows, simulated event by event;
+        none of a deep model that would not take less than ``beat`` seconds were all of them kept.
 
         Which shares are tried does not depend on the memory there is; ``most`` of them, the largest that there is room for.
         """
+        if found.searched.formulation.within.fold:
+            all_kept = replace(found.strategy, regathered=frozenset())
+            least = glance(self.described.graph, all_kept, found.mesh, self.optimizer, inf)
+            if least is not None and least.step_seconds >= (1 + SLACK) * beat:
+                return
         limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
         room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
         total = sum(gathered_copies(graph, rules, found.strategy).values())

@@ -184,9 +184,15 @@ class Program:
 
     def root(self, slot: int) -> int:
         """The value in whose storage a value lies."""
-        while self.slots[slot].alias >= 0:
-            slot = self.slots[slot].alias
-        return slot
+        root, known = slot, self._roots
+        while root not in known and self.slots[root].alias >= 0:
+            root = self.slots[root].alias
+        known[slot] = known.get(root, root)
+        return known[slot]
+
+    @cached_property
+    def _roots(self) -> dict[int, int]:
+        return {}
 
     @property
     def graph(self) -> Graph:

@@ -25,6 +25,7 @@ class Writer:
         self.flow, self.axes = flow, flow.place.axes
         self.instructions: list[Instruction] = []
         self.slots: list[Slot] = [UNMADE] * len(flow.values)
+        self._lies_in: dict[int, int] = {}  # a value → one in whose storage it lies, the nearer to the last the better
         self.maker: dict[int, int] = {}
         self._computing: tuple[int, ...] = ()
         for tensor, value in flow.rest.items():
@@ -32,18 +33,23 @@ class Writer:
 
     def slot(self, tensor: str, role: str, size: int, alias: int = -1, at: int | None = None) -> int:
         """A new value (or the flow's own, ``at`` its number); ``alias`` is the value in whose storage it lies."""
-        made = Slot(tensor, role, 0 if alias >= 0 else size, alias)
-        if at is not None:
+        number, made = len(self.slots) if at is None else at, Slot(tensor, role, 0 if alias >= 0 else size, alias)
+        if at is None:
+            self.slots.append(made)
+        else:
             self.slots[at] = made
-            return at
-        self.slots.append(made)
-        return len(self.slots) - 1
+        if alias >= 0:
+            self._lies_in[number] = alias
+        return number
 
     def root(self, slot: int) -> int:
-        """The value in whose storage a value lies."""
-        while self.slots[slot].alias >= 0:
-            slot = self.slots[slot].alias
-        return slot
+        """The value in whose storage a value lies; what lies on the way is told at once the next time."""
+        root = slot
+        while root in self._lies_in:
+            root = self._lies_in[root]
+        while slot != root:
+            self._lies_in[slot], slot = root, self._lies_in[slot]
+        return root
 
     def compute(
         self,
@@ -168,6 +174,7 @@ class Writer:
                 if own and last_read[root] == number and self.slots[result].bytes == self.slots[root].bytes:
                     last_read[root] = last_read.pop(result)
                     self.slots[result] = self.slots[result]._replace(bytes=0, alias=source)
+                    self._lies_in[result] = source
                     kept |= {root} if result in kept else set()
 
 

@@ -141,9 +141,10 @@ class Pipelines:
     def _searched(self, memory_limit: float | None = None) -> tuple[JointPlan, list[tuple[Space, float, JointPlan]]]:
         """The fastest, and of every micro-batch size that was searched: the space, its bound, its own fastest."""
         spaces = [space.within(memory_limit) for space in self.spaces]
-        starts = [space.composed() for space in spaces]
+        known = min(space.even() for space in spaces)
+        starts = [space.composed(known=known) for space in spaces]
         composed = [space.seconds_of(runs) for space, some in zip(spaces, starts, strict=True) for runs in some]
-        known = min(composed, default=inf)
+        known = min([known, *composed, *(space.even(order) for space in spaces for order in OTHERS)])
         limits = [space.bound(known) for space in spaces]
         best: JointPlan | None = None
         each = []

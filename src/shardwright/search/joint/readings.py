@@ -45,11 +45,23 @@ def readings(graph: Graph, cluster: Cluster, optimizer: str, blocks: int | None 
         return [run]
 
 
-def share_of_run(run: BlockPricer, alone: Mesh) -> float:
-    """Which part of a model's seconds on one device its longest run of blocks takes."""
+def share_of_run(run: BlockPricer, alone: Mesh, blocks: int | None = None) -> float:
+    """Which part of a model's seconds on one device its longest run of blocks takes, were there so many of them."""
     seconds = run.prices(alone, 1)[0].seconds
-    inside = run.run.count * seconds.block
+    inside = (blocks or run.run.count) * seconds.block
     return inside / (seconds.head + inside + seconds.tail)
+
+
+def mostly_blocks(graph: Graph, cluster: Cluster, optimizer: str, blocks: int) -> bool:
+    """Whether a model of so many blocks, of which the graph of a micro-batch has some, is read as a run of them alone.
+
+    >>> mostly_blocks(shortened(graph, 4), parse_cluster("8xH100"), "adamw", 80)  # doctest: +SKIP
+    """
+    try:
+        run = BlockPricer(graph, optimizer=optimizer)
+    except ProblemError:
+        return False
+    return share_of_run(run, mesh_of(part_of(cluster, [0])), blocks) >= MOST
 
 
 def computing_all_the_time(pricer: Pricer, cluster: Cluster, blocks: int | None, microbatches: int) -> float:

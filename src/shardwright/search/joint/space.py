@@ -38,6 +38,8 @@ from shardwright.search.joint.timed import Run, Timed
 
 MOST_UNITS = 64
 """Devices are counted in units of so many that there are at most about so many of them."""
+LITTLE_MORE = 1.25
+"""Compositions are looked for whose slowest stage alone would take at most so many times a step that is known."""
 CHANGES_OF_OTHERS = 2_000
 """So many stages, in all small changes, are timed in each order other than 1F1B."""
 
@@ -186,10 +188,11 @@ class Space:
         return kinds, kind_of.reshape(-1)
 
     def _tables(
-        self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float = 1.0, v: bool = False
+        self, rows: Sequence[Row], *, for_bound: bool, closing_counts: float, v: bool, most: float
     ) -> list[StageTable]:
         """One table per size and place of a stage: the best row for every stage and number held, by seconds with
-        closing. ``v``: of groups of devices whose first has both ends of the model.
+        closing; stages whose micro-batches alone take more than ``most`` seconds are left out. ``v``: of groups of devices
+        whose first has both ends of the model.
         """
         tables, held = [], np.arange(1, self.most + 1)
         kinds, kind_of = self._kinds(v)
@@ -206,7 +209,7 @@ class Space:
             with np.errstate(invalid="ignore"):
                 spread = np.where(np.isfinite(whole), (whole - plain) * self.microbatches, np.inf).min(axis=1)
             chosen = (plain if for_bound else whole)[kind_of]
-            some = np.isfinite(chosen[:, 0])
+            some = self.microbatches * chosen[:, 0] <= most if most < np.inf else np.isfinite(chosen[:, 0])
             far_in, far_out = (2 * (alike[0].hop(size, far=True) - alike[0].hop(size, far=False)) for size in borders)
             tables.append(
                 StageTable(
@@ -226,9 +229,15 @@ class Space:
         return tables
 
     def problem(
-        self, rows: Sequence[Row], *, for_bound: bool = False, closing_counts: float = 1.0, v: bool = False
+        self,
+        rows: Sequence[Row],
+        *,
+        for_bound: bool = False,
+        closing_counts: float = 1.0,
+        v: bool = False,
+        most: float = np.inf,
     ) -> PipelineProblem:
-        tables = self._tables(rows, for_bound=for_bound, closing_counts=closing_counts, v=v)
+        tables = self._tables(rows, for_bound=for_bound, closing_counts=closing_counts, v=v, most=most)
         objective = filled_and_drained(self.microbatches)
         return PipelineProblem(f"pipelines of {self.size}", self.cuts, self.devices, pack(tables), objective, self.far)
 
@@ -236,9 +245,9 @@ class Space:
         """Seconds that no pipeline of this micro-batch size undercuts: one stage per group of devices in any order that
         holds what 1F1B does or more, or interleaved 1F1B and ZB-V. At most those of a pipeline that is ``known``, of this
         size or another, which makes it faster to find."""
-        problems = [(self.problem(self.rows, for_bound=True), "1f1b", ONE)]
+        problems = [(self.problem(self.rows, for_bound=True, most=known), "1f1b", ONE)]
         if self.cutting.halves:
-            v = self.problem(self.rows, for_bound=True, v=True)
+            v = self.problem(self.rows, for_bound=True, v=True, most=known)
             problems += [(problems[0][0], "interleaved-1f1b", ROUND), (v, "zb-v", DOWN_AND_UP)]
         least = known
         for problem, order, groups in problems:
@@ -246,13 +255,15 @@ class Space:
             least = no_schedule_below(problem, self.microbatches, self.most, least, needed=needed, groups=groups)
         return least
 
-    def composed(self, rows: Sequence[Row] | None = None) -> list[list[Run]]:
-        """Compositions of these rows that are best where a pipeline is filled and drained once; none where none fits."""
+    def composed(self, rows: Sequence[Row] | None = None, known: float = np.inf) -> list[list[Run]]:
+        """Compositions of these rows that are best where a pipeline is filled and drained once; none where none fits, or
+        none takes little more than the step of one that is ``known``."""
         rows, found = self.rows if rows is None else rows, []
         # Closing seconds of later stages run beside the draining of earlier ones: with them and without.
         for closing_counts in (1.0, 0.0) if rows else ():
+            problem = self.problem(rows, closing_counts=closing_counts, most=LITTLE_MORE * known)
             try:
-                pipeline = compose(self.problem(rows, closing_counts=closing_counts), bounded=False).answer
+                pipeline = compose(problem, bounded=False).answer
             except Infeasible:
                 return []
             found.append([Run(stage.start, stage.end, stage.devices) for stage in pipeline])
@@ -261,6 +272,12 @@ class Space:
     def seconds_of(self, runs: Sequence[Run]) -> float:
         """The step of a composition in 1F1B; infinite where it does not fit."""
         found = Timed(self, self.rows).timed(runs)
+        return np.inf if found is None else found[0]
+
+    def even(self, schedule: str = "1f1b") -> float:
+        """The step of the fastest pipeline whose groups have as many devices and as much to do; infinite where none fits."""
+        timed = Timed(self, self.rows, schedule)
+        found = None if (runs := timed.fastest_of_even()) is None else timed.timed(runs)
         return np.inf if found is None else found[0]
 
     def improved(self, starts: Sequence[Sequence[Run]]) -> JointPlan | None:

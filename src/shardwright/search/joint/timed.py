@@ -199,10 +199,20 @@ class Timed:
             ends = order.ends([chosen[d].parts[k // groups] for k, d in enumerate(order.device_of)])
         return float((ends + [c.closing for c in chosen]).max())
 
-    def timed(self, runs: Sequence[Run]) -> tuple[float, list[Choice]] | None:
-        """The step of a composition, every stage run as is best for it alone or, one by one, for the step."""
+    def at_least(self, ways: Sequence[tuple[Choice, ...]]) -> float:
+        """What no step undercuts whose groups are run in one of these ways each: a group works through its micro-batches and
+        closes after the first of them was brought to it, through the first stages of those before it."""
+        m, filled, least = self.space.microbatches, 0.0, 0.0
+        for choices in ways:
+            least = max(least, filled + min(m * c.seconds + c.closing for c in choices))
+            filled += min(c.parts[0] for c in choices) / 3.0
+        return least
+
+    def timed(self, runs: Sequence[Run], below: float = math.inf) -> tuple[float, list[Choice]] | None:
+        """The step of a composition, every stage run as is best for it alone or, one by one, for the step; nothing where it
+        has none, or none ``below`` so many seconds."""
         ways = self.stages(runs)
-        if ways is None:
+        if ways is None or self.at_least(ways) >= below:
             return None
         m = self.space.microbatches
         chosen = [min(choices, key=lambda c: c.seconds + c.closing / m) for choices in ways]
@@ -210,7 +220,9 @@ class Timed:
         for place, choices in enumerate(ways):
             for other in choices if len(choices) > 1 else ():
                 changed = [*chosen[:place], other, *chosen[place + 1 :]]
-                if other is not chosen[place] and (seconds := self.step(changed)) < best:
+                if other is chosen[place] or m * other.seconds + other.closing >= best:
+                    continue
+                if (seconds := self.step(changed)) < best:
                     best, chosen = seconds, changed
         return best, chosen
 
@@ -230,7 +242,7 @@ class Timed:
                 _chains(nested, [0], stages), itertools.product(powers, repeat=stages)
             ):
                 runs = [Run(*two, own) for two, own in zip(itertools.pairwise(cuts), units, strict=True)]
-                found = self.timed(runs)
+                found = self.timed(runs, math.inf if best is None else best[0])
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found[0], runs
         return None if best is None else best[1]
@@ -242,7 +254,7 @@ class Timed:
             cuts, units = space.cutting.even(count), space.devices // count
             if cuts is not None:
                 runs = [Run(*two, units) for two in itertools.pairwise(cuts)]
-                if (found := self.timed(runs)) is not None and found[0] < best[0]:
+                if (found := self.timed(runs, best[0])) is not None and found[0] < best[0]:
                     best = found[0], runs
         return best[1] or None
 
@@ -252,7 +264,7 @@ class Timed:
         while best is not None and left > 0:
             for other in _changes(here, self.space.cutting):
                 left -= 1
-                found = self.timed(other)
+                found = self.timed(other, best[0])
                 if found is not None and found[0] < best[0] * (1 - 1e-12):
                     best, here = found, other
                     break
