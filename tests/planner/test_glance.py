@@ -78,6 +78,18 @@ def test_what_a_plan_predicts_is_never_a_glance(deep: Graph) -> None:
     assert made.candidates[0].prediction == made.prediction
 
 
+def test_rows_of_slower_recipes_are_as_exact_as_a_glance_and_those_of_close_ones_as_a_plan(deep: Graph) -> None:
+    cluster = parse_cluster("2x4xA100-80GB")
+    names = ("fsdp", "megatron", "zero-2")
+    made = plan_graph(deep, cluster, Options(baselines=names, fewer_devices=False))
+    for row in made.candidates[1:]:
+        assert row.prediction is not None
+        close = row.prediction.step_seconds <= (1 + SLACK) * made.prediction.step_seconds
+        alone = plan_graph(deep, cluster, Options(search=row.name, baselines=(), fewer_devices=False)).prediction
+        assert row.prediction.step_seconds == pytest.approx(alone.step_seconds, rel=1e-12 if close else SLACK)
+        assert row.prediction.memory_bytes == pytest.approx(alone.memory_bytes, rel=1e-12 if close else SLACK)
+
+
 def test_every_recipe_competes_in_a_deep_model_too(deep: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = []
 

@@ -16,7 +16,7 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.delivering import TooLargeSimulatedError, _order, delivered
 from shardwright.planner.frontier import spanning
-from shardwright.planner.joint import NEVER, PROMISING, Joint, find_pipelines
+from shardwright.planner.joint import NEVER, PROMISING, Joint, _model, find_pipelines
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
 from shardwright.plans import Plan, Prediction
 from shardwright.plans.serial import from_json, to_json
@@ -325,3 +325,25 @@ def test_a_stage_is_priced_as_its_program_is_simulated() -> None:
         closing = sum(times.events[n].seconds for numbers in times.closing for n in numbers)
         assert found.stages[0].seconds == pytest.approx(passes, rel=0.05), name
         assert found.stages[0].closing_seconds == pytest.approx(closing, rel=0.25), name
+
+
+def test_a_deep_model_is_priced_by_a_few_of_its_blocks() -> None:
+    resolved = resolve("gpt:layers=16,width=128,heads=4,vocab=512,seq=64", batch=16)
+    graph = capture(resolved.model, resolved.args, resolved.kwargs)
+    model = _model(graph, CLUSTER, QUICK)
+    assert model is not None and model.blocks == 16
+    assert len(model.graph_at(4).ops) < len(graph.ops) / 3
+    short, whole = (
+        Space(one, CLUSTER, 16, 4, None, "adamw", 2, 64)
+        for one in (model, Model(lambda size: microbatches(graph, 16 // size).graphs[size]))
+    )
+    prices = [[(r.price.name, r.price.seconds, r.price.resting, r.price.wholly) for r in s.rows] for s in (short, whole)]
+    assert prices[0] == prices[1]
+    assert short.bound() == whole.bound()
+
+
+def test_a_model_of_two_runs_is_not_read_as_a_few_blocks_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.planner.joint.MANY_BLOCKS", 6)
+    t5 = "hf:t5:num_layers=6,num_decoder_layers=6,d_model=64,d_ff=128,num_heads=2,d_kv=32,vocab_size=256"
+    resolved = resolve(t5, batch=8, seq=32)
+    assert _model(capture(resolved.model, resolved.args, resolved.kwargs), CLUSTER, QUICK) is None

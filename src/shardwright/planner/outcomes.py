@@ -61,7 +61,7 @@ class Outcome:
     """What searching under one name came to.
 
     ``candidates`` are all that were simulated. ``held_back``: some answer was left out, or did not fit, for want of memory.
-    ``refusal`` says why a mesh has no answer, where one has none.
+    ``refusal`` says why a mesh has no answer, where one has none; ``impossible``: nothing there is keeps the limit on any.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Outcome:
     meshes: tuple[Mesh, ...]
     held_back: bool = False
     refusal: Infeasible | None = None
+    impossible: bool = False
 
     @property
     def fitting(self) -> tuple[Found, ...]:
@@ -84,7 +85,7 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
     """
     tried: list[Found] = []
     refusal: Infeasible | None = None
-    held_back = False
+    held_back, without = False, set[Mesh]()
     for mesh, floor in _promising(trials, meshes, name, say, beat):
         fitting = [found.prediction for found in tried if found.prediction.fits]
         if fitting and floor > WORTHWHILE * min(p.sum_seconds for p in fitting):
@@ -100,9 +101,11 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
                     tried.append(found)
         except (Infeasible, TooLarge) as error:
             refusal, held_back = refusal or Infeasible(error.message, error.remedy), True
+            without |= {mesh} if isinstance(error, Infeasible) else set()
     if name == "auto" and tried and trials.deep:
         tried += _further(trials, tried, beat)
-    return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal)
+    impossible = not tried and without == set(meshes)
+    return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal, impossible)
 
 
 def bounds(trials: Trials, meshes: Sequence[Mesh], name: str, known: float = 0.0) -> Bounds:

@@ -196,7 +196,8 @@ def _round(
     beat: float,
     say: Progress,
 ) -> _Round:
-    """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds."""
+    """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds. Where
+    nothing of the whole space keeps the limit, no recipe does, and none is asked but those whose own refusal is shown."""
     trials = Trials(
         described,
         optimizer=options.optimizer,
@@ -211,8 +212,13 @@ def _round(
         gap=options.gap,
         fastest=options.search != LEAST_MEMORY,
     )
-    shown, outcomes = (options.search, *options.baselines), {}
+    shown, outcomes = (options.search, *options.baselines), dict[str, Outcome]()
+    everything = options.search == "auto" and not (options.pins or options.forbidden)
     for name in names:
+        whole = outcomes.get("auto") if everything else None
+        if whole is not None and whole.impossible and not (name in shown and recompute == NOTHING):
+            outcomes[name] = replace(whole, name=name)
+            continue
         outcomes[name] = search_by_name(trials, shapes, name, say, inf if name in shown else beat)
         beat = min([beat, *(found.prediction.step_seconds for found in outcomes[name].fitting)])
     return _Round(recompute, trials, outcomes)

@@ -68,9 +68,11 @@ class Formulation:
             {"op": splits, "parameter": resting, "kept": kept}[kind][name] = option  # type: ignore[index] # one of three
         for name in self.graph.sources:
             resting.setdefault(name, self.within.arrives.get(name, replicated))
-        gathered = frozenset(
-            p.tensor for p in self.graph.parameters if self._gathers(p.tensor, resting[p.tensor], splits)
-        )
+        told: dict[tuple[int, ...], bool] = {}  # by decision: repeated blocks share theirs
+        for tensor, key in self._read_by.items():
+            if key not in told:
+                told[key] = self._gathers(tensor, resting[tensor], splits)
+        gathered = frozenset(tensor for tensor, key in self._read_by.items() if told[key])
         again = gathered if self.graph.training and self.within.regather else frozenset()
         whole = gathered if self.graph.training and self.within.whole_gradients else frozenset()
         light = frozenset(self.recompute if self.lightly else ())
@@ -84,6 +86,15 @@ class Formulation:
             if picked[number] < 0:
                 picked[number] = list(self.nodes[number].options).index(tables[kind][name])
         return picked
+
+    @cached_property
+    def _read_by(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter → the decisions about it and about its readers."""
+        node = self.stands_for
+        return {
+            p.tensor: (node["parameter", p.tensor], *(node["op", op.name] for op in self.graph.consumers[p.tensor]))
+            for p in self.graph.parameters
+        }
 
     def _gathers(self, tensor: str, layout: Layout, splits: Mapping[str, Split]) -> bool:
         for op in self.graph.consumers[tensor]:

@@ -20,7 +20,7 @@ from shardwright.search.joint.problem import Candidates
 NEVER = np.int64(2**40)
 
 
-@kernel()
+@kernel(nogil=True)
 def least_in_flight(
     cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +49,7 @@ def least_in_flight(
     return least, chosen
 
 
-@kernel()
+@kernel(nogil=True)
 def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: float, limit: float, share: int) -> int:
     """The largest sum of shares after a stage with which it keeps the limit; negative if none."""
     room = -1
@@ -60,7 +60,7 @@ def _room(holds: np.ndarray, times: np.ndarray, first: int, beyond: int, more: f
     return room
 
 
-@kernel()
+@kernel(nogil=True)
 def _step_that_holds(holds: np.ndarray, step: int, beyond: int, shares: int, share: int) -> int:
     """The first step from ``step`` on that holds what a stage must with such shares after it; ``beyond`` if none does."""
     held = 1 + (shares + share - 1) // share
@@ -69,7 +69,7 @@ def _step_that_holds(holds: np.ndarray, step: int, beyond: int, shares: int, sha
     return step
 
 
-@kernel()
+@kernel(nogil=True)
 def least_seconds(
     cuts: int,
     devices: int,
@@ -118,7 +118,7 @@ FRONT = 24
 """Partial pipelines that are told apart per (cut, devices); of more, the likest become one that is as good as both."""
 
 
-@kernel()
+@kernel(nogil=True)
 def least_step(
     cuts: int,
     devices: int,
@@ -195,7 +195,7 @@ def least_step(
     return least
 
 
-@kernel()
+@kernel(nogil=True)
 def _device_seconds(cuts: int, rows: Candidates) -> np.ndarray:
     """Per cut: seconds times devices that a micro-batch takes at least up to there, by the candidates' bounds."""
     least = np.full(cuts, np.inf)
@@ -206,7 +206,7 @@ def _device_seconds(cuts: int, rows: Candidates) -> np.ndarray:
     return least
 
 
-@kernel()
+@kernel(nogil=True)
 def _kept(front: np.ndarray, count: int, label: np.ndarray) -> int:
     """A front with one more label, unless another is nowhere worse; how many there are then. A full one loses no pipeline:
     the new label and the one with the nearest total become one that is as good as both."""
@@ -229,7 +229,7 @@ def _kept(front: np.ndarray, count: int, label: np.ndarray) -> int:
     return left + 1
 
 
-@kernel()
+@kernel(nogil=True)
 def _span(t: float, held: int, microbatches: int, away: float) -> float:
     """Seconds between a stage's first and last pass, at least, in any order.
 
@@ -243,7 +243,7 @@ def _span(t: float, held: int, microbatches: int, away: float) -> float:
     return microbatches * t + waits
 
 
-@kernel()
+@kernel(nogil=True)
 def least_through(
     cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray, value: np.ndarray
 ) -> np.ndarray:
@@ -281,7 +281,7 @@ def least_through(
     return through
 
 
-@kernel()
+@kernel(nogil=True)
 def last_backwards(seconds: np.ndarray, microbatches: int, warm: np.ndarray) -> np.ndarray:
     """When each stage of a chain ends its last backward pass; a pass forward takes a third of a stage's ``seconds``.
 

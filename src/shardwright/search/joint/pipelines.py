@@ -20,10 +20,12 @@ the smaller of both.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from math import inf
+from typing import TypeVar
 
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ProblemError
@@ -80,6 +82,9 @@ def search_pipelines(
         assert faster is not None
         best = replace(faster, bound_seconds=best.bound_seconds)
     return replace(best, search_seconds=time.perf_counter() - started), found
+
+
+Answer = TypeVar("Answer")
 
 
 class NothingToGain(Infeasible):
@@ -142,10 +147,10 @@ class Pipelines:
         """The fastest, and of every micro-batch size that was searched: the space, its bound, its own fastest."""
         spaces = [space.within(memory_limit) for space in self.spaces]
         known = min(space.even() for space in spaces)
-        starts = [space.composed(known=known) for space in spaces]
+        starts = _each(lambda space: space.composed(known=known), spaces)
         composed = [space.seconds_of(runs) for space, some in zip(spaces, starts, strict=True) for runs in some]
         known = min([known, *composed, *(space.even(order) for space in spaces for order in OTHERS)])
-        limits = [space.bound(known) for space in spaces]
+        limits = _each(lambda space: space.bound(known), spaces)
         best: JointPlan | None = None
         each = []
         for space, bound, some in sorted(zip(spaces, limits, starts, strict=True), key=lambda one: one[1]):
@@ -197,6 +202,12 @@ class Pipelines:
         mine = {id(stage.strategy) for stage in plan.stages}
         space = next(space for space in self.spaces if mine <= {id(row.price.strategy) for row in space.rows})
         return Timed(space, [row for row in space.rows if id(row.price.strategy) in mine], order).plan(space.runs(plan))
+
+
+def _each(ask: Callable[[Space], Answer], spaces: Sequence[Space]) -> list[Answer]:
+    """What every space answers, several at once: most of the time goes into compiled recurrences."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(ask, spaces))
 
 
 def _faster(one: JointPlan | None, other: JointPlan | str | None) -> JointPlan | None:

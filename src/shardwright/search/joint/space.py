@@ -94,6 +94,7 @@ class Space:
         self.devices = cluster.size // self.unit
         self.most = min(most_stages, self.devices, self.cuts - 1)
         self.rows = self._rows(memory_limit, max_axes)
+        self._timed: dict[str, Timed] = {}
         self.first, self.last = np.nonzero(self.cutting.nested)
         self.far = np.array(
             [(k * self.unit) % self.cluster.nodes[0].devices == 0 for k in range(self.devices + 1)], dtype=bool
@@ -103,19 +104,28 @@ class Space:
         """The same with fewer bytes per device."""
         if memory_limit is None:
             return self
-        narrower = copy(self)
-        narrower.rows = [replace(row, room=min(row.room, memory_limit)) for row in self.rows]
-        return narrower
+        return self._with([replace(row, room=min(row.room, memory_limit)) for row in self.rows])
 
     def corrected(self, bytes_of: Mapping[int, tuple[float, float]]) -> Space:
         """The same where blocks of some strategies (by their id) hold more per micro-batch, and save more or less by
         recomputing, than they were priced at."""
+        return self._with(
+            [
+                replace(row, price=row.price.corrected(*bytes_of.get(id(row.price.strategy), (0.0, 0.0))))
+                for row in self.rows
+            ]
+        )
+
+    def _with(self, rows: list[Row]) -> Space:
         other = copy(self)
-        other.rows = [
-            replace(row, price=row.price.corrected(*bytes_of.get(id(row.price.strategy), (0.0, 0.0))))
-            for row in self.rows
-        ]
+        other.rows, other._timed = rows, {}
         return other
+
+    def timed(self, schedule: str = "1f1b") -> Timed:
+        """Compositions of all rows timed in an order of passes; one for all who ask."""
+        if schedule not in self._timed:
+            self._timed[schedule] = Timed(self, self.rows, schedule)
+        return self._timed[schedule]
 
     def _rows(self, memory_limit: float | None, max_axes: int) -> list[Row]:
         rows, after = [], self.devices
@@ -271,18 +281,18 @@ class Space:
 
     def seconds_of(self, runs: Sequence[Run]) -> float:
         """The step of a composition in 1F1B; infinite where it does not fit."""
-        found = Timed(self, self.rows).timed(runs)
+        found = self.timed().timed(runs)
         return np.inf if found is None else found[0]
 
     def even(self, schedule: str = "1f1b") -> float:
         """The step of the fastest pipeline whose groups have as many devices and as much to do; infinite where none fits."""
-        timed = Timed(self, self.rows, schedule)
+        timed = self.timed(schedule)
         found = None if (runs := timed.fastest_of_even()) is None else timed.timed(runs)
         return np.inf if found is None else found[0]
 
     def improved(self, starts: Sequence[Sequence[Run]]) -> JointPlan | None:
         """The fastest pipeline that is found from compositions; nothing where none fits."""
-        timed = Timed(self, self.rows)
+        timed = self.timed()
         further = [timed.fastest_of_even(), timed.fastest_of_few()] if starts else []
         plans = [timed.improved(runs) for runs in (*starts, *filter(None, further))]
         return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
@@ -294,7 +304,7 @@ class Space:
 
     def ordered(self, schedule: str, starts: Sequence[JointPlan]) -> JointPlan | None:
         """The fastest pipeline in another order than 1F1B that is found from others; nothing where none fits."""
-        timed = Timed(self, self.rows, schedule)
+        timed = self.timed(schedule)
         few = timed.fastest_of_few()
         runs = [few] if few is not None else [timed.fastest_of_even(), *(self.runs(plan) for plan in starts)]
         plans = [timed.improved(one, CHANGES_OF_OTHERS) for one in filter(None, runs)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -249,6 +250,10 @@ class Timed:
 
     def fastest_of_even(self) -> list[Run] | None:
         """Of the compositions in which all groups have as many devices and as much to do, the one with the shortest step."""
+        return self._even
+
+    @cached_property
+    def _even(self) -> list[Run] | None:
         space, best = self.space, (math.inf, list[Run]())
         for count in (count for count in range(1, space.most + 1) if space.devices % count == 0):
             cuts, units = space.cutting.even(count), space.devices // count
