@@ -383,9 +383,7 @@ def _changes(runs: Sequence[Run], cutting: Chain | Ideals) -> Iterator[list[Run]
         for units in (2 * run.units, run.units // 2):
             if units:
                 yield [*runs[:k], run._replace(units=units), *runs[k + 1 :]]
-        inside = [
-            cut for cut in range(run.start + 1, run.end) if cutting.nested[[run.start, cut], [cut, run.end]].all()
-        ]
+        inside = map(int, np.flatnonzero(cutting.nested[run.start] & cutting.nested[:, run.end]))
         for units, cut in itertools.product((run.units, run.units // 2), inside):
             if units:
                 yield [*runs[:k], Run(run.start, cut, units), Run(cut, run.end, units), *runs[k + 1 :]]
