@@ -54,7 +54,9 @@ def test_of_many_small_blocks_it_takes_more_of_them(monkeypatch: pytest.MonkeyPa
         model, args, kwargs = zoo.build("gpt", layers=80, width=1024, heads=8, seq=256, vocab=1024, batch=64)
         graph = capture(model, args, kwargs)
     described = describe_graph(graph)
-    assert glance(graph, find_strategy(described, mesh, "fsdp").strategy, mesh, "adamw", 1e12) is None  # too few of them
+    assert (
+        glance(graph, find_strategy(described, mesh, "fsdp").strategy, mesh, "adamw", 1e12) is None
+    )  # too few of them
     monkeypatch.setattr(glances, "MANY", 4)
     for name in ("fsdp", "megatron", "data-parallel"):
         strategy = find_strategy(described, mesh, name).strategy

@@ -337,7 +337,9 @@ def test_a_deep_model_is_priced_by_a_few_of_its_blocks() -> None:
         Space(one, CLUSTER, 16, 4, None, "adamw", 2, 64)
         for one in (model, Model(lambda size: microbatches(graph, 16 // size).graphs[size]))
     )
-    prices = [[(r.price.name, r.price.seconds, r.price.resting, r.price.wholly) for r in s.rows] for s in (short, whole)]
+    prices = [
+        [(r.price.name, r.price.seconds, r.price.resting, r.price.wholly) for r in s.rows] for s in (short, whole)
+    ]
     assert prices[0] == prices[1]
     assert short.bound() == whole.bound()
 
