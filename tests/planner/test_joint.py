@@ -161,8 +161,30 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
     assert plan is not None and not isinstance(said["pipeline"], str)
     assert max(needed([found for found in tried if found.schedule == "1f1b"][-1])) <= limit
     monkeypatch.setattr("shardwright.planner.joint.CORRECTIONS", 0)
+    plan, said = joint.fastest()  # other orders learn too
+    assert plan is not None and plan.schedule is not None and isinstance(said["pipeline"], str)
+    assert order_name(plan.schedule) in OTHERS and not isinstance(said[order_name(plan.schedule)], str)
+    monkeypatch.setattr("shardwright.planner.joint.FEW_CORRECTIONS", 0)
     with pytest.raises(TooLargeSimulatedError):
         joint.fastest()
+
+
+def test_stages_of_alpa_that_recompute_everything_do_so_when_they_are_delivered(graph: Graph) -> None:
+    """They were delivered as if they kept everything, so that the recipe did not fit where it does."""
+    for limit in (60e6, 50e6, 45e6, 40e6):
+        try:
+            joint = find_pipelines(graph, CLUSTER, replace(QUICK, memory_limit=limit), names=("alpa",))
+        except Infeasible:
+            continue
+        found = joint.recipes["alpa"]
+        if isinstance(found, str) or not any(stage.recomputed_blocks for stage in found.stages):
+            continue
+        plan = delivered(graph, CLUSTER, replace(QUICK, ignore_device_memory=True), found, "", ())
+        for stage, planned in zip(found.stages, plan.stages, strict=True):
+            assert stage.recomputed_blocks in (0, stage.last_block - stage.first_block)
+            assert len(planned.strategy.recomputed) == stage.recomputed_blocks
+        return
+    pytest.fail("alpa recomputed nowhere")
 
 
 def test_stages_on_unlike_meshes_share_the_embedding(graph: Graph, joint: Joint) -> None:

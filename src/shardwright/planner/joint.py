@@ -10,8 +10,10 @@ simulated on all its ranks, and its simulated step decides.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
@@ -52,6 +54,8 @@ MOST_OTHERS = 2
 """Pipelines in other orders of passes than 1F1B that are simulated at most."""
 CORRECTIONS = 8
 """Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
+FEW_CORRECTIONS = 2
+"""So many of them in every other order of passes."""
 
 Simulated = Mapping[str, Prediction | str]
 """By name, what simulating a pipeline said of it: its step, or why it cannot be run."""
@@ -110,7 +114,8 @@ class Joint:
         Where the fastest does not fit, those found under a little less memory are tried. Then other orders of passes
         compete, those that were searched and those of the best so far with the same strategies: at most
         :data:`MOST_OTHERS` that are faster, if simulating changes them as it changed the best (where nothing was simulated:
-        if all their traffic hides). Where none is, it stays 1F1B.
+        if all their traffic hides). Where none is, it stays 1F1B. What does not fit is searched again with the bytes that
+        the simulation found.
 
         Raises
         ------
@@ -140,13 +145,24 @@ class Joint:
                     plan = self.deliver(found, reference)
                 except (LoweringError, PlanError) as error:
                     first, tried[key] = first or error, error.message
-                    if found.schedule not in OTHERS:
-                        too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
+                    too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
                 else:
                     tried[key] = plan.prediction
                     if best is None or plan.prediction.step_seconds < best.prediction.step_seconds:
                         best, winner, beat = plan, found, min(beat, plan.prediction.step_seconds)
             said[name] = _faster_said(said.get(name), tried[key]) if found.schedule in OTHERS else tried[key]
+
+        def until_it_fits(name: str, most: int, ratio: float, search: Callable[[Pipelines], JointPlan | None]) -> None:
+            nonlocal too_large
+            space = self.space
+            for _ in range(most):
+                if too_large is None:
+                    return
+                space, too_large = space.corrected(_what_they_need(*too_large)), None
+                found = search(space)
+                if found is None or max(NEARLY * found.unhidden_seconds, ratio * found.step_seconds) >= beat:
+                    return
+                attempt(name, found)
 
         for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
             if NEARLY * found.unhidden_seconds < beat:
@@ -154,21 +170,12 @@ class Joint:
         for share in LESS:
             for found in self.under([share * limit]) if isinstance(said.get("pipeline"), str) else ():
                 attempt("pipeline", found)
-        space = self.space
-        for _ in range(CORRECTIONS):
-            if not isinstance(said.get("pipeline"), str) or too_large is None:
-                break
-            space = space.corrected(_what_they_need(*too_large))
-            try:
-                found = space.best()
-            except Infeasible:
-                break
-            if NEARLY * found.unhidden_seconds >= beat:
-                break
+        if isinstance(said.get("pipeline"), str):
+            until_it_fits("pipeline", CORRECTIONS, 0.0, Pipelines.best_or_none)
+        for ratio, found in self._in_other_orders(winner, best, said.get("pipeline"), beat):
             too_large = None
-            attempt("pipeline", found)
-        for found in self._in_other_orders(winner, best, said.get("pipeline"), beat):
             attempt(found.schedule, found)
+            until_it_fits(found.schedule, FEW_CORRECTIONS, ratio, partial(Pipelines.ordered, order=found.schedule))
         if best is None and first is not None:
             raise first
         if best is None or winner is None:
@@ -192,9 +199,9 @@ class Joint:
 
     def _in_other_orders(
         self, winner: JointPlan | None, best: Plan | None, pipeline: Prediction | str | None, beat: float
-    ) -> list[JointPlan]:
+    ) -> list[tuple[float, JointPlan]]:
         """What is worth simulating in other orders of passes, the most promising first: if simulating changes it as it
-        changed the pipeline from which it comes."""
+        changed the pipeline from which it comes, by the first number."""
         known = {"pipeline": self.best, **self.recipes}
         like = [plan for plan in known.values() if isinstance(plan, JointPlan)] if winner is None else [winner]
         changed = 0.0 if winner is None or best is None else best.prediction.step_seconds / winner.step_seconds
@@ -202,7 +209,7 @@ class Joint:
         same = (self.space.same_in(name, plan) for plan in like for name in OTHERS)
         expected = [(ours, plan) for plan in self.others.values()] + [(changed, plan) for plan in filter(None, same)]
         found = {  # several may come to one
-            (ratio * plan.step_seconds, plan.step_seconds): plan
+            (ratio * plan.step_seconds, plan.step_seconds): (ratio, plan)
             for ratio, plan in expected
             if NEARLY * plan.unhidden_seconds < beat and ratio * plan.step_seconds < beat
         }
@@ -220,15 +227,19 @@ def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int
     recomputing: the search assumes layouts in which results are kept, which a program may have to keep in others. What
     stages without recomputed blocks hold beyond it lies within blocks; where some are recomputed, these save less."""
     more: dict[int, tuple[float, float]] = {}
+    blocks, recomputed = Counter[int](), Counter[int]()  # of a group of devices, which may run several stages
+    for stage in found.stages:
+        blocks[stage.first_device] += stage.last_block - stage.first_block
+        recomputed[stage.first_device] += stage.recomputed_blocks + stage.lightly_blocks
     for stage, needed in zip(found.stages, error.stage_bytes, strict=True):
         excess = (needed - stage.memory_bytes) / max(stage.holds, 1)
         held, saved = more.get(id(stage.strategy), (0.0, 0.0))
         if excess <= 0.0:
             continue
-        if again := stage.recomputed_blocks + stage.lightly_blocks:
+        if again := recomputed[stage.first_device]:
             more[id(stage.strategy)] = held, min(saved, -excess / again)
         else:
-            each = excess / (stage.last_block - stage.first_block)
+            each = excess / blocks[stage.first_device]
             more[id(stage.strategy)] = max(held, each), saved if saved < 0.0 else max(saved, each)
     return more
 

@@ -65,6 +65,7 @@ class BlockPrice:
     wholly: Again  # where a block recomputes all of its activations
     lightly: Again  # where it recomputes what is cheap
     fastest: bool  # found without a price on bytes
+    always: bool = False  # every block recomputes wholly, whether memory asks for it or not
 
     @property
     def devices(self) -> int:
@@ -84,15 +85,8 @@ class BlockPrice:
         )
 
     def recomputing_everything(self) -> BlockPrice:
-        """The same where every block recomputes; one block's activations are there in full meanwhile."""
-        return replace(
-            self,
-            seconds=replace(self.seconds, block=self.seconds.block + self.wholly.seconds),
-            held=replace(self.held, block=self.held.block - self.wholly.saves),
-            resting=replace(self.resting, tail=self.resting.tail + self.held.block),
-            wholly=NEVER,
-            lightly=NEVER,
-        )
+        """The same where every block recomputes, whether memory asks for it or not."""
+        return replace(self, always=True)
 
 
 class BlockPricer:
@@ -182,7 +176,11 @@ class BlockPricer:
             mesh=one.priced.stated.mesh,
             name=one.name,
             strategy=one.strategy,
-            **{key: parts(key) for key in Sums._fields},
+            seconds=parts("seconds"),
+            traffic=parts("traffic"),
+            closing=parts("closing"),
+            resting=parts("resting"),
+            held=parts("held"),
             wholly=again(wholly),
             lightly=again(lightly),
             fastest=one.fastest,

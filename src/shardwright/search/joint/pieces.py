@@ -69,6 +69,7 @@ class PiecePrice:
     lightly: AllAgain
     blocks: np.ndarray  # [start, end]: blocks of a stage that may recompute
     fastest: bool
+    always: bool = False  # every block recomputes wholly, whether memory asks for it or not
 
     @property
     def devices(self) -> int:
@@ -78,14 +79,8 @@ class PiecePrice:
         return replace(self, blocks=np.zeros_like(self.blocks))
 
     def recomputing_everything(self) -> PiecePrice:
-        """The same where every block recomputes; the largest one's activations are there in full meanwhile."""
-        meanwhile = np.arange(len(self.blocks)) == len(self.blocks) - 1
-        return replace(
-            self.without_recomputing(),
-            seconds=ByIdeal(self.seconds.amounts + self.wholly.seconds.amounts),
-            held=ByIdeal(self.held.amounts - self.wholly.saves.amounts),
-            resting=ByIdeal(self.resting.amounts + self.wholly.meanwhile * meanwhile),
-        )
+        """The same where every block recomputes, whether memory asks for it or not."""
+        return replace(self, always=True)
 
     def corrected(self, held: float, saved: float) -> PiecePrice:
         """The same where stages hold more, so many bytes for every number between their ideals, and blocks save more or
@@ -135,7 +130,11 @@ class PiecePricer:
             mesh=one.priced.stated.mesh,
             name=one.name,
             strategy=strategy,
-            **{key: ByIdeal(getattr(sums, key)[:count]) for key in Sums._fields},
+            seconds=ByIdeal(sums.seconds[:count]),
+            traffic=ByIdeal(sums.traffic[:count]),
+            closing=ByIdeal(sums.closing[:count]),
+            resting=ByIdeal(sums.resting[:count]),
+            held=ByIdeal(sums.held[:count]),
             wholly=again(wholly, light=False),
             lightly=again(lightly, light=True),
             blocks=self.ideals.blocks,

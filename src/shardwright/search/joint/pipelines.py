@@ -143,6 +143,18 @@ class Pipelines:
         """
         return self._searched(memory_limit)[0]
 
+    def best_or_none(self) -> JointPlan | None:
+        """The fastest in 1F1B; nothing where none fits."""
+        try:
+            return self.best()
+        except Infeasible:
+            return None
+
+    def ordered(self, order: str) -> JointPlan | None:
+        """The fastest in another order of passes that is found from even compositions; nothing where none fits."""
+        plans = [space.ordered(order, []) for space in self.spaces]
+        return min(filter(None, plans), key=lambda plan: plan.step_seconds, default=None)
+
     def _searched(self, memory_limit: float | None = None) -> tuple[JointPlan, list[tuple[Space, float, JointPlan]]]:
         """The fastest, and of every micro-batch size that was searched: the space, its bound, its own fastest."""
         spaces = [space.within(memory_limit) for space in self.spaces]

@@ -31,6 +31,8 @@ Price = BlockPrice | PiecePrice
 
 def recomputed(price: Price, over: Floats, kinds: np.ndarray, held: Floats) -> Recomputing:
     """What stages of these kinds recompute that are ``over`` their memory by so many bytes."""
+    if price.always:
+        return everything(price, over, kinds, held)
     if isinstance(price, BlockPrice):
         return recomputing(price, over, kinds[0][:, None], held)
     return all_or_nothing(price, over, kinds, held)
@@ -44,6 +46,20 @@ def freed_by(price: Price, kind: np.ndarray, wholly: float, lightly: float, held
     if not wholly + lightly:
         return 0.0, 0.0
     return float(again.saved(kind, np.array([wholly + lightly]))[0]) * held, again.meanwhile
+
+
+def everything(price: Price, over: Floats, kinds: np.ndarray, held: Floats) -> Recomputing:
+    """The same where every block recomputes wholly."""
+    if isinstance(price, BlockPrice):
+        blocks, seconds, saves = kinds[0], kinds[0] * price.wholly.seconds, kinds[0] * price.wholly.saves
+        meanwhile = price.held.block
+    else:
+        blocks, seconds = price.blocks[kinds[0], kinds[1]], price.wholly.seconds.of(*kinds)
+        saves, meanwhile = price.wholly.saved(kinds, blocks), price.wholly.meanwhile
+    some = (blocks > 0)[:, None]
+    fits = over + meanwhile * some <= np.where(some, saves[:, None] * held, 0.0)
+    none = np.zeros_like(over)
+    return Recomputing(np.where(fits, np.where(some, seconds[:, None], 0.0), np.inf), none + blocks[:, None], none)
 
 
 def all_or_nothing(price: PiecePrice, over: Floats, kinds: np.ndarray, held: Floats) -> Recomputing:
