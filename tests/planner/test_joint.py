@@ -80,8 +80,7 @@ def staged() -> Joint:
     return replace(joint, best=replace(found, bound_seconds=joint.best.bound_seconds), others={})
 
 
-def test_the_order_of_passes_is_the_fastest_that_was_simulated(staged: Joint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.planner.joint.MOST_OTHERS", 9)
+def test_the_order_of_passes_is_the_fastest_there_is(staged: Joint) -> None:
     alone = staged.deliver(staged.best)
     others = {name: staged.space.same_in(name, staged.best) for name in OTHERS}
     steps = {name: staged.deliver(plan).prediction.step_seconds for name, plan in others.items() if plan is not None}
@@ -89,12 +88,11 @@ def test_the_order_of_passes_is_the_fastest_that_was_simulated(staged: Joint, mo
     assert plan is not None and plan.schedule is not None
     taken = order_name(plan.schedule)
     assert taken in steps and plan.prediction.step_seconds == min(steps.values()) < alone.prediction.step_seconds
-    assert {name: one.step_seconds for name, one in said.items() if isinstance(one, Prediction)} == {
-        "pipeline": alone.prediction.step_seconds,
-        **steps,
-    }
+    every = {"pipeline": alone.prediction.step_seconds, **steps}
+    simulated = {name: one.step_seconds for name, one in said.items() if isinstance(one, Prediction)}
+    assert simulated == {name: every[name] for name in simulated} and {"pipeline", taken} <= set(simulated)
     note = next(note for note in plan.notes if note.startswith(f"the passes run in the order {taken}"))
-    assert all(name in note for name in ("1f1b", *steps))
+    assert all(name in note for name in ("1f1b", *simulated) if name not in ("pipeline", taken))
     assert plan.proof.step_bound <= plan.prediction.step_seconds
 
 
@@ -161,12 +159,16 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
     assert plan is not None and not isinstance(said["pipeline"], str)
     assert max(needed([found for found in tried if found.schedule == "1f1b"][-1])) <= limit
     monkeypatch.setattr("shardwright.planner.joint.CORRECTIONS", 0)
-    plan, said = joint.fastest()  # other orders learn too
-    assert plan is not None and plan.schedule is not None and isinstance(said["pipeline"], str)
-    assert order_name(plan.schedule) in OTHERS and not isinstance(said[order_name(plan.schedule)], str)
-    monkeypatch.setattr("shardwright.planner.joint.FEW_CORRECTIONS", 0)
-    with pytest.raises(TooLargeSimulatedError):
-        joint.fastest()
+
+    def attempts(most: int) -> int:
+        """Of the order that is tried most often, where each may learn so many times."""
+        monkeypatch.setattr("shardwright.planner.joint.FEW_CORRECTIONS", most)
+        tried.clear()
+        _, said = joint.fastest()
+        assert isinstance(said["pipeline"], str)
+        return max(sum(found.schedule == order for found in tried) for order in OTHERS)
+
+    assert attempts(0) == 1 < attempts(2)
 
 
 def test_stages_of_alpa_that_recompute_everything_do_so_when_they_are_delivered(graph: Graph) -> None:

@@ -88,6 +88,30 @@ def test_blocks_are_recomputed_only_where_nothing_else_fits(tmp_path: Path) -> N
     assert Plan.load(tmp_path / "plan.json").strategy.recomputed == small.strategy.recomputed
 
 
+def test_recipes_nobody_asked_for_are_not_searched_where_nothing_at_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan is the same as if they had been: no recipe needs less memory than the least there is."""
+    with torch.device("meta"):
+        model, args, kwargs = zoo.build("gpt", layers=8, width=128, heads=4, seq=128, vocab=256, batch=64)
+        graph = capture(model, args, kwargs)
+    options = Options(baselines=("fsdp",), fewer_devices=False)
+    free = plan_graph(graph, parse_cluster("2xH100"), options).prediction.memory_bytes
+    options = replace(options, memory_limit=0.48 * free)
+    searched: list[str] = []
+
+    def noting(trials: Trials, shapes: Sequence[Mesh], name: str, *rest: Any) -> Outcome:
+        searched.append(name)
+        return search_by_name(trials, shapes, name, *rest)
+
+    monkeypatch.setattr(planning, "search_by_name", noting)
+    made, few = plan_graph(graph, parse_cluster("2xH100"), options), len(searched)
+    assert made.strategy.recomputed and searched[:3] == ["auto", "fsdp", "auto"]
+    monkeypatch.setattr(Outcome, "impossible", property(lambda self: False, lambda self, value: None), raising=False)
+    searched.clear()
+    every = plan_graph(graph, parse_cluster("2xH100"), options)
+    assert few < len(searched)
+    assert (every.strategy, every.prediction, every.candidates) == (made.strategy, made.prediction, made.candidates)
+
+
 def test_an_unknown_way_to_recompute_is_refused() -> None:
     with pytest.raises(ShardwrightError, match="sometimes"):
         Options(recompute="sometimes")

@@ -50,8 +50,6 @@ COUNTS = (4, 16, 64)
 
 LESS = (0.9, 0.8)
 """Shares of the memory to search under where the sums of the fastest pipeline leave out too much of it."""
-MOST_OTHERS = 2
-"""Pipelines in other orders of passes than 1F1B that are simulated at most."""
 CORRECTIONS = 8
 """Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
 FEW_CORRECTIONS = 2
@@ -112,10 +110,9 @@ class Joint:
         Sums leave out what overlaps and what waits, so every pipeline is simulated whose step may be below ``beat`` and
         the best simulated one, were all traffic of its parameters hidden; nothing is found where none is below ``beat``.
         Where the fastest does not fit, those found under a little less memory are tried. Then other orders of passes
-        compete, those that were searched and those of the best so far with the same strategies: at most
-        :data:`MOST_OTHERS` that are faster, if simulating changes them as it changed the best (where nothing was simulated:
-        if all their traffic hides). Where none is, it stays 1F1B. What does not fit is searched again with the bytes that
-        the simulation found.
+        compete, those that were searched and those of the best so far with the same strategies: the most promising of each
+        that is faster, if simulating changes it as it changed the best (where nothing was simulated: if all its traffic
+        hides). Where none is, it stays 1F1B. What does not fit is searched again with the bytes that the simulation found.
 
         Raises
         ------
@@ -173,6 +170,8 @@ class Joint:
         if isinstance(said.get("pipeline"), str):
             until_it_fits("pipeline", CORRECTIONS, 0.0, Pipelines.best_or_none)
         for ratio, found in self._in_other_orders(winner, best, said.get("pipeline"), beat):
+            if ratio * found.step_seconds >= beat:  # one that was simulated meanwhile is faster
+                continue
             too_large = None
             attempt(found.schedule, found)
             until_it_fits(found.schedule, FEW_CORRECTIONS, ratio, partial(Pipelines.ordered, order=found.schedule))
@@ -208,12 +207,15 @@ class Joint:
         ours = pipeline.step_seconds / self.best.step_seconds if isinstance(pipeline, Prediction) else changed
         same = (self.space.same_in(name, plan) for plan in like for name in OTHERS)
         expected = [(ours, plan) for plan in self.others.values()] + [(changed, plan) for plan in filter(None, same)]
-        found = {  # several may come to one
-            (ratio * plan.step_seconds, plan.step_seconds): (ratio, plan)
+        promising = [
+            (ratio * plan.step_seconds, plan.step_seconds, ratio, plan)
             for ratio, plan in expected
             if NEARLY * plan.unhidden_seconds < beat and ratio * plan.step_seconds < beat
-        }
-        return [found[key] for key in sorted(found)][:MOST_OTHERS]
+        ]
+        first: dict[str, tuple[float, JointPlan]] = {}  # of every order
+        for _, _, ratio, plan in sorted(promising, key=lambda one: one[:2]):
+            first.setdefault(plan.schedule, (ratio, plan))
+        return list(first.values())
 
 
 def _faster_said(one: Prediction | str | None, other: Prediction | str) -> Prediction | str:
