@@ -81,9 +81,9 @@ def training_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
 
 def counts(graph: Any, plan: Any) -> list[int]:
     """Steps (one), parameters, collectives, exchanges and travelling parameters or gradients of a simulated step."""
-    from shardwright.simulator import simulate
+    from shardwright.simulator import simulate_plan
 
-    events = simulate(graph, plan.strategy, plan.mesh).events
+    events = simulate_plan(plan, graph).events
     exchanges = sum(event.kind == "exchange" for event in events)
     collectives = sum(bool(event.collective) for event in events) - exchanges
     travellers = sum(event.travellers for event in events)
@@ -108,16 +108,16 @@ def _file(name: str, blocks: int) -> Path:
 def make_plans() -> None:
     """Plan every program, and note what its simulated step consists of."""
     from shardwright.cluster import parse_cluster
-    from shardwright.costs import bundles
     from shardwright.frontend import capture
     from shardwright.planner import Options, plan_graph
 
-    bundle_bytes, notes = bundles.BUNDLE_BYTES, []
+    notes = []
     for blocks, (name, (search, pins)) in itertools.product(DEPTHS, PROGRAMS.items()):
         graph = capture(Stack(blocks), (torch.randn(BATCH, WIDTH),))
-        bundles.BUNDLE_BYTES = 0 if name == ALONE else bundle_bytes
         options = Options(search, (), max_axes=1, pins=pins, fewer_devices=False)
         plan = plan_graph(graph, parse_cluster(f"{WORLD}xH200"), options)
+        if name == ALONE:  # a bundle that is full at once
+            plan = replace(plan, decisions=replace(plan.decisions, sizes=replace(plan.decisions.sizes, bundle=0)))
         plan.save(_file(name, blocks))
         found = counts(graph, plan)
         notes.append({"name": name, "blocks": blocks, "counts": found, "inside": inside(graph, plan)})
@@ -139,7 +139,6 @@ def calibrate(device: torch.device, repeats: int) -> dict[str, Any]:
     """Seconds of every program, and the cost of each quantity in views."""
     from shardwright.cluster.cases_dispatch import dispatch_seconds
     from shardwright.cluster.pace import Yardstick, on_quietest_core
-    from shardwright.costs import bundles
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.plans.plan import Signature
@@ -148,7 +147,7 @@ def calibrate(device: torch.device, repeats: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     notes = json.loads((PLANS / "notes.json").read_text())
     fake_rank.join_fake_group(WORLD)
-    bundle_bytes, seconds, beyond = bundles.BUNDLE_BYTES, {}, []
+    seconds, beyond = {}, []
     with on_quietest_core():
         yardstick = Yardstick(device)
         dispatch = dispatch_seconds(yardstick)
@@ -165,7 +164,6 @@ def calibrate(device: torch.device, repeats: int) -> dict[str, Any]:
             x = x.to(device)
             eager = seconds[f"eager, {blocks} blocks"] = taken(training_step(Stack(blocks).to(device), x))
             for note in (note for note in notes if note["blocks"] == blocks):
-                bundles.BUNDLE_BYTES = 0 if note["name"] == ALONE else bundle_bytes
                 # Another PyTorch may fingerprint the same operators differently.
                 plan = replace(Plan.load(_file(note["name"], blocks)), signature=Signature.of(graph))
                 parallel = parallelize(Stack(blocks), plan, graph=graph, device=device.type)

@@ -30,8 +30,8 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.schedules import one_f_one_b, pipeline, run
 from shardwright.search.joint.blocks import BlockPricer
+from shardwright.search.joint.chain import even_cuts
 from shardwright.search.joint.pipelines import Model, search_pipelines
-from shardwright.search.joint.recipes import even_cuts
 from shardwright.zoo.reference import resolve
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,19 +83,20 @@ def theirs(row: Row, cluster: Cluster, graph: Graph) -> tuple[float, float]:
     pricer, mesh = BlockPricer(graph), stage_mesh(cluster, data, tensor)
     name = "megatron" if tensor > 1 else "data-parallel"
     price = next(p for p in pricer.prices(mesh, count, (name,)) if p.name == name)
-    price = price.recomputing_everything() if row["model"] == "GPT" else price
+    again = row["model"] == "GPT"  # every block
     cuts = even_cuts(int(row["layers"]), stages)
     blocks, number = np.diff(cuts), np.arange(stages)
     network = cluster.network.per_device(cluster.nodes[0].devices)
     hop = network.latency + pricer.boundary_bytes / mesh.devices / network.bandwidth
-    seconds = price.seconds.of(blocks, number == 0, number == stages - 1)
+    seconds = price.seconds.of(blocks, number == 0, number == stages - 1) + again * blocks * price.wholly.seconds
     closing = price.closing.of(blocks, number == 0, number == stages - 1)
     chain = pipeline(
         range(stages), count, forward=seconds / 3, inputs=2 * seconds / 3, weights=0.0, hop=hop if stages > 1 else 0.0
     )
     timing = run(one_f_one_b(stages, count), chain)
-    held = price.held.of(blocks, number == 0, number == stages - 1) * np.minimum(stages - number, count)
-    needed = price.resting.of(blocks, number == 0, number == stages - 1) + held
+    held = price.held.of(blocks, number == 0, number == stages - 1) - again * blocks * price.wholly.saves
+    needed = price.resting.of(blocks, number == 0, number == stages - 1) + held * np.minimum(stages - number, count)
+    needed = needed + again * price.held.block  # of the one that is computed again
     step = max(float(ends[-1]) + float(more) for ends, more in zip(timing.ends, closing, strict=True))
     return step, float(needed.max())
 
