@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import pickle
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from shardwright.errors import RunError
 from shardwright.runtime.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
-from shardwright.runtime.checkpoint_reading import read_metadata
+from shardwright.runtime.checkpoint_reading import _CLASSES, _Unpickler, read_metadata
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -62,6 +63,18 @@ def test_metadata_that_calls_a_function_is_refused_and_calls_nothing(saved, tmp_
     with pytest.raises(RunError, match=r"names 'posix\.system'"):
         load_checkpoint(folder.parent, model, optimizer) if reads == "resume" else load_weights(model, folder)
     assert not (tmp_path / "ran").exists()
+
+
+def test_members_of_enumerations_are_read_as_python_3_11_2_writes_them_and_nothing_else_so(saved) -> None:
+    """As ``getattr(kind, name)``, which could fetch anything."""
+    folder, model, optimizer = saved
+    layout = next(kind for (_, name), kind in _CLASSES.items() if name == "_MEM_FORMAT_ENCODING")
+    found = _Unpickler(io.BytesIO(pickle.dumps(Call(getattr, layout, next(iter(layout)).name)))).load()
+    assert found is next(iter(layout))
+    for what in (Call(getattr, torch.Size, "__subclasses__"), Call(getattr, layout, "__reduce__")):
+        (folder / ".metadata").write_bytes(pickle.dumps(what))
+        with pytest.raises(RunError, match="getattr"):
+            load_checkpoint(folder.parent, model, optimizer)
 
 
 def test_a_name_with_a_line_break_stays_in_one_line(saved) -> None:
