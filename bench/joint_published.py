@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.published.aceso import check, read_aceso, solve_aceso
+from bench.published.galvatron import read_galvatron, solve_galvatron
+from bench.published.piper import read_piper, solve_piper
+from bench.published.sailor import mean_error, predict, read_plans, read_profiles
 from shardwright.errors import Infeasible
-from shardwright.search.joint.aceso import check, read_aceso, solve_aceso
-from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
-from shardwright.search.joint.piper import read_piper, solve_piper
-from shardwright.search.joint.sailor import mean_error, predict, read_plans, read_profiles
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "joint"
 GIB = 2**30

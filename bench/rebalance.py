@@ -7,18 +7,23 @@ Seconds of deciding are processor time of one core. Data: tests/data/stragglers.
 
 from __future__ import annotations
 
-from tests.search.rebalance.data import job, trace
+import json
+from pathlib import Path
 
-from shardwright.search.rebalance import as_run, rebalance, step_seconds
+from bench.published.rebalance import as_run, rebalance, step_seconds
+from bench.published.rebalance.traces import read_job
+
+DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "stragglers"
 
 
 def main() -> None:
     print("| job | moves | step, s | of as run | possible, s | regained of what is possible | decided in, s | answer |")
     print("|---|---|--:|--:|--:|--:|--:|---|")
     for name in ("AR", "ST"):
-        running = job(name)
+        path = DATA / f"{name}.json"
+        running, measured = read_job(path), json.loads(path.read_text())
         before = step_seconds(running, as_run(running))
-        print(f"| {name} | none (measured {trace(name)['mean_measured']:.2f}) | {before:.3f} | 1.000 | | | | |")
+        print(f"| {name} | none (measured {measured['mean_measured']:.2f}) | {before:.3f} | 1.000 | | | | |")
         for layers, blocks in (("fixed", None), ("common", None), ("own", None), ("common", 8), ("own", 8)):
             found = rebalance(running, layers, blocks)
             gain = before - found.lower_bound

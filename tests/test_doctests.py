@@ -13,6 +13,7 @@ import pkgutil
 import pytest
 import torch
 
+import bench.published
 import shardwright
 from shardwright.operators.deriving import forget
 from shardwright.operators.registry import DESCRIPTIONS, KERNELS
@@ -35,7 +36,11 @@ READERS = {
     "walk",
     "x",
 }
-MODULES = sorted(module.name for module in pkgutil.walk_packages(shardwright.__path__, "shardwright."))
+MODULES = sorted(
+    module.name
+    for package in (shardwright, bench.published)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+)
 
 
 class Reader(doctest.DocTestRunner):

@@ -11,15 +11,16 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "bench"
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.rglob("*.py")), ids=lambda path: path.stem)
 def test_what_a_benchmark_imports_is_there(path: Path) -> None:
     """Told from its source: to import all of them would take as long as a hundred tests."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
         if node.module.split(".")[0] == "bench":
-            source = BENCHMARKS.parent.joinpath(*node.module.split(".")).with_suffix(".py")
-            known = _names(source) if source.exists() else {p.stem for p in BENCHMARKS.glob("*.py")}
+            folder = BENCHMARKS.parent.joinpath(*node.module.split("."))
+            source = folder.with_suffix(".py") if folder.with_suffix(".py").exists() else folder / "__init__.py"
+            known = _names(source) | {p.stem for p in folder.glob("*.py")}
         elif node.module.split(".")[0] in ("runtime", "fuzz"):  # helpers of the tests
             source = BENCHMARKS.parent.joinpath("tests", *node.module.split(".")).with_suffix(".py")
             known = _names(source) if source.exists() else {p.stem for p in source.with_suffix("").glob("*.py")}
@@ -30,6 +31,15 @@ def test_what_a_benchmark_imports_is_there(path: Path) -> None:
             continue
         missing = [alias.name for alias in node.names if alias.name not in known]
         assert not missing, f"{path.name}: {node.module} has no {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("path", sorted((BENCHMARKS / "published").rglob("*.py")), ids=lambda path: path.stem)
+def test_published_problems_use_only_what_the_product_offers(path: Path) -> None:
+    """No module and no name that begins with an underscore is offered."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "shardwright":
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            assert not [name for name in names if name.startswith("_")], f"{path.name}: {'.'.join(names)}"
 
 
 def _names(path: Path) -> set[str]:

@@ -354,7 +354,7 @@ VERBS = (
     ("calibrate", "nowhere", "--seconds"),  # so that a number that means something ends there
     *((*SMALL, "--stages", "2", option) for option in ("--microbatches", "--schedule", "--cut")),
     (*SMALL, "--stages", "2", "--html", "nowhere/plan.html"),  # where it could be written, there would be a search
-    *((*SMALL, "--stages"), ("schedule", "--stages"), ("schedule", "--microbatches"), ("joint",), ("diff",)),
+    *((*SMALL, "--stages"), ("schedule", "--stages"), ("schedule", "--microbatches"), ("diff",)),
 )
 
 

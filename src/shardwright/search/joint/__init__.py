@@ -3,9 +3,7 @@ readers.
 """
 
 from shardwright.search.joint.compose import compose, no_schedule_below
-from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
 from shardwright.search.joint.pipelines import JointPlan, JointStage, Model, search_pipelines
-from shardwright.search.joint.piper import read_piper, solve_piper
 from shardwright.search.joint.problem import Objective, PipelineProblem, StageTable, filled_and_drained, pack
 
 __all__ = [
@@ -19,9 +17,5 @@ __all__ = [
     "filled_and_drained",
     "no_schedule_below",
     "pack",
-    "read_galvatron",
-    "read_piper",
     "search_pipelines",
-    "solve_galvatron",
-    "solve_piper",
 ]

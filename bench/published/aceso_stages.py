@@ -16,8 +16,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from shardwright.errors import Infeasible
-from shardwright.search.joint.aceso import (
+from bench.published.aceso import (
     ATTENTION_FACTORS,
     DEGREES,
     NEVER_RECOMPUTED,
@@ -28,8 +27,9 @@ from shardwright.search.joint.aceso import (
     check,
     hop_ms,
 )
+from bench.published.fronts import both, front, in_a_row, least_cost, least_costs, rough_costs, steps_of
+from shardwright.errors import Infeasible
 from shardwright.search.joint.compose import compose, may_be_below
-from shardwright.search.joint.fronts import both, front, in_a_row, least_cost, least_costs, rough_costs, steps_of
 from shardwright.search.joint.problem import (
     Candidates,
     Floats,

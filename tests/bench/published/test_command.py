@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.published.__main__ import app
 from typer.testing import CliRunner
 
-from shardwright.cli import app
 from shardwright.errors import ProblemError
 
-DATA = Path(__file__).parents[1] / "data" / "joint"
+DATA = Path(__file__).parents[2] / "data" / "joint"
 
 
 def test_a_published_problem_as_json_and_as_a_table() -> None:

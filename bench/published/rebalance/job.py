@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.errors import ProblemError
-from shardwright.schedules.pipeline import Floats
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

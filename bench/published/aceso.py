@@ -166,7 +166,7 @@ def _table(problem: AcesoProblem, devices: int) -> tuple[float, ...]:
 
 def solve_aceso(problem: AcesoProblem) -> Solution[AcesoPlan]:
     """The best plan over all micro-batch sizes; the bound is the least of theirs."""
-    from shardwright.search.joint.aceso_stages import MicrobatchSearch
+    from bench.published.aceso_stages import MicrobatchSearch
 
     started = time.perf_counter()
     searches = [MicrobatchSearch(problem, size) for size in _microbatches(problem)]

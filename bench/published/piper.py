@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.published.covering import cheapest_cover, cheapest_covers, cover_in_ratio_order
 from shardwright.errors import ProblemError, TooLarge
 from shardwright.search.joint.compose import Pipeline, compose
-from shardwright.search.joint.covering import cheapest_cover, cheapest_covers, cover_in_ratio_order
 from shardwright.search.joint.ideals import ideals_of, nested
 from shardwright.search.joint.problem import (
     THROUGHPUT,

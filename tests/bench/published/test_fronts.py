@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+from bench.published.fronts import both, front, in_a_row, least_cost, least_costs, rough_costs, steps_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from shardwright.search.joint.fronts import both, front, in_a_row, least_cost, least_costs, rough_costs, steps_of
 
 POINTS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=6)
 

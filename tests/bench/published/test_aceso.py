@@ -10,11 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
-
-from shardwright.errors import Infeasible, ProblemError
-from shardwright.search.joint.aceso import (
+from bench.published.aceso import (
     COLUMNS,
     NEVER_RECOMPUTED,
     AcesoPlan,
@@ -24,6 +20,10 @@ from shardwright.search.joint.aceso import (
     read_aceso,
     solve_aceso,
 )
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import Infeasible, ProblemError
 
 DATA = json.loads((Path(__file__).parents[2] / "data" / "joint" / "aceso_l4.json").read_text())
 

@@ -16,11 +16,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from bench.published.rebalance.bounds import possible
+from bench.published.rebalance.job import Balance, Job, as_run
+from bench.published.rebalance.replay import pipeline_seconds, step_seconds
 from shardwright.errors import ProblemError
 from shardwright.search.dealing import deal
-from shardwright.search.rebalance.bounds import possible
-from shardwright.search.rebalance.job import Balance, Job, as_run
-from shardwright.search.rebalance.replay import pipeline_seconds, step_seconds
 from shardwright.search.solution import Solution
 
 LAYERS = ("fixed", "common", "own")

@@ -14,8 +14,7 @@ from math import floor
 
 import numpy as np
 
-from shardwright.schedules.pipeline import Floats
-from shardwright.search.rebalance.job import Job
+from bench.published.rebalance.job import Floats, Job
 
 CORNERS = 10
 """Stages up to which all corners of a replica's program are looked at; beyond, filling and draining are not counted."""

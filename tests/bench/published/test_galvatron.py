@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.published.galvatron import read_galvatron, solve_galvatron
 
 from shardwright.errors import Infeasible, ProblemError
-from shardwright.search.joint.galvatron import read_galvatron, solve_galvatron
 
 DATA = Path(__file__).parents[2] / "data" / "joint" / "galvatron_llama28.json"
 

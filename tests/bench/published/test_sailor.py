@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bench.published.sailor import mean_error, predict, read_plans, read_profiles
 
 from shardwright.errors import ProblemError
-from shardwright.search.joint.sailor import mean_error, predict, read_plans, read_profiles
 
 DATA = Path(__file__).parents[2] / "data" / "joint"
 PLANS, PROFILES = read_plans(DATA / "sailor_plans.csv"), read_profiles(DATA / "sailor_profiles.json")
