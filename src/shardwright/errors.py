@@ -48,10 +48,6 @@ class TooLarge(ShardwrightError):  # noqa: N818 - a refusal in advance, not a fa
     """An exact method would exceed its memory budget; callers fall back to another."""
 
 
-class ProofError(ShardwrightError):
-    """A bound contradicts something that was priced: our fault, never the user's."""
-
-
 class PlanError(ShardwrightError):
     """A plan is malformed, or was made for another model or cluster."""
 

@@ -60,6 +60,7 @@ def proof_text(proof: Any, prediction: Any) -> str:
         )
     if not said:
         return f"Nothing is proved about {proof.scope}."
+    said += ["no bound on the step"] * (not proof.step_bound) + ["no bound on the sum"] * (not proof.lower_bound)
     return f"{'; '.join(said)}. Over {proof.scope}."
 
 

@@ -1,7 +1,7 @@
 """Devices, links, meshes; presets; calibration of a real machine."""
 
 from shardwright.cluster.hardware import NEVER_CALIBRATED, Cluster, Device, Link, Node, part_of
-from shardwright.cluster.mesh import Axis, Mesh, mesh_of, meshes
+from shardwright.cluster.mesh import Axis, Mesh, mesh_of, meshes, meshes_and_line
 from shardwright.cluster.parse import parse_cluster, preset, preset_names
 from shardwright.cluster.profile import Curve, Profile
 from shardwright.cluster.serial import cluster_to_toml
@@ -19,6 +19,7 @@ __all__ = [
     "cluster_to_toml",
     "mesh_of",
     "meshes",
+    "meshes_and_line",
     "parse_cluster",
     "part_of",
     "preset",

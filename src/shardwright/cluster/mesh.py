@@ -194,6 +194,19 @@ def meshes(cluster: Cluster, max_axes: int = 3) -> list[Mesh]:
     return found
 
 
+def meshes_and_line(cluster: Cluster, max_axes: int = 2) -> list[Mesh]:
+    """The same and, last, all devices of several nodes as one axis over the network: a collective over it has one latency
+    where one per axis adds them up, so where messages are small it may be the faster.
+
+    >>> from shardwright.cluster import parse_cluster
+    >>> [mesh.sizes for mesh in meshes_and_line(parse_cluster("2x4xH100"))]
+    [(2, 4), (8,)]
+    """
+    found = meshes(cluster, max_axes)
+    line = [mesh for mesh in meshes(cluster, 1) if mesh not in found]
+    return [*found, *line]
+
+
 def mesh_of(cluster: Cluster, sizes: tuple[int, ...] | None = None) -> Mesh:
     """The mesh with these axis sizes; without sizes, the plainest one (nodes × devices of a node)."""
     if sizes is None:

@@ -238,10 +238,11 @@ def memory_kernels(local: LocalOp, copies: str) -> tuple[list[Work], list[Work]]
     if does_nothing(local.op, local.inputs, local.outputs[0] if local.outputs else None):
         return [], []
     if local.kind == "view" or (local.name == "contiguous" and not copies):
+        gradients = _view_backward(local)
         if not copies:
-            return [], _view_backward(local)
+            return [], gradients
         copied = [memory_work(f"{copies}/forward", local.dtype, local.bytes)]
-        return copied, copied if local.inputs[0].grad else []
+        return copied, gradients or (copied if local.inputs[0].grad else [])
     if local.name in LOOKUPS and len(local.inputs) >= 2:
         return _lookup(local)
     name = SAME_KERNEL.get(local.name, local.name)

@@ -11,6 +11,7 @@ bound holds for shares too: the fastest are never given less than an equal part,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from shardwright.cluster import Cluster, Device, Mesh, mesh_of
@@ -20,6 +21,7 @@ from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.planner.decided import decided
 from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.proving import kept_bound
 from shardwright.planner.trials import predict, recomputed_note
 from shardwright.plans import Plan
 from shardwright.program.microbatches import batch_of
@@ -48,15 +50,18 @@ def with_shares(
     say("dealing out rows between unlike devices")
     fastest = max(mesh.kinds, key=_speed)
     alike = replace(cluster, nodes=tuple(replace(node, device=fastest) for node in cluster.nodes))
-    whole = replace(options, baselines=(), fewer_devices=False)
+    whole = replace(options, baselines=(), fewer_devices=False, one_axis=False)  # nodes have unlike shares
     fast = plan_graph(graph, alike, whole, progress=progress, reference=reference)
     about = (
         f"; rows in unequal shares between unlike nodes are never faster than with {fastest.name} alone, equal parts"
     )
     bound = min(flat.proof.step_bound, fast.proof.step_bound)
     proof = replace(flat.proof, step_bound=bound, scope=flat.proof.scope.replace("unequal shares, ", "") + about)
-    best = flat
-    for strategy in {id(one): one for one in (flat.strategy, fast.strategy)}.values():
+    best, strategies = flat, [flat.strategy, fast.strategy]
+    if flat.strategy.axes[0][0] != "node":  # one axis over all devices, which cannot be dealt out
+        with suppress(Infeasible):
+            strategies.append(plan_graph(graph, cluster, whole, progress=progress, reference=reference).strategy)
+    for strategy in strategies:
         for shared in _dealt(graph, strategy, cluster, options):
             where, shares = mesh_of(cluster, shared.sizes), shared.shares[shared.axes[0][0]]
             if any(kind == fastest and share * len(shares) < 1 for kind, share in zip(mesh.kinds, shares, strict=True)):
@@ -69,16 +74,11 @@ def with_shares(
         return replace(flat, proof=proof)
     least = min(flat.proof.lower_bound, fast.proof.lower_bound, best.prediction.sum_seconds)
     smallest = min(flat.proof.cost, fast.proof.cost, best.prediction.sum_seconds)
-    proof = replace(
-        proof,
-        cost=smallest,
-        lower_bound=least,
-        optimal=False,
-        step_bound=min(bound, best.prediction.step_seconds),  # loops other than rows come in whole parts
-    )
+    bound, dropped = kept_bound(bound, best.prediction.step_seconds, "rows dealt out by speed")
+    proof = replace(proof, cost=smallest, lower_bound=least, optimal=False, step_bound=bound)
     rows = [round(share * batch_of(graph)) for share in best.strategy.shares[best.strategy.axes[0][0]]]
     dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
-    notes = (*graph.notes, dealt, recomputed_note(best.strategy))
+    notes = (*graph.notes, dealt, recomputed_note(best.strategy), *dropped)
     equal = replace(flat.candidates[0], name="equal parts")
     row = replace(flat.candidates[0], mesh=best.strategy.axes, prediction=best.prediction, note="")
     return replace(best, proof=proof, candidates=(row, equal, *flat.candidates[1:]), notes=tuple(filter(None, notes)))

@@ -25,6 +25,7 @@ from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner.dealing_out import with_shares
 from shardwright.planner.delivering import TooLargeSimulatedError, delivered, predicted
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
+from shardwright.planner.proving import dropped_bounds
 from shardwright.planner.trials import NEARLY
 from shardwright.plans import Candidate, Plan, Prediction, Proof
 from shardwright.program.microbatches import batch_of, microbatches
@@ -381,7 +382,7 @@ def plan_jointly(
     rows: tuple[Candidate, ...] = (Candidate("auto", shape, found.prediction),)
     if flat is not None:
         rows += (replace(flat.candidates[0], name="one mesh"), *flat.candidates[1:])
-        found = replace(found, proof=_both(found.proof, flat.proof))
+        found = replace(found, proof=_both(found.proof, flat.proof), notes=(*found.notes, *dropped_bounds(flat)))
     return replace(found, candidates=(*rows, *joint.candidates(said)[1:])), joint
 
 

@@ -15,14 +15,14 @@ from math import inf
 from operator import or_
 from time import perf_counter
 
-from shardwright.cluster import Cluster, Mesh, meshes
+from shardwright.cluster import Cluster, Mesh, meshes, meshes_and_line
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.planner.decided import decided
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
-from shardwright.planner.proving import OPTIMAL, proof, scope
+from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
 from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
@@ -60,6 +60,8 @@ class Options:
     baselines: Sequence[str] = DEFAULT_BASELINES
     optimizer: str = "adamw"
     max_axes: int = 2
+    one_axis: bool = True
+    """Look at all devices of several nodes as one axis too."""
     time_limit: float = 10.0
     gap: float = 0.01
     """A search under a memory limit may end once its answer is proved to be within this share of the best."""
@@ -119,7 +121,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     described = describe_graph(graph)
     if options.recompute in AGAIN and not described.blocks:
         raise no_blocks(graph.training)
-    shapes = meant_meshes(meshes(cluster, options.max_axes), options.pins, options.forbidden)
+    shapes = meant_meshes(_meshes(cluster, options), options.pins, options.forbidden)
     several = max(mesh.devices for mesh in shapes) > 1
     if not several:
         options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
@@ -153,6 +155,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     constrained = bool(options.pins or options.forbidden)
     where = scope(rounds[0].outcomes[options.search], _recomputed(rounds, options), constrained)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
+    proven, dropped = proof(proved, fitting, perf_counter() - started, where)
     result = Plan(
         model=reference,
         signature=Signature.of(graph),
@@ -161,11 +164,11 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         search=options.search,
         optimizer=options.optimizer,
         prediction=winner.prediction,
-        proof=proof(proved, fitting, perf_counter() - started, where),
+        proof=proven,
         calibration=winner.mesh.calibration,
         candidates=tuple(_candidate(name, rounds, winner, options.search, shapes) for name in shown),
         replicated=replicated(winner.searched.formulation),
-        notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
+        notes=tuple(filter(None, [*graph.notes, *remarks, winner.note, *dropped])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
         decisions=decided(graph, winner.searched.strategy, winner.mesh),
@@ -174,6 +177,10 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     if smaller is not None and _could_be_faster(trials, smaller, options, result.prediction.step_seconds):
         result = _perhaps_fewer(graph, cluster, smaller, options, result, say)
     return result
+
+
+def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
+    return (meshes_and_line if options.one_axis else meshes)(cluster, options.max_axes)
 
 
 def describe_graph(graph: Graph) -> Described:
@@ -318,7 +325,7 @@ def _recomputed(rounds: Sequence[_Round], options: Options) -> str:
 def _could_be_faster(trials: Trials, smaller: Cluster, options: Options, seconds: float) -> bool:
     """Whether fewer devices could take less time: not where their computation alone takes longer."""
     try:
-        shapes = meant_meshes(meshes(smaller, options.max_axes), options.pins, options.forbidden)
+        shapes = meant_meshes(_meshes(smaller, options), options.pins, options.forbidden)
         return min(trials.floor(mesh, options.search, LEAST_UNHIDDEN, limited=False) for mesh in shapes) < seconds
     except ShardwrightError:  # what is asked for has no meaning there
         return False
@@ -345,9 +352,9 @@ def _perhaps_fewer(
         step_bound=min(mine.step_bound, theirs.step_bound),
     )
     if other.prediction.step_seconds >= result.prediction.step_seconds:
-        return replace(result, proof=both)
+        return replace(result, proof=both, notes=(*result.notes, *dropped_bounds(other)))
     note = f"{other.strategy.devices} of {cluster.size} {FEWER_ARE_FASTER}"
-    notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text))
+    notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text), *dropped_bounds(result))
     whole = replace(result.candidates[0], name=f"{options.search} on all {cluster.size} devices")
     return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes, proof=both)
 

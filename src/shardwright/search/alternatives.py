@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shardwright.costs.adding import least_adding
 from shardwright.errors import Infeasible
 from shardwright.operators.rules import Layout, Split
 from shardwright.search.choose import solve
@@ -28,8 +29,11 @@ class Alternative:
 def alternatives(
     formulation: Formulation, choice: np.ndarray, node: int, *, most: int = 8, time_limit: float = 10.0
 ) -> list[Alternative]:
-    """The ``most`` cheapest options of a node by total cost, best first; the chosen one is always among them."""
-    problem = formulation.problem
+    """The ``most`` cheapest options of a node by total cost, best first; the chosen one is always among them.
+
+    A total has all that a bound on sums has: what adding up gradients takes at least, which no choice changes, too.
+    """
+    problem, adding = formulation.problem, least_adding(formulation.graph, formulation.mesh)
     own = problem.costs[node]
     nearby = _cost_beside(formulation, choice, node)
     order = [int(choice[node]), *(int(i) for i in np.argsort(nearby) if i != choice[node])][:most]
@@ -40,7 +44,7 @@ def alternatives(
         costs = list(problem.costs)
         costs[node] = mask
         try:
-            total = solve(replace(problem, costs=costs), time_limit=time_limit).cost
+            total = solve(replace(problem, costs=costs), time_limit=time_limit).cost + adding
         except Infeasible:
             total = float("inf")
         picked = formulation.nodes[node].options[option]
