@@ -81,7 +81,7 @@ def test_cells_nobody_knows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text("0F0,0Q0\n")
     with pytest.raises(ProblemError, match="'0Q0' is not an action"):
         read_csv(tmp_path / "odd.csv")
-    with pytest.raises(ProblemError, match="cannot be read"):
+    with pytest.raises(ProblemError, match="Cannot read"):
         read_csv(tmp_path / "absent.csv")
 
 

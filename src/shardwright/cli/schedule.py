@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardwright.cli._checks import check_seconds, check_whole
 from shardwright.cli._show import console, print_json, progress, table
 
 if TYPE_CHECKING:
     from shardwright.schedules import Pipeline, Schedule, Timing
 
 AUTO = "auto"
+WIDEST = 10_000
+"""Characters of a drawing."""
 
 
 def schedule(
@@ -59,19 +62,23 @@ def schedule(
     Example: shardwright schedule --stages 4 --microbatches 12 --forward 5 --backward 6 --weight 4 --memory 5 --csv out.csv
     """
     from shardwright.errors import ProblemError
+    from shardwright.files import check_writable
     from shardwright.schedules import check_memory, known_schedule, pipeline, read_csv, run, stage_devices, write_csv
     from shardwright.schedules.trace import write_trace
     from shardwright.search.schedule import OBJECTIVES, find_schedule, lower_bound
 
     if objective not in OBJECTIVES:
         raise ProblemError(f"there is no objective {objective!r}.", f"Objectives are {' and '.join(OBJECTIVES)}.")
+    check_seconds(time_limit=time_limit)
+    check_whole("--width", width, WIDEST)
+    check_writable(csv, trace)
     order: Schedule | None = None
     if schedule.endswith(".csv"):
         order = read_csv(schedule)
         stages, microbatches = order.stages, order.microbatches
     elif schedule != AUTO:
         order = known_schedule(schedule, stages, microbatches, devices)
-    shared = devices or (stages // 2 if shape == "v" else stages)
+    shared = devices if devices is not None else stages // 2 if shape == "v" else stages
     problem = pipeline(
         order.device_of if order else stage_devices(shared, stages, shape),
         microbatches,
@@ -169,12 +176,13 @@ def _show(
 
 def _list(option: str, text: str) -> list[float]:
     from shardwright.errors import ProblemError
+    from shardwright.records import shown
 
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise ProblemError(
-            f"{option} {text!r} is not a list of figures.", "Write one figure, or several as 1,2,3."
+            f"{option} {shown(text)} is not a list of figures.", "Write one figure, or several as 1,2,3."
         ) from None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import ProblemError
 from shardwright.schedules.classic import breadth_first, gpipe, interleaved_one_f_one_b, one_f_one_b
-from shardwright.schedules.schedule import Schedule
+from shardwright.schedules.schedule import Schedule, check_size
 from shardwright.schedules.v_shapes import dualpipe_v, v_half, v_min, zb_v
 from shardwright.schedules.zero_bubble import zb_h1, zb_h2
 
@@ -54,10 +54,7 @@ def known_schedule(name: str, stages: int, microbatches: int, devices: int | Non
     recipe = RECIPES.get(name)
     if recipe is None:
         raise ProblemError(f"there is no schedule {name!r}.", f"There are {', '.join(RECIPES)}.")
-    if stages < 1 or microbatches < 1:
-        raise ProblemError(
-            f"a schedule of {stages} stages and {microbatches} micro-batches.", "Ask for at least one of each."
-        )
+    check_size(stages, microbatches)
     usual = recipe.stages_per_device or 2
     if devices is None:
         devices = max(stages // usual, 1)

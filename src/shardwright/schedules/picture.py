@@ -6,6 +6,10 @@ device, a dot waiting.
 
 from __future__ import annotations
 
+from math import inf
+
+import numpy as np
+
 from shardwright.schedules.timing import Timing
 
 
@@ -18,10 +22,10 @@ def draw(timing: Timing, width: int = 120) -> list[str]:
     ...F0-B0----F1-B1----......
     """
     begin = min(float(start[0]) for start in timing.starts if len(start))
-    shortest = min(
-        float((e - s)[e > s].min()) for s, e in zip(timing.starts, timing.ends, strict=True) if (e > s).any()
-    )
-    scale = min(width / timing.makespan, 3 / shortest) if timing.makespan else 1.0
+    lengths = np.concatenate([e - s for s, e in zip(timing.starts, timing.ends, strict=True)])
+    shortest = float(np.min(lengths[lengths > 0], initial=inf))
+    # Hops alone make a makespan in which no pass takes any time.
+    scale = min(width / timing.makespan, 3 / shortest if shortest < inf else inf) if timing.makespan else 1.0
     lines = []
     for order, starts, ends in zip(timing.schedule.orders, timing.starts, timing.ends, strict=True):
         cells = ["."] * round(timing.makespan * scale)

@@ -12,16 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import inf, isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import ProblemError
+from shardwright.schedules.schedule import check_size
 
 Floats = NDArray[np.float64]
 PerStage = float | Sequence[float] | Sequence[Sequence[float]] | Floats
 """One figure for all, one per stage, or a table [stage][micro-batch]."""
+
+LARGEST = 1e15
+"""Seconds or units of memory of one pass: sums of a schedule's passes stay exact enough to be compared."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,7 @@ def pipeline(
     ((10.5, 14.0), [2.0, 2.0, 2.0, 1.0])
     """
     stages = len(device_of)
-    if stages == 0 or microbatches < 1:
-        raise ProblemError(f"a pipeline of {stages} stages and {microbatches} micro-batches.", "It needs one of each.")
+    check_size(stages, microbatches)
     devices = max(device_of) + 1
     if set(device_of) != set(range(devices)):
         raise ProblemError(f"devices {sorted(set(device_of))} are not numbered 0, 1, 2, ….", "Leave no device out.")
@@ -124,15 +127,20 @@ def pipeline(
 
     seconds = [table(*pair) for pair in (("forward", forward), ("inputs", inputs), ("weights", weights))]
     for what, values in zip(("forward", "inputs", "weights"), seconds, strict=True):
-        if values.min() < 0 or not np.isfinite(values).all():
+        if not ((values >= 0) & (values <= LARGEST)).all():
             raise ProblemError(
-                f"{what} takes {values.min():g} seconds somewhere.", "Times are finite and not negative."
+                f"{what} takes {_odd(values):g} seconds somewhere.", f"Times are between 0 and {LARGEST:g}."
             )
     held, freed = table("forward_memory", forward_memory), table("inputs_memory", inputs_memory)
     rest = -(held + freed) if weights_memory is None else table("weights_memory", weights_memory)
+    for values in (held, -freed, -rest):
+        if not (np.abs(values) <= LARGEST).all():
+            raise ProblemError(f"a pass changes memory by {_odd(values):g}.", f"Say at most {LARGEST:g}.")
     if (held < 0).any() or (freed > 0).any() or (rest > 0).any():
         raise ProblemError("a forward pass frees memory, or a backward pass takes some.", "Forward ≥ 0, backward ≤ 0.")
     caps = tuple(_each("limits", limits, devices))
+    if any(isnan(cap) for cap in caps):
+        raise ProblemError("a limit of memory is not a number.", "Give a number, or inf for none.")
     if edges is None:
         edges = [Edge(s, s + 1, delay) for s, delay in enumerate(_each("hop", hop, stages - 1))]
     wired = tuple(
@@ -140,12 +148,18 @@ def pipeline(
         for edge in edges
     )
     for edge in wired:
-        if not 0 <= edge.source < edge.reader < stages or edge.hop < 0:
+        if not 0 <= edge.source < edge.reader < stages or not 0 <= edge.hop <= LARGEST:
             raise ProblemError(
-                f"{edge} cannot be.", f"Edges lead to later stages below {stages}; hops are not negative."
+                f"{edge} cannot be.",
+                f"Edges lead to later stages below {stages}; hops are between 0 and {LARGEST:g} seconds.",
             )
     ahead, inner, after = seconds
     return Pipeline(tuple(device_of), wired, ahead, inner, after, held, freed, rest, caps)
+
+
+def _odd(values: Floats) -> float:
+    """The figure that cannot be, for an error: the one that is no number, or the furthest out."""
+    return float(values.min() if values.min() < 0 or isnan(values.min()) else values.max())
 
 
 def _each(what: str, values: float | Sequence[float], count: int) -> list[float]:

@@ -15,9 +15,32 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwright.errors import ProblemError
+from shardwright.records import shown
 
 FORWARD, INPUT, WEIGHT, BACKWARD = "F", "I", "W", "B"
 KINDS = (FORWARD, INPUT, WEIGHT, BACKWARD)
+MOST_STAGES, MOST_MICROBATCHES = 256, 50_000
+MOST_PASSES = 50_000
+"""Stages times micro-batches. Bounds take a table of stages times passes, a schedule 100 bytes an action; the largest jobs that
+were published have some 10,000 (Llama 3: 16 stages with a few passes of each of hundreds of micro-batches)."""
+
+MOST_DIGITS = 9
+"""Of a stage's or micro-batch's number, as text."""
+
+
+def check_size(stages: int, microbatches: int) -> None:
+    """Refuse a schedule that nobody could mean, before anything is built that is as long as it.
+
+    >>> check_size(16, 1024)
+    """
+    for count, most, what in ((stages, MOST_STAGES, "stages"), (microbatches, MOST_MICROBATCHES, "micro-batches")):
+        if not 1 <= count <= most:
+            raise ProblemError(f"{shown(count)} {what} make no schedule.", f"Ask for 1 to {most:,} {what}.")
+    if stages * microbatches > MOST_PASSES:
+        raise ProblemError(
+            f"{stages} stages and {microbatches} micro-batches are {stages * microbatches:,} forward passes.",
+            f"A schedule may have {MOST_PASSES:,}: ask for fewer micro-batches.",
+        )
 
 
 class Action(NamedTuple):
@@ -38,10 +61,10 @@ class Action(NamedTuple):
     def parse(cls, text: str) -> Action:
         for kind in KINDS:
             stage, found, microbatch = text.strip().partition(kind)
-            if found and stage.isdecimal() and microbatch.isdecimal():
+            if found and all(part.isdecimal() and len(part) <= MOST_DIGITS for part in (stage, microbatch)):
                 return cls(int(stage), kind, int(microbatch))
         raise ProblemError(
-            f"{text!r} is not an action of a pipeline.",
+            f"{shown(text)} is not an action of a pipeline.",
             "Write stage, kind (F, I, W or B) and micro-batch, such as 2F5.",
         )
 
@@ -63,6 +86,7 @@ class Schedule:
     def __post_init__(self) -> None:
         if not any(self.orders):
             raise ProblemError("a schedule without any action.", "Give every device its order of actions.")
+        check_size(len(self.device_of), self.microbatches)
         _check(self.orders, self.device_of, self.microbatches)
 
     @cached_property
@@ -76,11 +100,9 @@ class Schedule:
                         f"stage {action.stage} is on device {found[action.stage]}, yet {action} stands on device {device}.",
                         "Give a stage to one device; replicas of a stage are a matter of its own mesh.",
                     )
-        missing = set(range(max(found) + 1)) - found.keys()
-        if missing:
-            raise ProblemError(
-                f"stage {min(missing)} of {max(found) + 1} has no action.", "Number the stages 0, 1, 2, …."
-            )
+        missing = next((stage for stage in range(len(found)) if stage not in found), None)
+        if missing is not None:
+            raise ProblemError(f"stage {missing} of {max(found) + 1} has no action.", "Number the stages 0, 1, 2, ….")
         return tuple(found[stage] for stage in range(len(found)))
 
     @property

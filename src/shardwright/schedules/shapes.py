@@ -8,6 +8,7 @@ The two words are those of ``torch.distributed.pipelining``.
 from __future__ import annotations
 
 from shardwright.errors import ProblemError
+from shardwright.schedules.schedule import check_size
 
 SHAPES = ("loop", "v")
 
@@ -18,6 +19,7 @@ def stage_devices(devices: int, stages: int, shape: str = "loop") -> tuple[int, 
     >>> stage_devices(3, 6), stage_devices(3, 6, "v")
     ((0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 1, 0))
     """
+    check_size(stages, 1)
     if devices < 1 or stages < devices:
         raise ProblemError(
             f"{stages} stages cannot occupy {devices} devices.", "Ask for at least one stage for every device."

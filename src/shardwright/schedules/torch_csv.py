@@ -9,11 +9,13 @@ around the computation and are left out, empty cells (torch's picture of waiting
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardwright.errors import ProblemError
+from shardwright.files import read_text, write
 from shardwright.schedules.schedule import Action, Schedule
 
 _OTHER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)\d*")
@@ -22,20 +24,17 @@ _OVERLAP = re.compile(r"\(([^)]*)\)OVERLAP_F_B")
 
 def write_csv(schedule: Schedule, path: str | Path) -> None:
     """Write the file; ``_PipelineScheduleRuntime._load_csv(path, format="compute_only")`` reads it."""
-    try:
-        with open(path, "w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(schedule.orders)
-    except OSError as error:
-        raise ProblemError(f"{str(path)!r} cannot be written: {error.strerror}.", "Check the path.") from None
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(schedule.orders)
+    write(path, text.getvalue())
 
 
 def read_csv(path: str | Path) -> Schedule:
     """Read a file written by this module or by torch, with or without communication."""
     try:
-        with open(path, newline="") as file:
-            rows = list(csv.reader(file))
-    except OSError as error:
-        raise ProblemError(f"{str(path)!r} cannot be read: {error.strerror}.", "Check the path.") from None
+        rows = list(csv.reader(read_text(path, ProblemError).splitlines()))
+    except csv.Error as problem:
+        raise ProblemError(f"{str(path)!r} is not CSV: {problem}.", "Write it again.") from None
     return Schedule(tuple(tuple(_actions(row)) for row in rows))
 
 
