@@ -21,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.process_wide import in_turn, replaced
 from shardwright.waiting import wait_for
 
 DispatchMode = TorchDispatchMode
@@ -273,16 +274,14 @@ def replaced_vmap(performed: Any) -> Iterator[None]:
     """While this lasts, ``vmap`` calls ``performed(original, settings, args, kwargs)`` (``torch._functorch.apis``)."""
     from torch._functorch import apis
 
-    original = apis.vmap_impl
+    def instead(original: Any) -> Any:
+        def call(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk: Any, *args: Any, **kwargs: Any) -> Any:
+            return performed(original, (func, in_dims, out_dims, randomness, chunk), args, kwargs)
 
-    def instead(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk: Any, *args: Any, **kwargs: Any) -> Any:
-        return performed(original, (func, in_dims, out_dims, randomness, chunk), args, kwargs)
+        return call
 
-    apis.vmap_impl = instead  # type: ignore[assignment]  # restored below
-    try:
+    with replaced(apis, "vmap_impl", instead):
         yield
-    finally:
-        apis.vmap_impl = original
 
 
 @contextmanager
@@ -316,12 +315,8 @@ def fake_tolist(answer: Any) -> Iterator[None]:
     """While this lasts, ``tolist`` of a fake tensor is answered by a function (``FakeTensor`` has a method of its own)."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    original = FakeTensor.tolist
-    FakeTensor.tolist = lambda self: answer(original, self)  # type: ignore[method-assign]  # restored below
-    try:
+    with replaced(FakeTensor, "tolist", lambda original: lambda self: answer(original, self)):
         yield
-    finally:
-        FakeTensor.tolist = original  # type: ignore[method-assign]
 
 
 def draws_random_numbers(operator: Any) -> bool:
@@ -465,13 +460,14 @@ def sources_forgotten() -> Iterator[None]:
     from torch.fx import graph_module
 
     kept = graph_module._loader.eval_cache
-    before = set(kept)
-    try:
-        yield
-    finally:
-        for key in kept.keys() - before:
-            del kept[key]
-            linecache.cache.pop(key, None)
+    with in_turn():
+        before = set(kept)
+        try:
+            yield
+        finally:
+            for key in kept.keys() - before:
+                del kept[key]
+                linecache.cache.pop(key, None)
 
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -504,7 +500,7 @@ def short_traces() -> Iterator[None]:
     if not hasattr(proxy, "CapturedTraceback"):
         yield
         return
-    with mock.patch.object(proxy, "CapturedTraceback", _Whereabouts):
+    with in_turn(), mock.patch.object(proxy, "CapturedTraceback", _Whereabouts):
         yield
 
 
@@ -514,7 +510,7 @@ def unwritten_modules() -> Iterator[None]:
     never are, and writing them takes an eighth of the time of an export."""
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
-    with _use_lazy_graph_module(True):
+    with in_turn(), _use_lazy_graph_module(True):
         yield
 
 

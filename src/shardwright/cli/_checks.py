@@ -16,7 +16,7 @@ def check_seconds(**options: float | None) -> None:
 
     >>> check_seconds(time_limit=3.0)
     """
-    check_numbers(**options)
+    check_numbers(zero=False, **options)
     for name, value in options.items():
         if value is not None and value > MOST_SECONDS:
             raise ShardwrightError(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from shardwright import _torch_compat, process_wide
 from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers
 from shardwright.errors import AssumptionBroken, CaptureError
 from shardwright.frontend.checks import answer_of_check
@@ -29,7 +30,7 @@ from shardwright.frontend.diagnose import short_path
 
 NAME = "shardwright::assumed"
 _OURS = Path(__file__).parent
-_NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{_OURS}/", f"{_OURS.parent / '_torch_compat.py'}")
+_NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{_OURS}/", _torch_compat.__file__, process_wide.__file__)
 _QUESTIONS = {
     torch.Tensor.__bool__,
     torch.Tensor.__int__,

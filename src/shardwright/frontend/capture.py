@@ -46,7 +46,7 @@ from shardwright.frontend.vmapped import batched_operators
 from shardwright.graph import Graph
 
 
-@sources_forgotten()
+@sources_forgotten()  # and so one thread at a time
 def capture(
     model: torch.nn.Module,
     args: tuple[Any, ...] = (),

@@ -16,26 +16,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
-_NOT_THE_MODEL = tuple(f"{Path(file).parent}/" for file in (torch.__file__, __file__))
+from shardwright import process_wide
+from shardwright.process_wide import replaced
+
+_NOT_THE_MODEL = (*(f"{Path(file).parent}/" for file in (torch.__file__, __file__)), process_wide.__file__)
 
 
 @contextmanager
 def skipped_checks() -> Iterator[None]:
     """While this lasts, checks that only raise pass without being read."""
-    real = torch.SymBool.__bool__
 
-    def answered(self: torch.SymBool) -> bool:  # a comparison of ``x.item()``
-        answer = _answer(_asking_frame())
-        return real(self) if answer is None else answer
+    def answering(real: Any) -> Any:
+        def answered(compared: torch.SymBool) -> bool:  # a comparison of ``x.item()``
+            answer = _answer(_asking_frame())
+            return real(compared) if answer is None else answer
 
-    torch.SymBool.__bool__ = answered  # type: ignore[method-assign]  # restored below
-    try:
+        return answered
+
+    with replaced(torch.SymBool, "__bool__", answering):
         yield
-    finally:
-        torch.SymBool.__bool__ = real  # type: ignore[method-assign]
 
 
 def answered_tensor(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shardwright.frontend.checks import answered_tensor
 from shardwright.frontend.ctc import recorded_ctc_loss
 from shardwright.frontend.custom_functions import call_whole
+from shardwright.process_wide import replaced
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _MACHINERY = ("torch._", "torch.fx", "torch.export", "torch.library")
@@ -28,22 +29,21 @@ _MACHINERY = ("torch._", "torch.fx", "torch.export", "torch.library")
 @contextmanager
 def whole_functions() -> Iterator[None]:
     """Keep custom autograd functions whole for the duration of one export; those of the tracer are left alone."""
-    original = torch.autograd.Function.__dict__["apply"]
 
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith(_MACHINERY):
-            return original.__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:
-            # It recomputes and does not change what is computed; traced as it is, its body would count as no_grad.
-            body, _preserve_random_state, *inputs = args
-            return body(*inputs)
-        return call_whole(cls, args)
+    def whole(real: Any) -> Any:
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            if cls.__module__.startswith(_MACHINERY):
+                return real(cls, *args, **kwargs)
+            if cls is CheckpointFunction:
+                # It recomputes and does not change what is computed; traced as it is, its body would count as no_grad.
+                body, _preserve_random_state, *inputs = args
+                return body(*inputs)
+            return call_whole(cls, args)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment] # restored below
-    try:
+        return apply
+
+    with replaced(torch.autograd.Function, "apply", whole):
         yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign] # the original descriptor
 
 
 class ReplacedFunctions(TorchFunctionMode):
@@ -62,20 +62,19 @@ def as_in_eager_mode(packed: bool) -> Iterator[None]:
     ``packed`` says that the call gives positions of its own, several sequences in a row perhaps. Without them Hugging Face
     counts positions itself; it still looks in them for a second sequence, and rules it out by their values in eager mode.
     """
-    real = torch.compiler.is_exporting
     masking = sys.modules.get("transformers.masking_utils")
-    search = getattr(masking, "find_packed_sequence_indices", None)
+    searches = getattr(masking, "find_packed_sequence_indices", None) is not None
 
-    def answer() -> bool:
-        asked_by_torch = sys._getframe(1).f_code.co_filename.startswith(_TORCH)
-        return real() if asked_by_torch else False
+    def answer(real: Any) -> Any:
+        def is_exporting() -> bool:
+            asker = sys._getframe(2)  # the first is the replacement that asks us
+            return real() if asker.f_code.co_filename.startswith(_TORCH) else False
 
-    torch.compiler.is_exporting = answer
-    if search is not None and not packed:
-        masking.find_packed_sequence_indices = lambda position_ids: None  # type: ignore[union-attr]  # search is its own
-    try:
+        return is_exporting
+
+    with ExitStack() as changes:
+        changes.enter_context(replaced(torch.compiler, "is_exporting", answer))
+        if searches and not packed:
+            none_found = replaced(masking, "find_packed_sequence_indices", lambda real: lambda position_ids: None)
+            changes.enter_context(none_found)
         yield
-    finally:
-        torch.compiler.is_exporting = real
-        if search is not None:
-            masking.find_packed_sequence_indices = search  # type: ignore[union-attr]

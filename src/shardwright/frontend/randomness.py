@@ -19,32 +19,34 @@ from typing import Any
 import torch
 
 from shardwright.errors import CaptureError
+from shardwright.process_wide import replaced
 
 
 @contextmanager
 def inert_randomness() -> Iterator[None]:
     """Let comparisons of a random number with a rate of 0 or 1 pass, and refuse what a graph cannot hold."""
-    real_rand, real_uniform, real_random = torch.rand, random.uniform, random.random
 
-    def rand(*size: Any, **options: Any) -> Any:
-        if _is_scalar(size, options):
-            return _RandomNumber(lambda: real_rand(*size, **options))
-        return real_rand(*size, **options)
+    def rand(real: Any) -> Any:
+        def drawn(*size: Any, **options: Any) -> Any:
+            return (
+                _RandomNumber(lambda: real(*size, **options)) if _is_scalar(size, options) else real(*size, **options)
+            )
 
-    def uniform(low: float, high: float) -> Any:
-        if (low, high) == (0, 1):
-            return _RandomNumber(lambda: real_uniform(low, high))
-        return real_uniform(low, high)
+        return drawn
 
-    def drawn() -> Any:
-        return _RandomNumber(real_random)
+    def uniform(real: Any) -> Any:
+        def drawn(low: float, high: float) -> Any:
+            return _RandomNumber(lambda: real(low, high)) if (low, high) == (0, 1) else real(low, high)
+
+        return drawn
 
     before = _foreign_states()
-    torch.rand, random.uniform, random.random = rand, uniform, drawn  # type: ignore[assignment]  # restored below
-    try:
+    with (
+        replaced(torch, "rand", rand),
+        replaced(random, "uniform", uniform),
+        replaced(random, "random", lambda real: lambda: _RandomNumber(real)),
+    ):
         yield
-    finally:
-        torch.rand, random.uniform, random.random = real_rand, real_uniform, real_random
     for name, state in _foreign_states().items():
         if name in before and state != before[name]:
             raise CaptureError(

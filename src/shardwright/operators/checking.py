@@ -23,6 +23,7 @@ from shardwright.graph import Op, Ref, Tensor, Value
 from shardwright.operators.deriving import derived
 from shardwright.operators.pieces import Call, Piece, build, plain
 from shardwright.operators.rules import Need, OpRules, Placement, Window, chunk
+from shardwright.process_wide import in_turn
 
 Cuts = Sequence[tuple[str, int]]
 """Per mesh axis the loop that is cut and into how many pieces."""
@@ -47,12 +48,13 @@ class Disagreement:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Tensors are tiny here and ranks are threads: PyTorch's own threads only get in their way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with in_turn():
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
 
 def execute(op: Op, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

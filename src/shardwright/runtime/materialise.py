@@ -24,6 +24,7 @@ from shardwright._torch_compat import share_hooks
 from shardwright.errors import RunError
 from shardwright.graph import Buffer, Parameter
 from shardwright.operators.rules import Layout
+from shardwright.process_wide import replaced
 from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
 from shardwright.runtime.shards import cut, device_of, distributed
@@ -41,18 +42,17 @@ def parameters_on_meta() -> Iterator[None]:
     ...     torch.nn.Linear(10**3, 10**3).weight.device
     device(type='meta')
     """
-    register = torch.nn.Module.register_parameter
 
-    def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = torch.nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-        register(module, name, parameter)
+    def moved(register: Any) -> Any:
+        def on_meta(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+            if param is not None and param.device.type != "meta":
+                param = torch.nn.Parameter(param.detach().to("meta"), param.requires_grad)
+            register(module, name, param)
 
-    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign,assignment]  # restored below
-    try:
+        return on_meta
+
+    with replaced(torch.nn.Module, "register_parameter", moved):
         yield
-    finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def materialised(

@@ -21,8 +21,8 @@ FORWARD, INPUT, WEIGHT, BACKWARD = "F", "I", "W", "B"
 KINDS = (FORWARD, INPUT, WEIGHT, BACKWARD)
 MOST_STAGES, MOST_MICROBATCHES = 256, 50_000
 MOST_PASSES = 50_000
-"""Stages times micro-batches. Bounds take a table of stages times passes, a schedule 100 bytes an action; the largest jobs that
-were published have some 10,000 (Llama 3: 16 stages with a few passes of each of hundreds of micro-batches)."""
+"""Stages times micro-batches. Bounds take a table of stages times passes, a schedule 100 bytes an action; the largest
+jobs that were published have some 10,000 (Llama 3: 16 stages, hundreds of micro-batches)."""
 
 MOST_DIGITS = 9
 """Of a stage's or micro-batch's number, as text."""

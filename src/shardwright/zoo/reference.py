@@ -21,6 +21,7 @@ from torch import nn
 
 from shardwright import zoo
 from shardwright.errors import ModelError
+from shardwright.process_wide import in_turn
 from shardwright.zoo.hugging_face import build_hugging_face
 from shardwright.zoo.serving import with_cache, without_labels
 from shardwright.zoo.sizes import nearest, parse_sizes
@@ -76,7 +77,7 @@ def resolve(
     new = seq or 1
     seq = cache + new if cache else seq
     # What a model prints while it is built is for people; standard output may be for a program.
-    with _building(torch.device(device), _as_dtype(dtype)), redirect_stdout(sys.stderr):
+    with in_turn(), _building(torch.device(device), _as_dtype(dtype)), redirect_stdout(sys.stderr):
         if reference.startswith("hf:"):
             model, args, kwargs = build_hugging_face(reference[3:], reference, batch=batch, seq=seq)
         elif match := FILE_FUNCTION.fullmatch(reference):
