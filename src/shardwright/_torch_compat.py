@@ -76,6 +76,29 @@ def names_in_tree(text: str) -> set[str]:
     return {name for name in names(json.loads(text)[1]) if name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE}
 
 
+def tree_runs_nothing(text: str) -> bool:
+    """Whether a tree spec that came out of a file can be loaded and filled without importing or calling what it names.
+
+    Contexts of enumerations and of ``defaultdict`` name modules that pytree would import, and nodes with a reader of their
+    own hand the file's text to it.
+    """
+
+    def harmless(spec: Any) -> bool:
+        kind, context = spec["type"], spec["context"]
+        if kind is None:
+            return context is None and not spec["children_spec"]
+        found = pytree.SUPPORTED_SERIALIZED_TYPES[pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[kind]]
+        if found.from_dumpable_context is not None and kind not in _READ_AS_NAMES:
+            return False
+        return "__enum__" not in json.dumps(context) and all(harmless(child) for child in spec["children_spec"])
+
+    return harmless(json.loads(text)[1])
+
+
+_READ_AS_NAMES = ("collections.namedtuple",)
+"""Nodes whose context is the name of a class that must have been registered before."""
+
+
 def is_registered_node(kind: type) -> bool:
     """Whether pytree knows how to open instances of this class."""
     return kind in pytree.SUPPORTED_NODES

@@ -230,29 +230,31 @@ def test_splits_are_carried_over():
 
 
 @all_double()
-def finds_prepared(rank: int, text: str) -> None:
-    """Calls that the plan knows beforehand are captured by nobody, however they are written."""
+def meets_expected(rank: int, text: str) -> None:
+    """Calls that the plan knows are captured once each, however they are written, and are what the plan says."""
+    from runtime.test_expected_calls import heard
     from shardwright.runtime.template import Template
 
     ours, theirs = parallelize(gpt2(), from_json(text), keep=True), copy.deepcopy(gpt2())
-    assert len(ours._programs) == 3
-    captured, Template.captured = Template.captured, None
+    captured, count = Template.captured, []
     try:
-        for training, call in ((True, arguments(4, 9)), (False, {"input_ids": tokens(2, 6)})):
-            expected, found = (model.train(training)(**call) for model in (theirs, ours))
-            same(found.logits.detach(), expected.logits.detach(), "prepared")
-        same(ours(tokens(2, 6)).logits.detach(), expected.logits.detach(), "by position")
+        Template.captured = lambda *given: count.append(1) or captured(*given)  # type: ignore[method-assign]
+        with heard() as warnings:
+            for training, call in ((True, arguments(4, 9)), (False, {"input_ids": tokens(2, 6)})):
+                expected, found = (model.train(training)(**call) for model in (theirs, ours))
+                same(found.logits.detach(), expected.logits.detach(), "expected")
+            same(ours(tokens(2, 6)).logits.detach(), expected.logits.detach(), "by position")
     finally:
-        Template.captured = captured
-    assert len(ours._programs) == 3
+        Template.captured = captured  # type: ignore[method-assign]
+    assert len(ours._programs) == 3 and len(count) == 2 and not warnings
 
 
-def test_known_calls_are_prepared(pool):
+def test_known_calls_are_those_of_the_plan(pool):
     calls = [((), arguments(4, 9)), ((), {"input_ids": tokens(2, 6)}, False)]
     options: dict[str, Any] = {"cluster": "4xH100", "search": "fsdp", "baselines": (), "fewer_devices": False}
     with all_double():
         plan = shardwright.plan(gpt2(), (), arguments(ROWS, LENGTH), also=calls, **options)
     assert gpt2().training and sum(note.startswith("also input_ids") for note in plan.notes) == 2
-    pool.run(finds_prepared, to_json(plan), seconds=200)
+    pool.run(meets_expected, to_json(plan), seconds=200)
     with pytest.raises(Infeasible, match=r"input_ids \[4, 9\]"):
         with_calls(plan, plan.other_graphs(), limit=1e6)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import importlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -55,14 +55,14 @@ def register_containers(value: Any, given: bool = False) -> None:
 
 
 def restored_tree(text: str) -> Any:
-    """The structure a graph remembers, in a process that may not have met its classes: they are imported and registered."""
+    """The structure a graph remembers, in a process that may not have met its classes: they are registered."""
     for name in names_in_tree(text):
         parts = name.split(".")
         for cut in range(len(parts) - 1, 0, -1):
             try:
-                _register(_imported(f"{'.'.join(parts[:cut])}:{'.'.join(parts[cut:])}"))
+                _register(known_class(f"{'.'.join(parts[:cut])}:{'.'.join(parts[cut:])}"))
                 break
-            except (ImportError, AttributeError):
+            except CaptureError:
                 continue
     return load_tree(text)
 
@@ -201,7 +201,7 @@ def _opened(value: Any) -> tuple[list[Any], str]:
 
 def _closed(items: Any, about: str) -> Any:
     written = json.loads(about)
-    kind = _imported(written["class"])
+    kind = known_class(written["class"])
     value = kind.__new__(kind)
     held = dict(zip(written["holds"], items, strict=True))
     device = next((leaf.device for leaf in _tensors(list(held.values()))), torch.device("cpu"))
@@ -222,11 +222,21 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(vars(value))
 
 
-def _imported(path: str) -> Any:
+def known_class(path: str) -> Any:
+    """The class ``module:Name`` of a module that this process has imported; nothing is imported, for graphs come from
+    files. A process that has the model has its classes.
+
+    >>> known_class("collections:OrderedDict")
+    <class 'collections.OrderedDict'>
+    """
     module, _, qualified = path.partition(":")
-    found: Any = importlib.import_module(module)
+    found: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part)
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise CaptureError(
+            f"The graph names the class {path!r}, which this process does not have.", "Import its module first."
+        )
     return found
 
 
@@ -266,11 +276,11 @@ def _read(item: Any, device: torch.device) -> Any:
     if kind == "device":
         return device
     if kind == "type":
-        return _imported(inner)
+        return known_class(inner)
     if kind == "dict":
         return {_read(key, device): _read(part, device) for key, part in inner}
     if kind == "object":
-        found = _imported(inner[0])
+        found = known_class(inner[0])
         value = found.__new__(found)
         vars(value).update({key: _read(part, device) for key, part in inner[1].items()})
         return value

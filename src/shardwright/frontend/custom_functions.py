@@ -3,13 +3,12 @@
 ``torch.export`` traces through such a function and silently drops its backward, so the graph would train with other
 gradients. During a capture every call of one becomes ``shardwright.autograd_function(name, tensors, others)``:
 forward applies the function; backward applies it again and asks autograd, which runs the function's own backward. The
-name is the class's import path, so a graph that was saved finds it again; a class that cannot be imported, or
-arguments that cannot be written down, are refused.
+name is the class's import path, so a graph that was saved finds it again where its module is imported; a class that
+has no such path, or arguments that cannot be written down, are refused.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from shardwright._torch_compat import shares_memory, version_of
 from shardwright.errors import CaptureError
+from shardwright.frontend.containers import known_class
 
 NAME = "shardwright::autograd_function"
 _TENSOR = "<tensor>"
@@ -35,7 +35,7 @@ def call_whole(function: type, args: Sequence[Any]) -> Any:
     try:
         written = json.dumps(others)
         known = _find(name) is function and json.loads(written) == others
-    except (TypeError, ValueError, ImportError, AttributeError):
+    except (TypeError, ValueError, CaptureError):
         known = False
     if not known:
         raise CaptureError(
@@ -49,10 +49,9 @@ def call_whole(function: type, args: Sequence[Any]) -> Any:
 
 
 def _find(name: str) -> Any:
-    module, _, qualified = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in qualified.split("."):
-        found = getattr(found, part)
+    found = known_class(name)
+    if not issubclass(found, torch.autograd.Function):
+        raise CaptureError(f"{name!r} is no autograd.Function.", "Capture the model again.")
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,14 +22,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from shardwright._torch_compat import draws_random_numbers, is_operator
-from shardwright._torch_compat import operator as operator_named
-from shardwright.errors import CaptureError, GraphError
+from shardwright.errors import CaptureError
+from shardwright.frontend.group_text import FUNCTIONS, function_named
 from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.regions import NO_GRAD
 
 NAME = "shardwright::unknown_extents"
-_ARITHMETIC = {"operator": operator, "math": math, "torch": torch}
-"""Where functions on numbers read from data come from; of torch only ``sym_max`` and the like."""
 
 
 def enclose_unknown_extents(program: ExportedProgram) -> None:
@@ -187,7 +184,7 @@ def _target(node: Node) -> str:
     home = getattr(node.target, "__module__", "")
     name = getattr(node.target, "__name__", str(node.target))
     home = {"_operator": "operator"}.get(home, home)
-    if home in _ARITHMETIC:
+    if name in FUNCTIONS.get(home, ()):
         return f"{home}:{name}"
     raise CaptureError(
         f"The model calls {name} at {source_of(node)}, which is not an operator.",
@@ -239,27 +236,8 @@ def _performed(body: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
     for name, target, args, kwargs, grad in document["nodes"]:
         with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-            held[name] = _function(target)(*read(args), **{key: read(value) for key, value in kwargs.items()})
+            held[name] = function_named(target)(*read(args), **{key: read(value) for key, value in kwargs.items()})
     return [held[name] for name, _, _ in document["results"]]
-
-
-def targets_inside(body: str) -> list[str]:
-    """The operators that a group performs, arithmetic on plain numbers left out."""
-    try:
-        return [target for _, target, *_ in json.loads(body)["nodes"] if ":" not in target]
-    except (ValueError, KeyError, TypeError):
-        raise GraphError(
-            "A group of operators around unknown extents is damaged.", "Capture the model again."
-        ) from None
-
-
-def _function(target: str) -> Any:
-    module, colon, name = target.partition(":")
-    if not colon:
-        return operator_named(target)
-    if module not in _ARITHMETIC or (module == "torch" and not name.startswith("sym_")):
-        raise CaptureError(f"{target!r} is no arithmetic on numbers.", "Capture the model again.")
-    return getattr(_ARITHMETIC[module], name)
 
 
 @torch.library.custom_op(NAME, mutates_args=())

@@ -34,14 +34,16 @@ def computation(graph: Graph) -> str:
     for given in graph.inputs:
         if given.tensor is not None:
             known[given.tensor] = _digest("input", given.path, about(given.tensor))
+    performed = []
     for op in graph.ops:
         kwargs = sorted((key, _named(value, known)) for key, value in op.kwargs)
         own = _digest(op.target, _named(op.args, known), kwargs, op.grad, op.module)
+        performed.append(own)
         for index, name in enumerate(op.outputs):
             if name is not None:
                 known[name] = _digest(own, index, about(name))
     mutations = sorted((known[held], known[fresh]) for held, fresh in graph.mutations)
-    everything = sorted(known.values())  # also operators nobody reads, and how often each occurs
+    everything = sorted([*known.values(), *performed])  # also operators nobody reads, and how often each occurs
     plain = [(given.path, given.value) for given in graph.inputs if given.tensor is None]
     trees = (graph.input_tree, graph.output_tree, graph.training)
     return _digest(_named(graph.outputs, known), mutations, everything, plain, trees)

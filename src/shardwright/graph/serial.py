@@ -22,6 +22,15 @@ from shardwright.graph.repeats import remembered
 from shardwright.records import read_record, shown
 
 FORMAT = "shardwright-graph-1"
+ATOMS = {
+    "dtype": frozenset(DTYPE_BYTES),
+    "layout": frozenset(["strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"]),
+    "memory_format": frozenset(["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]),
+    "device": frozenset(["any", "cpu", "cuda", "meta"]),
+}
+"""What arguments that are neither numbers nor tensors may be called: nothing else is looked up in ``torch``."""
+LARGEST_BYTES = 1 << 60
+"""Of one tensor: beyond it sizes cannot be told in PyTorch's numbers, and no machine has it."""
 
 
 def _encode(value: Value) -> Any:
@@ -40,13 +49,21 @@ def _decode(data: Any) -> Value:
     if isinstance(data, list):
         return tuple(_decode(v) for v in data)
     if not isinstance(data, dict):
+        if isinstance(data, int) and abs(data) >= 2**63:
+            raise ValueError(f"{shown(data)} is beyond every whole number of an operator")
         return data
     if len(data) != 1 or not all(isinstance(value, str) for value in data.values()):
         raise ValueError(f"{shown(data)} is no argument of an operator")
     ((kind, value),) = data.items()
     if kind == "ref":
         return Ref(value)
-    return float(value) if kind == "float" else Atom(kind, value)
+    if kind == "float":
+        return float(value)
+    if kind == "complex":
+        complex(value)
+    elif value not in ATOMS.get(kind, ()):
+        raise ValueError(f"{shown(data)} is no argument of an operator")
+    return Atom(kind, value)
 
 
 @dataclass(frozen=True)
@@ -163,12 +180,17 @@ def _graph(data: _Document) -> Graph:
         raise ValueError("two operators or two sources have the same name")
     if nameless := [p.tensor for p in graph.parameters if not p.paths]:
         raise ValueError(f"parameter {nameless[0]!r} has no name in the module")
+    for constant in graph.constants:
+        if constant.tensor not in graph.tensors or len(constant.data) != graph.tensors[constant.tensor].bytes:
+            raise ValueError(f"the constant {constant.tensor!r} has {len(constant.data)} bytes, which do not fill it")
     return graph
 
 
 def _tensor(name: str, dtype: str, shape: tuple[int, ...], grad: bool) -> Tensor:
     if dtype not in DTYPE_BYTES or any(extent < 0 for extent in shape):
         raise ValueError(f"tensor {name!r} is {shown(dtype)} of shape {shown(shape)}")
+    if math.prod(shape) * DTYPE_BYTES[dtype] > LARGEST_BYTES:
+        raise ValueError(f"tensor {name!r} of shape {shown(shape)} is larger than any memory")
     return Tensor(name, shape, dtype, grad)
 
 

@@ -6,7 +6,8 @@ process groups of their loops; random operators that are cut draw from a generat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,27 +81,65 @@ def _random_place(node: Compute, flow: Dataflow) -> int | None:
 
 def _filled(op: Op, device: torch.device) -> Callable[..., Any]:
     """The operator as a function of its tensors alone, which replace the references one by one: one tensor may be read in
-    two layouts. Written as source, because this is called thousands of times in a step."""
+    two layouts. Graphs come from files: nothing of one becomes source text, names are looked up and values handed over."""
     target = operator("aten.reshape.default" if op.target in _AS_RESHAPE else op.target)
-    scope: dict[str, Any] = {"target": target}
-    names: list[str] = []
+    count = 0
 
-    def text(value: Any) -> str:
+    def filled(value: Any) -> Any:
+        nonlocal count
         if isinstance(value, Ref):
-            names.append(f"x{len(names)}")
-            return names[-1]
+            count += 1
+            return _Place(count - 1)
         if isinstance(value, tuple):
-            return f"[{', '.join(text(item) for item in value)}]"
-        scope[f"c{len(scope)}"] = _atom(value, device) if isinstance(value, Atom) else value
-        return f"c{len(scope) - 1}"
+            return [filled(item) for item in value]
+        return _atom(value, device) if isinstance(value, Atom) else value
 
-    arguments = [text(value) for value in op.args]
-    kwargs = {key: text(value) for key, value in op.kwargs}
-    if not names and any(argument.name == "device" for argument in schema(op.target).arguments):
-        scope["here"], kwargs["device"] = device, "here"  # graphs do not say where a tensor is made
-    arguments += [f"{key}={value}" for key, value in kwargs.items()]
-    source = f"lambda {', '.join(names)}: target({', '.join(arguments)})"
-    return eval(source, scope)
+    args = [filled(value) for value in op.args]
+    kwargs = {key: filled(value) for key, value in op.kwargs}
+    if not count and any(argument.name == "device" for argument in schema(op.target).arguments):
+        kwargs["device"] = device  # graphs do not say where a tensor is made
+    return _called(target, args, kwargs, count)
+
+
+class _Place(int):
+    """Where the tensor of this number goes among an operator's arguments."""
+
+
+def _called(target: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], count: int) -> Callable[..., Any]:
+    """``target`` with these arguments as a function of the tensors. This is called thousands of times in a step: the usual
+    cases (no list, or one list of all the tensors) need no loop."""
+    if not kwargs and len(args) == count and all(type(value) is _Place for value in args):
+        return target
+    fixed = not any(map(_has_place, kwargs.values()))
+    if fixed and len(args) > 1 and not any(isinstance(value, list) and _has_place(value) for value in args):
+        constants = tuple(value for value in args if type(value) is not _Place)
+        behind = itertools.count(count)  # where the constants stand behind the tensors
+        order = [int(value) if type(value) is _Place else next(behind) for value in args]
+
+        def ordered(*tensors: torch.Tensor) -> Any:
+            every = tensors + constants
+            return target(*[every[place] for place in order], **kwargs)
+
+        return ordered
+    if fixed and args and isinstance(args[0], list) and len(args[0]) == count and not any(map(_has_place, args[1:])):
+        rest = args[1:]
+        return lambda *tensors: target(tensors, *rest, **kwargs)
+
+    def call(*tensors: torch.Tensor) -> Any:
+        named = kwargs if fixed else {key: _put(value, tensors) for key, value in kwargs.items()}
+        return target(*[_put(value, tensors) for value in args], **named)
+
+    return call
+
+
+def _has_place(value: Any) -> bool:
+    return type(value) is _Place or (isinstance(value, list) and any(map(_has_place, value)))
+
+
+def _put(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if type(value) is _Place:
+        return tensors[value]
+    return [_put(item, tensors) for item in value] if type(value) is list else value
 
 
 def _atom(atom: Atom, device: torch.device) -> Any:

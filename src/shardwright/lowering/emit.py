@@ -70,7 +70,8 @@ class _Emitter:
 
     def module(self) -> fx.GraphModule:
         flow = self.flow
-        sources = {name: self.graph.placeholder(name) for name in flow.graph.sources}
+        # Numbers, not the graph's names, which may come from a file: the name of a placeholder becomes source text.
+        sources = {name: self.graph.placeholder(f"source_{i}") for i, name in enumerate(flow.graph.sources)}
         for name, node in sources.items():
             self.values[flow.rest[name]] = self._reduced(name, node)
         begun: list[fx.Node] = []

@@ -2,7 +2,8 @@
 
 A plan is made for one call; others run under the same strategy (:mod:`shardwright.plans.transfer`), captured when they
 first come. Those named here are captured now: each is carried over, its program is built, priced and held against the
-memory of a device, and its graph goes into the plan, so that the job neither stops for them nor finds out late.
+memory of a device, and its graph goes into the plan, so that the job finds out early what does not fit and notices where the
+model has been edited since.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ import base64
 import binascii
 import zlib
 
-from shardwright._torch_compat import schema
+from shardwright._torch_compat import is_operator, operator, schema
 from shardwright.errors import GraphError, PlanError
-from shardwright.frontend.unknown_extents import targets_inside
-from shardwright.graph import Graph, from_json, to_json
+from shardwright.frontend.group_text import calls_inside
+from shardwright.graph import Graph, Op, Value, from_json, to_json
+from shardwright.plans.schemas import check_arguments
 
 LARGEST = 1 << 26
 """Bytes of a graph's JSON; a plan of a larger one is written without it."""
@@ -46,17 +47,36 @@ def unpack(text: str, *, trusted: bool = False) -> Graph:
         raise PlanError("The graph inside the plan is incomplete or too large.", "Plan again.")
     try:
         graph = from_json(written)
-        inside = [t for op in graph.ops if op.target == GROUP for t in targets_inside(str(op.args[0]))]
+        inside = [call for op in graph.ops if op.target == GROUP for call in _inside(op)]
     except GraphError as error:
         raise PlanError(f"The graph inside the plan is damaged: {error.message}", "Plan again.") from None
     if not trusted:
-        for target in {*(op.target for op in graph.ops), *inside}:
-            _check_harmless(target)
+        for target, args, kwargs in [*((op.target, op.args, dict(op.kwargs)) for op in graph.ops), *inside]:
+            _check_harmless(target, args, kwargs)
+        for op in graph.ops:
+            _check_outputs(op)
     return graph
 
 
-def _check_harmless(target: str) -> None:
-    """Refuse an operator that could do more than compute tensors."""
+def _inside(op: Op) -> list[tuple[str, tuple[Value, ...], dict[str, Value]]]:
+    """The operators of a group."""
+    if len(op.args) != 2 or not isinstance(op.args[0], str) or not isinstance(op.args[1], tuple):
+        raise GraphError(f"the group {op.name!r} does not say what it performs.", "Capture the model again.")
+    return calls_inside(op.args[0], len(op.args[1]))
+
+
+def _check_outputs(op: Op) -> None:
+    """As many results as the operator has; lists have as many as it takes."""
+    returns = schema(op.target).returns
+    if len(op.outputs) != len(returns) and not any(str(found.type).startswith("List") for found in returns):
+        raise PlanError(
+            f"The plan's graph has {len(op.outputs)} results of {op.name!r} ({op.target}), which gives {len(returns)}.",
+            "Plan again.",
+        )
+
+
+def _check_harmless(target: str, args: tuple[Value, ...], kwargs: dict[str, Value]) -> None:
+    """Refuse an operator that could do more than compute tensors, and arguments that it does not have."""
     from shardwright.frontend import ctc  # noqa: F401 - importing it registers its operator
 
     if target.partition(".")[0] not in NAMESPACES and target not in OURS:
@@ -65,9 +85,18 @@ def _check_harmless(target: str) -> None:
             REMEDY,
         )
     try:
-        found = schema(target)
-        arguments = [(argument.name, str(argument.type)) for argument in found.arguments]
+        known = is_operator(operator(target))
     except (AttributeError, ValueError, RuntimeError):
-        raise PlanError(f"The plan's graph calls {target!r}, which this PyTorch does not have.", REMEDY) from None
+        known = False
+    if not known:
+        raise PlanError(f"The plan's graph calls {target!r}, which this PyTorch does not have.", REMEDY)
+    found = schema(target)
+    arguments = [(argument.name, str(argument.type)) for argument in found.arguments]
     if found.is_mutable or not found.returns or any("file" in name or "Storage" in kind for name, kind in arguments):
         raise PlanError(f"The plan's graph calls {target!r}, which may do more than compute a tensor.", REMEDY)
+    try:
+        check_arguments(found, args, kwargs.items())
+    except ValueError as error:
+        raise PlanError(
+            f"The plan's graph calls {target!r} with other arguments than it has: {error}.", REMEDY
+        ) from None

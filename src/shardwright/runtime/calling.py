@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from shardwright._torch_compat import flatten_tree, flatten_with_paths, load_tree, names_in_tree, unflatten_tree
+from shardwright._torch_compat import (
+    flatten_tree,
+    flatten_with_paths,
+    load_tree,
+    names_in_tree,
+    tree_runs_nothing,
+    unflatten_tree,
+)
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.graph import Atom, Graph
@@ -174,18 +181,22 @@ def example(graph: Graph) -> Call:
 
     Nothing is imported for it: a plan may come from anywhere.
     """
-    unknown = names_in_tree(graph.input_tree)
-    if unknown or any(isinstance(entry.value, Atom) for entry in graph.inputs):
-        what = f"a {min(unknown)}" if unknown else "a dtype or device"
-        raise RunError(
-            f"The plan was made for a call with {what} among its arguments, which cannot be rebuilt from the plan alone.",
-            "Pass example inputs: parallelize(model, plan, args, kwargs).",
-        )
-    leaves = []
+    leaves: list[Any] = []
     for entry in graph.inputs:
         meta = graph.tensors[entry.tensor] if entry.tensor is not None else None
-        leaves.append(
-            entry.value if meta is None else torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
-        )
-    args, kwargs = unflatten_tree(leaves, load_tree(graph.input_tree))
-    return tuple(args), dict(kwargs)
+        dtype = None if meta is None else getattr(torch, meta.dtype)
+        leaves.append(entry.value if meta is None else torch.empty(meta.shape, dtype=dtype, device="meta"))
+    try:
+        unknown = names_in_tree(graph.input_tree)
+        what = f"a {min(unknown)}" if unknown else "an object"
+        if not unknown and tree_runs_nothing(graph.input_tree):
+            what = "a dtype or device" if any(isinstance(entry.value, Atom) for entry in graph.inputs) else ""
+        if not what:
+            args, kwargs = unflatten_tree(leaves, load_tree(graph.input_tree))
+            return tuple(args), dict(kwargs)
+    except Exception:  # text from a file, read by pytree and by the user's own classes
+        what = "something damaged"
+    raise RunError(
+        f"The plan was made for a call with {what} among its arguments, which cannot be rebuilt from the plan alone.",
+        "Pass example inputs: parallelize(model, plan, args, kwargs).",
+    )

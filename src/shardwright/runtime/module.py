@@ -73,6 +73,7 @@ class ParallelModule(Owning):
         calling: Calling | None = None,
         template: Template | None = None,
         judged_on: Device | None = None,
+        expected: tuple[Graph, ...] = (),
         original: torch.nn.Module | None = None,
     ) -> None:
         """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names.
@@ -89,6 +90,7 @@ class ParallelModule(Owning):
             "calling": calling,
             "template": template,
             "judged_on": judged_on,
+            "expected": expected,
         }
         self._calling = calling
         self._program, self._decisions, self._mesh = program, decisions, mesh
@@ -133,6 +135,7 @@ class ParallelModule(Owning):
             | {buffer.path: self._home[buffer.tensor] for buffer in self._graph.buffers},
             watch=watch,
             judged_on=judged_on,
+            expected=expected,
             modules=tuple(self.named_modules(remove_duplicate=False)),
         )
         self._programs = Programs(Prepared(decisions, watch, self._planned), around)

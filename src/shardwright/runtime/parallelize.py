@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -173,25 +172,16 @@ def parallelize(
         calling=Calling.of(model.forward, graph),
         template=template,
         judged_on=plan.mesh.device if isinstance(plan, Plan) else None,
+        # In another precision than the plan's every call is another one.
+        expected=tuple(plan.other_graphs(trusted=True)) if isinstance(plan, Plan) and compute_dtype is None else (),
         original=model,
     )
-    if isinstance(plan, Plan) and compute_dtype is None:  # in another precision a call is captured when it comes
-        _prepare_others(parallel, plan)
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
     parallel.__dict__["_plan"] = plan if isinstance(plan, Plan) else None
     profile_if_asked(parallel)
     assist_if_asked(parallel)
     return parallel
-
-
-def _prepare_others(parallel: ParallelModule, plan: Plan) -> None:
-    """The programs of calls that the plan knows will come; those that a file may not bring along are captured then."""
-    try:
-        for other in plan.other_graphs():
-            parallel._programs.prepare(other, *example(other))
-    except (PlanError, RunError) as error:
-        logging.getLogger("shardwright").info("%s Calls other than the planned one are captured later.", error.message)
 
 
 def _refuse_options(**given: Any) -> None:

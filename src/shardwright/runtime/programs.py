@@ -1,10 +1,10 @@
 """The programs of one parallelized module: one for the planned call, others for calls that differ from it.
 
 A strategy is about operators and loops, not about extents. A call with another batch or length, with arguments more or
-fewer, or in the other mode is captured from the model's template when it first comes (on every rank, and the ranks compare
-what they have), the planned splits are carried over (:mod:`shardwright.plans.transfer`), and the program is proved sound, as
-the planned one was. The next call of that kind finds it. Parameters, buffers and process groups belong to the module and are
-shared.
+fewer, or in the other mode is captured from the model's template when it first comes (on every rank; the ranks compare what
+they have and hold it against what the plan knows of such a call), the planned splits are carried over
+(:mod:`shardwright.plans.transfer`), and the program is proved sound, as the planned one was. The next call of that kind
+finds it. Parameters, buffers and process groups belong to the module and are shared.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import agree, common_graph
 from shardwright.runtime.calling import Calling, Form, refuse_other_mode
 from shardwright.runtime.execution import Execution
+from shardwright.runtime.expected_calls import warn_of_change
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.shards import constant
 from shardwright.runtime.template import Template
@@ -100,7 +101,8 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What all programs of a module have in common. ``homes`` finds a parameter or buffer by its path in the module."""
+    """What all programs of a module have in common. ``homes`` finds a parameter or buffer by its path in the module;
+    ``expected`` are the graphs of other calls that the plan was made for."""
 
     calling: Calling | None
     template: Template | None
@@ -108,6 +110,7 @@ class Surroundings:
     watch: Watch
     judged_on: Device | None
     modules: tuple[tuple[str, torch.nn.Module], ...]
+    expected: tuple[Graph, ...] = ()
 
     def modes(self) -> Modes:
         return tuple([module.training for _, module in self.modules])
@@ -211,21 +214,8 @@ class Programs:
         training = {path: mode for (path, _), mode in zip(self.around.modules, modes, strict=True)}
         graph = common_graph(template.captured(args, kwargs, training))
         agree({"call": fingerprint(graph)})
+        warn_of_change(self.around.expected, graph, self.around.calling)
         return self._made(graph, backward=torch.is_grad_enabled())
-
-    def prepare(self, graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make the program of a call before it comes; its graph was captured when the plan was made."""
-        calling = self.around.calling
-        if calling is None or self.planned.rank.inputs != "whole":
-            return
-        modes = self._modes
-        if graph.training != self.planned.graph.training:
-            modes = (graph.training,) * len(modes)
-        prepared = self._made(graph, backward=graph.training)
-        self._known[_key(modes, *calling.plainest(args, kwargs))] = prepared
-        prepared.learn(Form.of(calling, graph, args, kwargs, modes))
-        self._recent.append(prepared)
-        self._make_room()
 
     def _made(self, graph: Graph, backward: bool) -> Prepared:
         planned = self.planned
