@@ -17,35 +17,40 @@ import csv
 import json
 import math
 import statistics
+import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from shardwright.cluster import Cluster, Mesh, mesh_of, parse_cluster, part_of
+from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible
-from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.schedules import one_f_one_b, pipeline, run
-from shardwright.search.joint.blocks import BlockPricer
-from shardwright.search.joint.chain import even_cuts
-from shardwright.search.joint.pipelines import Model, search_pipelines
-from shardwright.zoo.reference import resolve
+from shardwright.search.joint import pipelines
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from world_prices import cluster_of, graph_of, staged  # noqa: E402
+from world_runs import Model, Run  # noqa: E402
+
 DATA = ROOT / "tests" / "data" / "papers" / "published_3d_training.csv"
 WRITTEN = ROOT / "bench" / "measured" / "joint" / "published_3d.json"
 Row = dict[str, str]
 
 
-def model_of(row: Row) -> str:
-    """The model with four of its blocks: the others are alike."""
-    sizes = f"layers=4,width={row['hidden']},heads={row['heads']},inner={row['ffn']},vocab={row['vocabulary']}"
-    if row["model"] == "GPT":
-        return f"gpt:{sizes},seq={row['sequence']}"
-    return f"llama:{sizes},kv_heads={row['kv_heads']},seq={row['sequence']}"
+def run_of(row: Row) -> Run:
+    """The row as it was run: one sequence a micro-batch and replica, 1F1B; Megatron's runs recompute every block."""
+    sizes = (int(row[key]) for key in ("layers", "hidden", "heads", "ffn", "vocabulary", "sequence"))
+    model = Model(*sizes, kv_heads=0 if row["model"] == "GPT" else int(row["kv_heads"]))
+    gpus, inside, tensor, stages, data, batch = (
+        int(row[key]) for key in ("gpus", "gpus_per_node", "tensor", "pipeline", "data", "global_batch_sequences")
+    )
+    gpu = {"A100-80GB": "A100-80GB", "H100-80GB": "H100"}[row["gpu"]]
+    degrees = (gpus // inside, inside, tensor, stages, data, 1, batch)
+    again = "blocks" if row["model"] == "GPT" else "none"
+    return Run("published", row["model"], "", model, gpu, *degrees, "bfloat16", "none", again, 0.0)
 
 
 def counted_flops(row: Row) -> float:
@@ -59,55 +64,13 @@ def counted_flops(row: Row) -> float:
     return tokens * (6e9 * float(row["parameters_billion"]) + 6 * layers * width * length)
 
 
-def stage_mesh(cluster: Cluster, data: int, tensor: int) -> Mesh:
-    """``data`` × ``tensor`` devices, the tensor axis last, inside nodes."""
-    part = part_of(cluster, range(data * tensor))
-    inside = part.nodes[0].devices
-    if tensor == inside or tensor == 1:
-        return mesh_of(part)
-    mesh = mesh_of(part, (len(part.nodes), *sorted((inside // tensor, tensor))))
-    outer, one, other = mesh.axes
-    return replace(mesh, axes=(outer, replace(one, size=inside // tensor), replace(other, size=tensor)))
-
-
-def graph_of(row: Row, size: int) -> Graph:
-    resolved = resolve(model_of(row), batch=size, dtype="bfloat16")
-    return capture(resolved.model, resolved.args, resolved.kwargs)
-
-
-def theirs(row: Row, cluster: Cluster, graph: Graph) -> tuple[float, float]:
-    """Seconds of the published plan by our prices, and bytes of its fullest stage by our count, with every parameter's
-    state on every replica (Llama's runs shard it)."""
-    stages, data, tensor = (int(row[key]) for key in ("pipeline", "data", "tensor"))
-    count = int(row["global_batch_sequences"]) // data
-    pricer, mesh = BlockPricer(graph), stage_mesh(cluster, data, tensor)
-    name = "megatron" if tensor > 1 else "data-parallel"
-    price = next(p for p in pricer.prices(mesh, count, (name,)) if p.name == name)
-    again = row["model"] == "GPT"  # every block
-    cuts = even_cuts(int(row["layers"]), stages)
-    blocks, number = np.diff(cuts), np.arange(stages)
-    network = cluster.network.per_device(cluster.nodes[0].devices)
-    hop = network.latency + pricer.boundary_bytes / mesh.devices / network.bandwidth
-    seconds = price.seconds.of(blocks, number == 0, number == stages - 1) + again * blocks * price.wholly.seconds
-    closing = price.closing.of(blocks, number == 0, number == stages - 1)
-    chain = pipeline(
-        range(stages), count, forward=seconds / 3, inputs=2 * seconds / 3, weights=0.0, hop=hop if stages > 1 else 0.0
-    )
-    timing = run(one_f_one_b(stages, count), chain)
-    held = price.held.of(blocks, number == 0, number == stages - 1) - again * blocks * price.wholly.saves
-    needed = price.resting.of(blocks, number == 0, number == stages - 1) + held * np.minimum(stages - number, count)
-    needed = needed + again * price.held.block  # of the one that is computed again
-    step = max(float(ends[-1]) + float(more) for ends, more in zip(timing.ends, closing, strict=True))
-    return step, float(needed.max())
-
-
 def found(row: Row, cluster: Cluster, graphs: dict[int, Graph]) -> dict[str, Any]:
     """The fastest pipeline of the joint search."""
     batch = int(row["global_batch_sequences"])
     sizes = tuple(size for size in graphs if batch % size == 0)
     try:
-        best, _ = search_pipelines(
-            Model(graphs.__getitem__, int(row["layers"])), cluster, batch=batch, microbatch_sizes=sizes
+        best, _ = pipelines.search_pipelines(
+            pipelines.Model(graphs.__getitem__, int(row["layers"])), cluster, batch=batch, microbatch_sizes=sizes
         )
     except Infeasible as error:
         return {"refused": error.message}
@@ -126,13 +89,12 @@ def found(row: Row, cluster: Cluster, graphs: dict[int, Graph]) -> dict[str, Any
 
 
 def priced(row: Row, search: bool) -> dict[str, Any]:
-    gpu = {"A100-80GB": "A100-80GB", "H100-80GB": "H100"}[row["gpu"]]
-    cluster = parse_cluster(f"{int(row['gpus']) // int(row['gpus_per_node'])}x{row['gpus_per_node']}x{gpu}")
-    data, batch = int(row["data"]), int(row["global_batch_sequences"])
+    run = run_of(row)
+    cluster, data, batch = cluster_of(run), run.data, run.batch
     sizes = [size for size in ((data, 2 * data) if search else (data,)) if batch % size == 0]
     began = time.process_time()
-    graphs = {size: graph_of(row, size) for size in sizes}
-    step, needed = theirs(row, cluster, graphs[data])
+    step, needed = staged(run)
+    graphs = {size: graph_of(run.model, 4, size) for size in sizes} if search else {}
     rate = counted_flops(row) / step / int(row["gpus"]) / 1e12
     ours = {"found": found(row, cluster, graphs)} if search else {}
     fits = needed <= cluster.nodes[0].device.usable_memory

@@ -1,0 +1,76 @@
+"""The judge of predictions: its figures by hand, its data read whole, its halves made of groups."""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import world  # noqa: E402
+from shardwright.cluster import parse_cluster  # noqa: E402
+from world_prices import predicted, stage_mesh  # noqa: E402
+from world_runs import SOURCES, grouped, runs  # noqa: E402
+
+ROWS = {"bloom": 46, "mpt": 138, "torchtitan": 32, "korthikanti": 8, "megatron-a100": 1440}
+
+
+def test_every_published_row_is_read_and_halves_are_made_of_whole_groups() -> None:
+    found = runs()
+    assert {source: sum(run.source == source for run in found) for source in ROWS} == ROWS
+    assert len(SOURCES) == len(ROWS)
+    for group in grouped(found).values():
+        assert len({run.fitting for run in group}) == 1
+    for run in found:
+        assert run.batch % (run.data * run.microbatch) == 0, run
+        if not run.left_out:
+            assert run.devices == run.tensor * run.pipeline * run.data, run
+    assert sum(run.out_of_memory for run in found) == 2
+
+
+def test_order_counts_pairs_of_a_group_that_are_apart() -> None:
+    assert world.order([100.0, 102.0, 110.0], [3.0, 1.0, 2.0]) == (1, 2)  # the first two are too close to call
+    assert world.order([1.0, 2.0], [2.0, 2.0]) == (0, 1)  # a draw is not an order
+    assert world.regret([100.0, 102.0, 110.0], [3.0, 2.0, 1.0]) == pytest.approx(0.1)
+
+
+def _line(group: str, half: str, measured: float, predicted: float) -> dict[str, object]:
+    line = {"source": "s", "group": group, "run": "r", "engine": "e", "half": half, "batch": 4, "measured": measured}
+    return line | {"measured_bytes": None, "out_of_memory": False, "predicted": predicted, "predicted_bytes": 5.0}
+
+
+def test_constants_come_from_the_fitting_half_alone() -> None:
+    lines = [_line("a", "fit", 2.0, 1.0), _line("b", "judge", 9.0, 1.0)]
+    assert world.constants(lines) == {"e": 2.0}
+    told = world.judged(lines[1:], {"e": 2.0})
+    assert told["mean, one constant"] == pytest.approx(7 / 9)
+    assert told["mean error"] == pytest.approx(8 / 9)
+
+
+def test_runs_out_of_memory_must_be_said_not_to_fit() -> None:
+    gone = _line("a", "judge", 1.0, 1.0) | {"measured": None, "out_of_memory": True, "usable_bytes": 4.0}
+    fits = {**gone, "usable_bytes": 6.0}
+    told = world.judged([gone, fits, _line("a", "judge", 1.0, 1.0)], {"e": 1.0})
+    assert (told["out of memory"], told["of them said not to fit"], told["runs"]) == (2, 1, 1)
+
+
+def test_the_tensor_axis_is_the_last_one() -> None:
+    assert stage_mesh(parse_cluster("8xA100-80GB"), 4, 2).sizes == (4, 2)
+    assert stage_mesh(parse_cluster("4x8xA100-80GB"), 16, 2).sizes == (4, 4, 2)
+    assert stage_mesh(parse_cluster("4x8xA100-80GB"), 4, 8).sizes == (4, 8)
+
+
+def test_a_small_run_is_predicted_from_the_model_alone() -> None:
+    small = [r for r in runs(["megatron"]) if (r.tensor, r.pipeline, r.data) == (1, 2, 1) and r.model.hidden == 1024]
+    shallow, deep = (sorted(small, key=lambda run: (run.model.layers, run.batch))[place] for place in (0, -1))
+    (quick, little), (slow, much) = predicted(shallow), predicted(deep)
+    assert 0 < quick < slow < inf and 0 < little < much
+
+
+def test_the_page_shows_what_is_stored() -> None:
+    assert len(world._read("runs.jsonl")) == sum(ROWS.values())
+    assert f"{world.BEGIN}\n{world.tables('judge')}\n{world.END}" in world.PAGE.read_text(), "bench/world.py --write"
