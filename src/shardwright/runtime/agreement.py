@@ -24,6 +24,10 @@ from shardwright.graph import Graph, fingerprint, from_json, to_json
 from shardwright.graph.computation import computation
 
 SECONDS = 120.0
+REMEDY = (
+    "Every rank makes every call of a parallelized module and every clipping, in the same order: take the model out of "
+    "`if rank == 0:` and leave only printing and writing in it."
+)
 _SAMPLE = 256
 _rounds = itertools.count()
 
@@ -37,19 +41,21 @@ def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
         When a rank does not answer in time or differs from the majority.
     """
     mine = "\n".join(f"{what}\t{digest}" for what, digest in about.items())
-    answers = [dict(line.split("\t", 1) for line in text.splitlines()) for text in exchanged(mine, seconds)]
+    said = exchanged(mine, " and ".join(about), seconds)
+    answers = [dict(line.split("\t", 1) for line in text.splitlines()) for text in said]
     for what in about:
         refuse_odd(what, {r: answer.get(what, "") for r, answer in enumerate(answers)})
 
 
-def exchanged(text: str, seconds: float = SECONDS) -> list[str]:
-    """What every rank says, by rank; a rank that does not answer in time is named in an error."""
+def exchanged(text: str, about: str, seconds: float = SECONDS) -> list[str]:
+    """What every rank says ``about`` something, by rank; one that does not answer in time, or speaks of something else
+    because it makes another call, is named in an error."""
     if not dist.is_initialized() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return [text]
     rank, size, number = dist.get_rank(), dist.get_world_size(), next(_rounds)
     store = default_store()
     round_ = f"shardwright/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"  # stores outlive restarts
-    store.set(f"{round_}/{rank}", text)
+    store.set(f"{round_}/{rank}", f"{about}\n{text}")
     answers: list[str] = []
     for other in range(size):
         key = f"{round_}/{other}"
@@ -58,9 +64,16 @@ def exchanged(text: str, seconds: float = SECONDS) -> list[str]:
         except Exception:  # the store's timeout differs in type between versions
             raise RunError(
                 f"Rank {other} has not arrived after {seconds:.0f} s; rank {rank} gives up waiting for it.",
-                f"Look at the output of rank {other}: it failed, or it is still loading its model.",
+                f"Look at the output of rank {other}: it failed, is still loading its model, or makes another call "
+                "(every rank makes every call of a parallelized module, also in evaluation).",
             ) from None
-        answers.append(store.get(key).decode())
+        theirs, _, said = store.get(key).decode().partition("\n")
+        if theirs != about:
+            raise RunError(
+                f"The ranks make different calls: rank {rank} compares its {about}, and rank {other} its {theirs}.",
+                REMEDY,
+            )
+        answers.append(said)
     return answers
 
 
@@ -71,9 +84,10 @@ def common_graph(graph: Graph) -> Graph:
     (:mod:`shardwright.graph.computation`); splits go by the numbers of one of them. Graphs that compute different things
     are left for :func:`agree` to name.
     """
-    if len(set(exchanged(fingerprint(graph)))) == 1 or len(set(exchanged(computation(graph)))) > 1:
+    about = "model as captured"
+    if len(set(exchanged(fingerprint(graph), about))) == 1 or len(set(exchanged(computation(graph), about))) > 1:
         return graph
-    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "")[0])
+    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "", about)[0])
 
 
 def refuse_odd(what: str, digests: Mapping[int, object]) -> None:

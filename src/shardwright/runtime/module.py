@@ -35,6 +35,7 @@ from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options
 from shardwright.runtime.execution import Execution, Gradients, Rank
 from shardwright.runtime.generation import generate
+from shardwright.runtime.meeting import NEW_CALL, WITH_GRADIENTS, WITHOUT_GRADIENTS, Meeting, kind
 from shardwright.runtime.parts import Owning, original_of
 from shardwright.runtime.pretrained import save_pretrained
 from shardwright.runtime.programs import Prepared, Programs, Surroundings, built
@@ -118,15 +119,17 @@ class ParallelModule(Owning):
         )
         apart = mesh.size() > 1 and dist.get_backend() != "fake"
 
+        self._meeting = meeting = Meeting(lines, mesh.mesh, self._device)
+
         def watch(graph: Graph, resting: Mapping[str, Layout]) -> SameRows:
             given = {i.tensor: resting[i.tensor] for i in graph.inputs if i.tensor is not None}
             layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
-            return SameRows(lines, layouts, mesh.mesh, self._device, compare_batches if apart else 0)
+            return SameRows(meeting, layouts, mesh.mesh, compare_batches if apart else 0)
 
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         self._planned = Execution(program, decisions, rank)
         self._draws = self._planned.draws
-        self._met = False
+        self._met, self._last_kind = False, 0
         self._take_modes(original)
         around = Surroundings(
             calling=calling,
@@ -137,6 +140,7 @@ class ParallelModule(Owning):
             judged_on=judged_on,
             expected=expected,
             modules=tuple(self.named_modules(remove_duplicate=False)),
+            new_call=self._meet_for_new_call if apart and compare_batches else None,
         )
         self._programs = Programs(Prepared(decisions, watch, self._planned), around)
 
@@ -189,7 +193,10 @@ class ParallelModule(Owning):
         prepared, inputs = self._programs.find(args, kwargs)
         if not self._met:
             self._meet(inputs)
-        prepared.same_rows(inputs, torch.get_rng_state() if prepared.draws else None)
+        same = kind(WITH_GRADIENTS if torch.is_grad_enabled() else WITHOUT_GRADIENTS, prepared.number)
+        # Going over from training to evaluation is where ranks part: there the host waits until it knows.
+        prepared.same_rows(inputs, same, torch.get_rng_state() if prepared.draws else None, same != self._last_kind)
+        self._last_kind = same
         output = self._programs.execution(prepared, inputs)(inputs)
         if prepared.returns_arguments and self._calling is not None:
             hand_back(output, self._calling.by_name(args, kwargs))
@@ -219,6 +226,11 @@ class ParallelModule(Owning):
             Moving(self._graph, held, optimizer, before, after, self._device).perform()
         self._program, self._planned = execution.program, execution
         self._programs.adopt(execution, alone=moves)
+
+    def _meet_for_new_call(self) -> None:
+        """Before a capture of some seconds, which others would wait for in a call of their own."""
+        if self._met:
+            self._meeting.tell(kind(NEW_CALL), at_once=True)
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
         """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""

@@ -39,6 +39,8 @@ from shardwright.runtime.fetched import Fetched, Telling
 from shardwright.runtime.homeward import KeptBack
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail, channels
+from shardwright.runtime.meeting import WITH_GRADIENTS, WITHOUT_GRADIENTS, Meeting, kind
+from shardwright.runtime.norms import AllStages, StageGradient, belongs_to
 from shardwright.runtime.overflow import share_overflow
 from shardwright.runtime.parts import Owning
 from shardwright.runtime.passage import Passage, StagePart, only
@@ -102,9 +104,16 @@ class PipelineModule(Owning):
         self._telling = Telling()
         self._replay = pass_replay(parts, pipeline.micro.sizes, len(every[self._rank]), self._device)
         self._workers = workers
-        self._same_rows = _same_rows(graph, self._device, compare_batches, pipeline.workers, workers)
+        lines = [] if workers is None or dist.get_backend() == "fake" else [workers]
+        self._meeting = Meeting(lines, torch.tensor(pipeline.workers), self._device)
+        self._same_rows = _same_rows(graph, self._meeting, compare_batches, pipeline.workers)
+        self._last_kind = 0
         ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
         self._ties = [tie for tie in ties if tie.group is not None]
+        self._all_stages = AllStages.of(self._meeting, _idle(pipeline))
+        self._shared = {tensor: len(owners) for tensor, owners in pipeline.ties}
+        self._own_parameters = [p.tensor for p in parameters]
+        self._show_stages()
         self._output_tree = restored_tree(graph.output_tree)
         owner = {place: number for number, part in enumerate(self._first_parts) for place, _ in part.results}
         self._holders = {place: pipeline.stages[number].ranks for place, number in owner.items()}
@@ -152,10 +161,12 @@ class PipelineModule(Owning):
             agree({"batch": digest(name.encode() + contents(x) for name, x in inputs.items())})
             self._met = True
         self._telling.finish()
-        self._same_rows(inputs)
+        trained = torch.is_grad_enabled() and any(parameter.trainable for parameter in self.graph.parameters)
+        same = kind(WITH_GRADIENTS if trained else WITHOUT_GRADIENTS)
+        self._same_rows(inputs, same, at_once=same != self._last_kind)
+        self._last_kind = same
         given = self._prepared(inputs)
-        trained = any(parameter.trainable for parameter in self.graph.parameters)
-        if torch.is_grad_enabled() and trained:
+        if trained:
             leaves = Passing.apply(self, self._anchor, given)
         else:
             leaves = tuple(self._outputs_of(self._passed(given, "forward", keep=False)))
@@ -238,22 +249,21 @@ class PipelineModule(Owning):
         for tie in self._ties:
             if tie.trained:
                 tie.add_up(self._held(tie.tensor), before[tie.tensor])
+        self._show_stages()
         if scaled:
             share_overflow([p.grad for p in self.parameters() if p.grad is not None], self._device)
         self._telling.finish()
 
+    def _show_stages(self) -> None:
+        """Gradients know that there are others on other ranks, so that norms of them are those of the whole model."""
+        for tensor in self._own_parameters:
+            gradient = self._held(tensor).grad
+            if gradient is not None and not isinstance(gradient, StageGradient):
+                belongs_to(gradient, self._all_stages, self._shared.get(tensor, 1))
+
     def _held(self, tensor: str) -> Any:
         place, key = self._home[tensor]
         return place[key]
-
-    def copies(self, path: str) -> int:
-        """On how many groups of ranks a parameter lies: one, or several where stages share it."""
-        return self._copies.get(path, 1)
-
-    @property
-    def _copies(self) -> Mapping[str, int]:
-        shared = dict(self.pipeline.ties)
-        return {p: len(shared[e.tensor]) for e in self.graph.parameters if e.tensor in shared for p in e.paths}
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -284,8 +294,19 @@ def _loss(graph: Graph) -> int | None:
     return None
 
 
-def _same_rows(graph: Graph, device: torch.device, every: int, ranks: Sequence[int], workers: Line | None) -> SameRows:
+def _idle(pipeline: Pipeline) -> list[int]:
+    """Ranks that have stages, and nothing in them that is trained."""
+    parts = next(iter(pipeline.parts.values()))
+    busy = {
+        rank
+        for stage, part in zip(pipeline.stages, parts, strict=True)
+        if any(parameter.trainable for parameter in part.graph.parameters)
+        for rank in stage.ranks
+    }
+    return sorted(set(pipeline.workers) - busy)
+
+
+def _same_rows(graph: Graph, meeting: Meeting, every: int, ranks: Sequence[int]) -> SameRows:
     """All ranks of a pipeline are given the whole batch, from which each takes its rows: it must be the same batch."""
     names = [entry.tensor for entry in graph.inputs if entry.tensor is not None]
-    lines = [] if workers is None else [workers]
-    return SameRows(lines, dict.fromkeys(names, (Replicate(),)), torch.tensor(ranks), device, every if lines else 0)
+    return SameRows(meeting, dict.fromkeys(names, (Replicate(),)), torch.tensor(ranks), every if meeting.lines else 0)

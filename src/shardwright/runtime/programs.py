@@ -55,6 +55,8 @@ class Prepared:
     def __init__(self, decisions: Decisions, watch: Watch, first: Execution) -> None:
         self.graph, self.decisions = first.graph, decisions
         self.forms: list[Form] = []
+        self.number = 0
+        """Which of its module's programs, the planned one first; the same on every rank."""
         self.run_by(first)
         self.same_rows = watch(self.graph, self.strategy.resting)
         self.draws = first.draws
@@ -111,6 +113,8 @@ class Surroundings:
     judged_on: Device | None
     modules: tuple[tuple[str, torch.nn.Module], ...]
     expected: tuple[Graph, ...] = ()
+    new_call: Callable[[], None] | None = None
+    """Called before a call of a new kind is captured, so that no rank does so alone."""
 
     def modes(self) -> Modes:
         return tuple([module.training for _, module in self.modules])
@@ -125,6 +129,7 @@ class Programs:
         self._recent = [planned]
         self._known: dict[tuple[Any, ...], Prepared] = {}
         self._current = planned.first
+        self._made_so_far = 0
 
     def __len__(self) -> int:
         return len(self._recent)
@@ -191,6 +196,8 @@ class Programs:
         key = _key(modes, args, kwargs)
         if key not in self._known:
             started = perf_counter()
+            if self.around.new_call is not None:
+                self.around.new_call()
             try:
                 with collection_paused():  # a capture is much that lives until it is done
                     prepared = self._prepared(args, kwargs, modes)
@@ -233,7 +240,10 @@ class Programs:
         home |= {b.tensor: self.around.homes[b.path] for b in graph.buffers}
         parts = [constant(entry, program.flow, device) for entry in graph.constants]
         rank = replace(planned.rank, home=home, constants=parts)
-        return Prepared(planned.decisions, self.around.watch, Execution(program, planned.decisions, rank))
+        made = Prepared(planned.decisions, self.around.watch, Execution(program, planned.decisions, rank))
+        self._made_so_far += 1
+        made.number = self._made_so_far
+        return made
 
     def _refuse_other_rest(self, program: Program) -> None:
         """Parameters lie as the planned call has them: in the shares of an axis, or in equal parts."""

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from shardwright._torch_compat import local_of, start_gathering
-from shardwright.lowering.collectives import Line
+from shardwright._torch_compat import local_of
 from shardwright.operators.rules import Layout
 from shardwright.runtime.agreement import refuse_odd
+from shardwright.runtime.meeting import Meeting
 
 ELEMENTS = 1024
 _FACTOR = 0x1E3779B97F4A7C15
@@ -52,25 +52,25 @@ def digest_of(tensor: Tensor, number: int) -> Tensor:
 
 
 class SameRows:
-    """Compares the batches of one module's calls; ``lines`` are the ranks along every mesh axis through this one."""
+    """Compares the batches of one kind of call of a module, before it is run."""
 
-    def __init__(
-        self, lines: Sequence[Line], layouts: Mapping[str, Layout], ranks: Tensor, device: torch.device, every: int
-    ) -> None:
-        """``layouts`` say how plain tensors are given, ``ranks`` is the mesh, ``every`` calls are one comparison."""
-        self._lines, self._device, self._every, self._ranks = lines, device, every, ranks
+    def __init__(self, meeting: Meeting, layouts: Mapping[str, Layout], ranks: Tensor, every: int) -> None:
+        """``layouts`` say how plain tensors are given, ``ranks`` is the mesh; after ``every`` calls they are compared."""
+        self._meeting, self._every, self._ranks = meeting, every, ranks
         self._alike = {name: _replicated(layout) for name, layout in layouts.items()}
         self._calls = 0
         self._sums: dict[tuple[str, Axes], Any] = {}
         self._waiting: tuple[Tensor, list[tuple[str, Axes]]] | None = None
 
-    def __call__(self, inputs: Mapping[str, Tensor], random_state: Tensor | None = None) -> None:
-        """Compare what the ranks bring to this call.
+    def __call__(
+        self, inputs: Mapping[str, Tensor], kind: int, random_state: Tensor | None = None, at_once: bool = False
+    ) -> None:
+        """Compare what the ranks bring to this call, and its ``kind``; ``at_once``: the host waits for the answer.
 
         Raises
         ------
         RunError
-            When ranks that must hold the same rows differ, naming them.
+            When the ranks make different calls, or those that must hold the same rows differ, naming them.
         """
         self._settle()
         if not self._every:
@@ -83,19 +83,18 @@ class SameRows:
                 value = digest_of(local_of(leaf), self._calls) * (2 * place + 1)
                 found["batch", alike] = found.get(("batch", alike), 0) + value
         if random_state is not None:
-            found["random state", tuple(range(len(self._lines)))] = digest_of(random_state.view(torch.int64), 0)
+            everywhere = tuple(range(len(self._meeting.lines)))
+            found["random state", everywhere] = digest_of(random_state.view(torch.int64), 0)
         for key, value in found.items():  # calls between two comparisons count too, each with a weight of its own
             self._sums[key] = self._sums.get(key, 0) * _FACTOR + value
-        if self._sums and self._calls % self._every == 0:
-            self._send()
+        if self._calls % self._every == 0:
+            self._send(kind, at_once)
 
-    def _send(self) -> None:
+    def _send(self, kind: int, at_once: bool) -> None:
         sums, self._sums = self._sums, {}
-        mine = torch.stack([total.to(self._device) for total in sums.values()])[None]
-        for line in self._lines:
-            mine = start_gathering(mine, line.size, line.group).wait()
-        self._waiting = (mine, list(sums))
-        if self._device.type == "cpu":
+        columns = {_column(key): total.to(self._meeting.device) for key, total in sums.items()}
+        self._waiting = (self._meeting.tell(kind, columns, at_once), list(sums))
+        if at_once or self._meeting.device.type == "cpu":
             self._settle()
 
     def _settle(self) -> None:
@@ -104,15 +103,24 @@ class SameRows:
             return
         gathered, keys = self._waiting
         self._waiting = None
-        axes = len(self._lines)
-        table = gathered.cpu().view(*(line.size for line in reversed(self._lines)), len(keys))
+        lines = self._meeting.lines
+        axes = len(lines)
+        table = gathered.cpu().view(*(line.size for line in reversed(lines)), self._meeting.width)
         table = table.permute(*reversed(range(axes)), axes)
-        for number, (what, alike) in enumerate(keys):
+        for key in keys:
+            what, alike = key
             others = [axis for axis in range(axes) if axis not in alike]
-            groups = table[..., number].permute(*others, *alike).reshape(-1, *(table.shape[axis] for axis in alike))
+            column = table[..., _column(key)]
+            groups = column.permute(*others, *alike).reshape(-1, *(table.shape[axis] for axis in alike))
             ranks = self._ranks.permute(*others, *alike).reshape(groups.shape)
             for digests, members in zip(groups.flatten(1).tolist(), ranks.flatten(1).tolist(), strict=True):
                 refuse_odd(what, dict(zip(members, digests, strict=True)))
+
+
+def _column(key: tuple[str, Axes]) -> int:
+    """Where in the message a digest stands: after the kind the random state, then batches by the axes they are alike on."""
+    what, alike = key
+    return 1 if what == "random state" else 1 + sum(1 << axis for axis in alike)
 
 
 def _replicated(layout: Sequence[object]) -> Axes:
