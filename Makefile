@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint suite bench clean
+.PHONY: demo test lint suite bench predictions clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(NAME)
+
+# What is predicted now beside what was stored: make predictions; make predictions STORE="why" stores it.
+predictions: $(STAMP)
+	$(BIN)/python -m bench.predictions $(CASES) $(if $(STORE),--store "$(STORE)")
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -10,18 +10,33 @@ from shardwright.cli._show import bytes_text, print_json, table
 if TYPE_CHECKING:
     from shardwright.graph import Graph
     from shardwright.plans import Plan
+    from shardwright.program.flat import Line
 
 
-def _explain_stages(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
-    """What one rank of a pipeline does."""
+def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
+    """What one rank does in one step, in its order; each instruction with the program that it is of.
+
+    Raises
+    ------
+    ShardwrightError
+        When the plan has no such rank.
+    """
     from shardwright.costs.deciding import ByPrice
     from shardwright.errors import ShardwrightError
-    from shardwright.program.flat import flat
-    from shardwright.program.listing import listed_lines
+    from shardwright.program import build
+    from shardwright.program.flat import Line, flat
     from shardwright.program.pipeline import Pipeline
 
     if not 0 <= rank < plan.devices:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
+    if not plan.stages:
+        mesh = plan.mesh
+        decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
+        place, kind = mesh.coordinates(rank), mesh.device.kind
+        program = build(
+            graph, plan.strategy, decisions, place, device=kind, training=graph.training, optimizer=plan.optimizer
+        )
+        return tuple(Line(instruction, program) for instruction in program.instructions)
     assert plan.schedule is not None  # a plan with stages has one
     pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
     programs = {}
@@ -30,37 +45,30 @@ def _explain_stages(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
         decisions = replace(stage.decisions, otherwise=ByPrice(mesh))
         for size in pipeline.parts if rank in stage.ranks else ():
             split, kind = pipeline.splits(number), mesh.device.kind
-            programs[number, size] = pipeline.program(number, size, rank, decisions, device=kind, split=split)
-    rows = listed_lines(flat(pipeline, rank, programs))
-    if as_json:
-        print_json({"rank": rank, "instructions": rows})
-        return
-    # What is done once, for all micro-batches, bears the number after the last one.
-    pieces = {number: str(number) for number in range(plan.microbatches)}
-    _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows], stages=True)
+            programs[number, size] = pipeline.program(
+                number, size, rank, decisions, device=kind, split=split, optimizer=plan.optimizer
+            )
+    return flat(pipeline, rank, programs)
 
 
 def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     """The program of one rank."""
-    from shardwright.costs.deciding import ByPrice
-    from shardwright.errors import ShardwrightError
-    from shardwright.program import build
-    from shardwright.program.listing import listed
+    from shardwright.program.listing import listed, listed_lines
 
+    lines = rank_lines(plan, graph, rank)
     if plan.stages:
-        _explain_stages(plan, graph, rank, as_json)
+        rows = listed_lines(lines)
+        if as_json:
+            print_json({"rank": rank, "instructions": rows})
+            return
+        # What is done once, for all micro-batches, bears the number after the last one.
+        pieces = {number: str(number) for number in range(plan.microbatches)}
+        _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows], stages=True)
         return
-    mesh = plan.mesh
-    if not 0 <= rank < mesh.devices:
-        raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {mesh.devices - 1}.")
-    decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
-    place, kind = mesh.coordinates(rank), mesh.device.kind
-    program = build(
-        graph, plan.strategy, decisions, place, device=kind, training=graph.training, optimizer=plan.optimizer
-    )
-    rows = listed(program)
+    assert lines[0].program is not None  # no parcels on one mesh
+    rows = listed(lines[0].program)
     if as_json:
-        print_json({"rank": rank, "coordinate": list(place), "instructions": rows})
+        print_json({"rank": rank, "coordinate": list(plan.mesh.coordinates(rank)), "instructions": rows})
         return
     _print(rank, rows)
 

@@ -1,0 +1,176 @@
+"""A row of the table: everything that is predicted of a stored plan, or of the plan that a search chooses.
+
+Of a stored plan, per kind of rank (ranks whose programs are equal): the number of instructions of every phase with two
+digests, one of *what* they do in their order, one of their *links* (the values they read and write, what they wait for,
+bytes of working memory). A change that only renumbers values moves the second alone. Then the seconds and the bytes.
+Nothing is searched: the file alone decides. Of a search, a digest of what was decided, its prediction and its bounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from shardwright.cli._program import rank_lines
+from shardwright.costs.deciding import ByPrice
+from shardwright.costs.memory import memory
+from shardwright.graph import Graph
+from shardwright.plans import Plan
+from shardwright.plans.stages import stage_text, strategy_text
+from shardwright.program.flat import Line
+from shardwright.program.instructions import Instruction
+from shardwright.program.listing import listed_lines
+from shardwright.simulator import simulate_plan, simulate_plan_pipeline
+from shardwright.simulator.timeline import Timeline, simulate, unlike_places
+
+Row = dict[str, Any]
+MOST_RANKS = 8
+"""Ranks of larger plans are not all listed: the first so many stand for the rest."""
+
+
+def plan_row(path: Path) -> Row:
+    """What is predicted of a stored plan.
+
+    >>> plan_row(Path("bench/predictions/plans/gpt-fsdp.json"))["seconds"]                       # doctest: +SKIP
+    """
+    plan, graph = opened(path)
+    told = _pipeline(plan, graph) if plan.stages else _one_mesh(plan, graph)
+    return {"case": path.stem, **told}
+
+
+def opened(path: Path) -> tuple[Plan, Graph]:
+    """A stored plan and its graph; operators of Hugging Face's are known once their module is imported."""
+    plan = Plan.load(path)
+    graph = plan.graph(trusted=True)
+    if any(op.target.startswith("transformers.") for op in graph.ops):
+        import_module("transformers.integrations.moe")
+    return plan, graph
+
+
+def search_row(name: str, plan: Plan) -> Row:
+    """What a search chose and says of it."""
+    chosen = [stage_text(replace(stage, prediction=None)) for stage in plan.stages]
+    chosen = chosen or [strategy_text(plan.strategy, plan.decisions)]
+    orders = [] if plan.schedule is None else [" ".join(map(str, order)) for order in plan.schedule.orders]
+    shape = " × ".join(f"{name} {size}" for name, size in plan.strategy.axes)
+    if plan.stages:
+        shape = f"{len(plan.stages)} stages, {plan.microbatches} micro-batches"
+    p = plan.prediction
+    return {
+        "case": name,
+        "plan": shape,
+        "decided": digest([json.dumps([chosen, orders], sort_keys=True)]),
+        "seconds": p.step_seconds,
+        "sum_seconds": p.sum_seconds,
+        "bytes": p.memory_bytes,
+        "communication_bytes": p.communication_bytes,
+        "exposed_seconds": p.exposed_seconds,
+        "lower_bound": plan.proof.lower_bound,
+        "step_bound": plan.proof.step_bound,
+    }
+
+
+def _one_mesh(plan: Plan, graph: Graph) -> Row:
+    """Of unlike devices the slowest says how long a step takes."""
+    timeline = simulate_plan(plan, graph)
+    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
+    bytes_of: dict[tuple[int, ...], int] = {}
+    for place in unlike_places(plan.strategy, plan.mesh):
+        one: Timeline = simulate(
+            graph,
+            plan.strategy,
+            plan.mesh,
+            graph.training,
+            plan.optimizer,
+            decisions=decisions,
+            coordinate=place,
+        )
+        bytes_of[tuple(place)] = one.peak_bytes
+    return {
+        "seconds": timeline.seconds,
+        "sum_seconds": float(timeline.priced.seconds),
+        "exposed_seconds": timeline.exposed_seconds,
+        "bytes": max(bytes_of.values()),
+        "communication_bytes": timeline.communication_bytes,
+        "ranks": rank_kinds(plan, graph),
+    }
+
+
+def _pipeline(plan: Plan, graph: Graph) -> Row:
+    timeline = simulate_plan_pipeline(plan, graph)
+    return {
+        "seconds": timeline.seconds,
+        "sum_seconds": sum(stage.busy_seconds for stage in timeline.stages),
+        "exposed_seconds": max(stage.exposed_seconds for stage in timeline.stages),
+        "bytes": max(timeline.memory),
+        "communication_bytes": timeline.communication_bytes,
+        "stages": [
+            {"busy": s.busy_seconds, "bubble": s.bubble, "exposed": s.exposed_seconds, "bytes": s.memory_bytes}
+            for s in timeline.stages
+        ],
+        "ranks": rank_kinds(plan, graph),
+    }
+
+
+def rank_kinds(plan: Plan, graph: Graph) -> dict[str, Row]:
+    """By the ranks that do the same, their phases; of one mesh also the bytes that such a rank needs."""
+    kinds: dict[str, tuple[list[int], Row]] = {}
+    for rank in range(min(plan.devices, MOST_RANKS)):
+        lines = rank_lines(plan, graph, rank)
+        row: Row = {"instructions": len(lines), **_phases(lines)}
+        if not plan.stages and lines[0].program is not None:
+            place = plan.mesh.coordinates(rank)
+            row["bytes"] = memory(lines[0].program, plan.mesh.at(place).device).needed
+        kinds.setdefault(json.dumps(row), ([], row))[0].append(rank)
+    return {_runs(ranks): row for ranks, row in kinds.values()}
+
+
+def _phases(lines: Sequence[Line]) -> dict[str, str]:
+    """Per phase: how many instructions, a digest of what they do, one of how they are linked."""
+    rows = listed_lines(lines)
+    whats: dict[str, list[str]] = {}
+    links: dict[str, list[str]] = {}
+    for row, (instruction, _) in zip(rows, lines, strict=True):
+        whats.setdefault(row["phase"], []).append(_what(row, instruction))
+        links.setdefault(row["phase"], []).append(_links(instruction))
+    return {phase: f"{len(whats[phase])} {digest(whats[phase])} {digest(links[phase])}" for phase in whats}
+
+
+def _what(row: Row, instruction: Instruction) -> str:
+    """All of an instruction that is no number of a value or of another instruction."""
+    told = [row[key] for key in ("stage", "microbatch", "kind", "what", "stream", "bytes", "module")]
+    steps = [(step, bound) for _, step, bound in instruction.steps]
+    return repr((*told, instruction.name, instruction.collective, steps, instruction.leg))
+
+
+def _links(instruction: Instruction) -> str:
+    i = instruction
+    return repr((i.reads, i.writes, i.after, i.last, i.early, i.node, i.bucket, i.temporary))
+
+
+def digest(lines: Iterable[str]) -> str:
+    """Ten hexadecimal digits that stand for these lines.
+
+    >>> digest(["a", "b"]) == digest(["a", "b"]) != digest(["ab"])
+    True
+    """
+    found = hashlib.sha256()
+    for line in lines:
+        found.update(line.encode())
+        found.update(b"\n")
+    return found.hexdigest()[:10]
+
+
+def _runs(ranks: Sequence[int]) -> str:
+    """``0-2,5``."""
+    found = []
+    for _, group in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0]):
+        run = [rank for _, rank in group]
+        found.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(found)
