@@ -11,6 +11,7 @@ inputs and results that the backward reads live in the program's values, not her
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -48,16 +49,22 @@ class _Hole(NamedTuple):
 
 
 class Recorded:
-    """By autograd, one operator at a time. ``like`` says how the inputs lie, ``kept`` which of them the program keeps for
-    the backward (or brings back): of these autograd holds nothing."""
+    """By autograd, one operator at a time. ``like`` says how the inputs lie (those of the last pass, once there was one),
+    ``kept`` which of them the program keeps for the backward (or brings back): of these autograd holds nothing."""
 
     def __init__(
         self, call: Call, slots: Sequence[int], like: Sequence[Strided], kept: Sequence[int], device: torch.device
     ) -> None:
         self.call, self.slots, self.like, self.device = call, tuple(slots), tuple(like), device
         self.kept = tuple(kept)
+        self.lying: dict[int, tuple[int, ...]] = {}
+        """The strides of the gradients that last arrived, by result."""
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[tuple[Any, ...], Any]:
+        self.like = tuple(
+            like if like.strides == x.stride() else replace(like, strides=tuple(x.stride()))
+            for like, x in zip(self.like, inputs, strict=True)
+        )
         distinct: dict[int, Tensor] = {}
         for slot, x, like in zip(self.slots, inputs, self.like, strict=True):
             if slot not in distinct:
@@ -107,6 +114,7 @@ class Recorded:
         ]
         if not followed:
             return [None] * len(wanted)
+        self.lying = {i: tuple(g.stride()) for i, g in enumerate(gradients) if g is not None}
         roots, arrived = zip(*followed, strict=True)
         chosen = [edges[i] for i in wanted]
         found = torch.autograd.grad(roots, chosen, arrived, retain_graph=not last, allow_unused=True)
@@ -169,13 +177,15 @@ def derivative(
 ) -> Lazy:
     """How to run a node forward and backward. ``arriving``: the results of which gradients come."""
 
+    kept = sorted({*node.footprint.saved_inputs, *returning})
+    recorded = Recorded(call, node.call.slots, like, kept, device)
+
     def make() -> Derivative | None:
         if node.rules.kind == "recurrent":
             return None
-        return trace(node, call, like, arriving, returning, device)
+        return trace(node, call, recorded.like, arriving, returning, device, recorded.lying)
 
-    kept = sorted({*node.footprint.saved_inputs, *returning})
-    return Lazy(Recorded(call, node.call.slots, like, kept, device), make)
+    return Lazy(recorded, make)
 
 
 def _empty(like: Strided, device: torch.device) -> Tensor:

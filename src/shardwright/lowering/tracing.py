@@ -9,12 +9,16 @@ look at data, or write in place) are left to autograd.
 
 Random numbers and statistics that ranks exchange (the number of labels under a mean loss) belong to neither part: what leads
 to them is the *early* part, which reads few inputs or none and can be done before the operator's turn.
+
+A trace holds for the strides it was made with: PyTorch's formulas call ``contiguous()``, which leaves no trace where a
+tensor is contiguous, and choose kernels by strides. So what reads memory as it lies gets its arguments with these strides
+(:mod:`~shardwright.lowering.strides`).
 """
 
 from __future__ import annotations
 
 import operator as python_operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ from torch import Tensor, fx
 
 from shardwright._torch_compat import communicates, fake_mode, is_view_operator, traced_graph, writes_in_place
 from shardwright.lowering.calls import Call
+from shardwright.lowering.strides import RESHAPED, as_traced, reads_as_it_lies, reads_storage
 from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
@@ -30,7 +35,6 @@ from shardwright.program.recording import draws
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)
 _TRACES: dict[Any, tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]] = {}
-_RESHAPED = (aten.view.default, aten._unsafe_view.default)
 _EARLY = (torch.ops.shardwright.keep_mask.default, torch.ops.shardwright.statistic.default)
 
 
@@ -41,19 +45,22 @@ def trace(
     arriving: Sequence[int],
     returning: Sequence[int],
     device: torch.device,
+    lying: Mapping[int, tuple[int, ...]] | None = None,
 ) -> Traced | None:
-    """The node forward and backward as plain functions, or nothing where that cannot be done."""
-    key = (node.call, tuple(like), tuple(arriving), device)
+    """The node forward and backward as plain functions, or nothing where that cannot be done. ``lying``: the strides of the
+    gradients that arrive, by result, where they are known; others are taken to be contiguous."""
+    strides = tuple((lying or {}).get(i) for i in arriving)
+    key = (node.call, tuple(like), tuple(arriving), strides, device)
     random = draws(node.local, node.rules.kind)
     try:
         # A kernel may be another one next time, a random piece at another place.
         if node.kernel is not None or random or key not in _TRACES:
-            _TRACES[key] = _joint(call, node.call.slots, like, arriving, device)
+            _TRACES[key] = _joint(call, node.call.slots, like, arriving, strides, device)
         graph, shapes = _TRACES[key]
     except Exception:  # whatever an operator raises without data: autograd will run it
         return None
     called = [n.target for n in graph.nodes if n.op == "call_function"]
-    if any(writes_in_place(target) or communicates(target) for target in called):
+    if any(writes_in_place(target) or communicates(target) or reads_storage(target) for target in called):
         return None
     if random and _EARLY[0] not in called:  # drawn by the operator itself: once, when it was traced
         return None
@@ -68,7 +75,12 @@ def trace(
 
 
 def _joint(
-    call: Call, slots: Sequence[int], like: Sequence[Strided], arriving: Sequence[int], device: torch.device
+    call: Call,
+    slots: Sequence[int],
+    like: Sequence[Strided],
+    arriving: Sequence[int],
+    strides: Sequence[tuple[int, ...] | None],
+    device: torch.device,
 ) -> tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]:
     """A graph of the operator and of the gradients of all its inputs, and how the gradients that arrive look."""
     shapes: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -88,7 +100,12 @@ def _joint(
     with fake_mode() as mode:
         tensors = [torch.empty_strided(x.shape, x.strides, dtype=getattr(torch, x.dtype), device=device) for x in like]
         made = call(*tensors)
-        gradients = [torch.empty_like(made[i], memory_format=torch.contiguous_format) for i in arriving]
+        gradients = [
+            torch.empty_like(made[i], memory_format=torch.contiguous_format)
+            if lie is None
+            else made[i].new_empty_strided(made[i].shape, lie)
+            for i, lie in zip(arriving, strides, strict=True)
+        ]
         shapes = [(tuple(g.shape), g.dtype) for g in gradients]
         with torch.enable_grad():
             graph = traced_graph(joint, tensors, gradients, mode)
@@ -190,7 +207,8 @@ class _Parts:
 
     def forward(self) -> Callable[..., Any] | None:
         """A function of the inputs that gives results and crossing values; nothing where the operator itself will do."""
-        if not self.early and all(n in self.inputs or n in self.results for n in self.crossing):
+        known = all(n in self.inputs or n in self.results for n in self.crossing)
+        if not self.early and known and not any(reads_as_it_lies(n.target) for n in self.nodes if n in self.leading):
             return None
         graph, where = fx.Graph(), {}
         places = {n: graph.placeholder(f"x{i}") for n, i in self.inputs.items()}
@@ -298,10 +316,16 @@ def _plain(node: Any) -> Any:
 
 
 def _copied(graph: fx.Graph, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -> fx.Node:
-    args, kwargs = fx.map_arg(node.args, get), fx.map_arg(node.kwargs, get)
-    # A gradient may arrive with other strides than it was traced with, where only a reshape is sure to work.
-    target: Any = aten.reshape.default if node.target in _RESHAPED else node.target
-    return graph.call_function(target, args, kwargs)
+    # A tensor may come with other strides than it was traced with, where only a reshape is sure to work.
+    target: Any = aten.reshape.default if node.target in RESHAPED else node.target
+
+    def given(x: fx.Node) -> fx.Node:
+        there = get(x)
+        if not reads_as_it_lies(target) or not isinstance(val := x.meta.get("val"), Tensor):
+            return there
+        return graph.call_function(as_traced, (there, tuple(val.stride())))
+
+    return graph.call_function(target, fx.map_arg(node.args, given), fx.map_arg(node.kwargs, given))
 
 
 def _compute_only_what_is_read(node: fx.Node) -> None:
@@ -311,6 +335,8 @@ def _compute_only_what_is_read(node: fx.Node) -> None:
     place = next((i for i, argument in enumerate(arguments) if argument.name == "output_mask"), None)
     if place is not None and len(node.args) > place:
         read = {user.args[1] for user in node.users if user.target is python_operator.getitem}
+        if node.target is aten.native_group_norm_backward.default:
+            read.add(0)  # PyTorch's kernel for channels last on the CPU writes it in any case, to nowhere (torch 2.13)
         mask: Any = node.args[place]
         node.update_arg(place, [wanted and i in read for i, wanted in enumerate(mask)])
 
