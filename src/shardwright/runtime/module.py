@@ -8,7 +8,6 @@ A call that differs from the planned one has a program of its own under the same
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -239,27 +238,8 @@ class ParallelModule(Owning):
         agree({"batch": digest(given)})
         self._met = True
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelModule:
-        """A copy with parameters and buffers of its own, on the same mesh (``AveragedModel`` makes one)."""
-        tensors: dict[str, torch.nn.Parameter | Tensor] = {}
-        for name, (held, key) in self._home.items():
-            old = held[key]
-            new = old.detach().clone()
-            tensors[name] = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-            memo[id(old)] = tensors[name]
-        twin = ParallelModule(self._program, self._decisions, self._mesh, tensors, original=self, **self._options)
-        memo[id(self)] = twin
-        for name, value in vars(self).items():
-            if name not in vars(twin):  # what the loop hung on the module
-                setattr(twin, name, copy.deepcopy(value, memo))
-        return twin.train(self.training)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise RunError(
-            "A parallelized module belongs to the processes of its mesh and cannot be pickled.",
-            "Store its weights: shardwright.runtime.checkpoint.save_checkpoint(), or its state_dict() with "
-            "torch.distributed.checkpoint.",
-        )
+    def _twin(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> ParallelModule:
+        return ParallelModule(self._program, self._decisions, self._mesh, tensors, original=self, **self._options)
 
     def _take_modes(self, original: torch.nn.Module | None) -> None:
         """Every module is in the mode that it was captured in."""

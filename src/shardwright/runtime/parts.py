@@ -8,6 +8,7 @@ parameters, on the parallelized module itself and those of ``state_dict`` work.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import warnings
@@ -132,6 +133,32 @@ class Owning(Standing):
                 self.__dict__[name] = value
         self.__class__ = type(twin)
         self.train(self.training)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy with parameters and buffers of its own, on the same process groups (``AveragedModel`` makes one)."""
+        tensors: dict[str, torch.nn.Parameter | torch.Tensor] = {}
+        for name, (held, key) in self._home.items():
+            old = held[key]
+            new = old.detach().clone()
+            tensors[name] = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+            memo[id(old)] = tensors[name]
+        twin = self._twin(tensors)
+        memo[id(self)] = twin
+        for name, value in vars(self).items():
+            if name not in vars(twin):  # what the loop hung on the module
+                setattr(twin, name, copy.deepcopy(value, memo))
+        return twin.train(self.training)
+
+    def _twin(self, tensors: Mapping[str, torch.nn.Parameter | torch.Tensor]) -> Owning:
+        """The same model with other tensors; nothing is sent, and no process group made."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RunError(
+            "A parallelized module belongs to the processes of its mesh and cannot be pickled.",
+            "Store its weights: shardwright.runtime.checkpoint.save_checkpoint(), or its state_dict() with "
+            "torch.distributed.checkpoint.",
+        )
 
     def _part(self, path: str, original: torch.nn.Module | None = None) -> torch.nn.Module:
         owner: torch.nn.Module = self

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -53,6 +54,22 @@ from shardwright.runtime.tail import Tail
 from shardwright.runtime.ties import Tie
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Whom a rank meets in the steps of a pipeline: the steps of all ranks, and the process groups that these need."""
+
+    steps: tuple[tuple[Step, ...], ...]
+    pairs: Mapping[tuple[int, int], Any]
+    ties: tuple[Tie, ...]
+
+    @staticmethod
+    def of(pipeline: Pipeline) -> Groups:
+        """Made once for a plan; every rank calls this."""
+        steps = tuple(pipeline.steps(rank) for rank in range(dist.get_world_size()))
+        pairs = channels(steps)
+        return Groups(steps, pairs, tuple(Tie.of(pipeline, name, owners) for name, owners in pipeline.ties))
+
+
 class PipelineModule(Owning):
     """One rank's stages of a pipeline. Made by :func:`shardwright.parallelize`, not by hand.
 
@@ -71,14 +88,15 @@ class PipelineModule(Owning):
         aside: Mapping[str, Tensor],
         *,
         home: dict[str, Any],
+        groups: Groups,
         workers: Line | None,
         calling: Calling | None = None,
         original: torch.nn.Module | None = None,
         compare_batches: int = 1,
     ) -> None:
         """``tensors`` are this rank's parameters and buffers, ``aside`` the buffers that preparing a batch reads, ``home``
-        where the parts look parameters up: filled here; ``workers`` the ranks that have stages, if this is one: others
-        only look on."""
+        where the parts look parameters up: filled here; ``groups`` what the ranks meet in, which copies share; ``workers``
+        the ranks that have stages, if this is one: others only look on."""
         super().__init__()
         self.pipeline, self.mesh, self._parts, self._calling = pipeline, mesh, parts, calling
         self._aside = dict(aside)
@@ -89,10 +107,9 @@ class PipelineModule(Owning):
         parameters = [p for p in graph.parameters if p.tensor in own]
         self._own(parameters, [b for b in graph.buffers if b.tensor in own], tensors)
         home.update(self._home)
-        every = tuple(pipeline.steps(rank) for rank in range(dist.get_world_size()))
+        every = groups.steps
         self._orders = {"whole": every, "forward": only(every, True), "backward": only(every, False)}
-        pairs = channels(every)
-        self._mail = {name: Mail(steps, self._rank, self._device, pairs) for name, steps in self._orders.items()}
+        self._mail = {name: Mail(steps, self._rank, self._device, groups.pairs) for name, steps in self._orders.items()}
         crossings = {key: _exits(part, decisions[key[0]]) for key, part in parts.items()}
         self._exits = {key: {name: c.forward for name, c in found.items()} for key, found in crossings.items()}
         self._returns = {key: {name: c.backward for name, c in found.items()} for key, found in crossings.items()}
@@ -108,8 +125,8 @@ class PipelineModule(Owning):
         self._meeting = Meeting(lines, torch.tensor(pipeline.workers), self._device)
         self._same_rows = _same_rows(graph, self._meeting, compare_batches, pipeline.workers)
         self._last_kind = 0
-        ties = [Tie.of(pipeline, name, owners) for name, owners in pipeline.ties]
-        self._ties = [tie for tie in ties if tie.group is not None]
+        self._ties = [tie for tie in groups.ties if tie.group is not None]
+        self._compare_batches = compare_batches
         self._all_stages = AllStages.of(self._meeting, _idle(pipeline))
         self._shared = {tensor: len(owners) for tensor, owners in pipeline.ties}
         self._own_parameters = [p.tensor for p in parameters]
@@ -253,6 +270,10 @@ class PipelineModule(Owning):
         if scaled:
             share_overflow([p.grad for p in self.parameters() if p.grad is not None], self._device)
         self._telling.finish()
+
+    def _twin(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> PipelineModule:
+        about = {"calling": self._calling, "original": self, "compare_batches": self._compare_batches}
+        return self._stages.module(tensors, self._aside, self._precision, **about)
 
     def _show_stages(self) -> None:
         """Gradients know that there are others on other ranks, so that norms of them are those of the whole model."""

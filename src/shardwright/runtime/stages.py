@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from shardwright.program.steps import Line
 from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.execution import Gradients, Rank
 from shardwright.runtime.passage import StagePart
-from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.pipeline import Groups, PipelineModule
 from shardwright.runtime.recut import Resting, resting
 from shardwright.runtime.shards import constant, device_of
 from shardwright.runtime.stage_executor import StageExecutor
@@ -91,6 +92,11 @@ class Stages:
         """How the parameters and buffers of all stages lie, on all ranks."""
         return stages_resting(self.pipeline, self.meshes)
 
+    @cached_property
+    def groups(self) -> Groups:
+        """Process groups, which every rank makes together: once, and copies of a module share them."""
+        return Groups.of(self.pipeline)
+
     def module(
         self,
         tensors: Mapping[str, torch.nn.Parameter | Tensor],
@@ -98,7 +104,7 @@ class Stages:
         precision: Precision,
         **options: Any,
     ) -> PipelineModule:
-        """What runs these stages on these tensors; every rank calls this."""
+        """What runs these stages on these tensors; every rank calls this, the first time."""
         home: dict[str, Any] = {}
         parts: dict[tuple[int, int], StagePart] = {}
         for number in self.own:
@@ -117,6 +123,7 @@ class Stages:
             self.decisions,
             aside,
             home=home,
+            groups=self.groups,
             workers=self.workers,
             **options,
         )
