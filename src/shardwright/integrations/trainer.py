@@ -22,7 +22,7 @@ from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME, can_return_
 from shardwright.errors import RunError
 from shardwright.integrations.one_process import one_process
 from shardwright.runtime import ParallelModule
-from shardwright.runtime.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint
+from shardwright.runtime.checkpoint import latest, load_checkpoint, load_weights, save_checkpoint
 from shardwright.runtime.parts import original_of
 
 SHARDS = "shards"
@@ -121,14 +121,14 @@ def _plain(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _shards(checkpoint: Any) -> Path:
-    found = checkpoints(Path(str(checkpoint)) / SHARDS)
-    if not found:
+    found = latest(Path(str(checkpoint)) / SHARDS)
+    if found is None:
         raise RunError(
             f"The checkpoint {str(checkpoint)!r} has no {SHARDS!r} of parameters and optimizer state.",
             "Resume from one that this Trainer wrote (save_only_model=False); weights alone are read by "
             "parallelize(model, plan, weights=...).",
         )
-    return found[-1]
+    return found
 
 
 def as_one_process(args: Any) -> None:

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from shardwright.errors import RunError
 from shardwright.files import parse_json
 from shardwright.runtime.checkpoint_reading import load, read_metadata
+from shardwright.runtime.checkpoint_sums import CHECKED, Writer
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
 from shardwright.runtime.weights import check_names
 
@@ -68,7 +69,8 @@ def save_checkpoint(
     state = _state(model, optimizer)
     state["random"] = torch.get_rng_state()
     state["extra"] = json.dumps({"step": step, **(extra or {})})
-    dcp.save(state, checkpoint_id=str(partial), no_dist=not dist.is_initialized())
+    state[CHECKED] = "CRC-32"
+    dcp.save(state, storage_writer=Writer(partial), no_dist=not dist.is_initialized())
     _meet()
     if first:
         replaced = final.with_suffix(".replaced")
@@ -104,7 +106,7 @@ def load_checkpoint(
     >>> resumed = load_checkpoint("checkpoints", model, optimizer)            # doctest: +SKIP
     >>> start = resumed["step"] if resumed else 0                             # doctest: +SKIP
     """
-    extra = _loaded(checkpoints(folder), model, optimizer)
+    extra = _loaded(latest(folder), model, optimizer)
     known = {"step": 0} if extra is None else extra
     if _elastic() and known.keys() == {"step"}:
         from shardwright.runtime.survivors import resume, survive
@@ -116,17 +118,17 @@ def load_checkpoint(
 
 
 def _loaded(
-    found: list[Path], model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+    found: Path | None, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, Any] | None:
-    """What the last of these checkpoints says about itself, once model and optimizer have what it holds."""
-    if not found:
+    """What a checkpoint says about itself, once model and optimizer have what it holds."""
+    if found is None:
         return None
     state = _state(model, optimizer)
     state["random"], state["extra"] = torch.get_rng_state(), ""
-    load(state, found[-1])
-    extra = parse_json(str(state["extra"]), f"what {found[-1]} says about itself", RunError)
+    load(state, found)
+    extra = parse_json(str(state["extra"]), f"what {found} says about itself", RunError)
     if not isinstance(extra, dict):
-        raise RunError(f"The checkpoint {found[-1]} does not say at which step it was written.", "Use another one.")
+        raise RunError(f"The checkpoint {found} does not say at which step it was written.", "Use another one.")
     if state["model"]:
         set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
     if optimizer is not None and state["model"]:
@@ -161,9 +163,32 @@ def load_weights(
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The complete checkpoints in a folder, oldest first; half-written ones do not count."""
+    return [path for path in _named(folder) if (path / ".metadata").is_file()]
+
+
+def latest(folder: str | Path) -> Path | None:
+    """The last complete checkpoint in a folder, if there is one.
+
+    Raises
+    ------
+    RunError
+        Where a later one has lost its ``.metadata``: training must not begin anew, or further back, without a word.
+    """
+    for path in reversed(_named(folder)):
+        if not (path / ".metadata").is_file():
+            raise RunError(
+                f"The checkpoint {path} is damaged: its .metadata is gone.",
+                "Remove this checkpoint to use the one before it, or to begin anew where there is none.",
+            )
+        return path
+    return None
+
+
+def _named(folder: str | Path) -> list[Path]:
+    """What has the name of a complete checkpoint, oldest first; a name is given when all is written."""
     found: dict[int, Path] = {}
     for path in sorted(Path(folder).glob("step-*")):  # ``step-3`` comes before ``step-3.replaced`` and counts first
-        if (match := _COMPLETE.fullmatch(path.name)) and (path / ".metadata").is_file():
+        if match := _COMPLETE.fullmatch(path.name):
             found.setdefault(int(match.group(1)), path)
     return [found[step] for step in sorted(found)]
 

@@ -1,17 +1,15 @@
 """Reading a ``torch.distributed.checkpoint`` directory that somebody else may have written, without running anything of it.
 
 PyTorch's reader unpickles the directory's ``.metadata`` and every entry that is no tensor, and a pickle can call any
-function. Here the metadata goes through an unpickler that knows the dozen classes such a file is made of and no others,
-its entries must lie inside the directory, and values are read with ``weights_only``. What is damaged, torn or
-crafted is one sentence.
+function. Here the metadata is read into inert values (:mod:`~shardwright.runtime.checkpoint_pickles`) and built anew from
+those that make sense (:mod:`~shardwright.runtime.checkpoint_metadata`), values are read with ``weights_only``, and every
+entry is held against its checksum (:mod:`~shardwright.runtime.checkpoint_sums`). What is damaged, torn or crafted is one
+sentence.
 """
 
 from __future__ import annotations
 
-import enum
 import io
-import pathlib
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,116 +20,82 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import metadata as parts
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
 
-from shardwright._torch_compat import checkpoint_metadata_parts
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.files import read_bytes
-from shardwright.records import shown
-
-_StorageInfo, *_OTHERS = checkpoint_metadata_parts()
-_PUBLIC = (
-    parts.Metadata,
-    parts.TensorStorageMetadata,
-    parts.BytesStorageMetadata,
-    parts.ChunkStorageMetadata,
-    parts.TensorProperties,
-    parts.MetadataIndex,
-    parts.StorageMeta,
-)
-_CLASSES: dict[tuple[str, str], Any] = {
-    (kind.__module__, kind.__name__): kind for kind in (*_PUBLIC, _StorageInfo, *_OTHERS)
-} | {
-    ("torch", "Size"): torch.Size,
-    ("collections", "OrderedDict"): dict,
-    **{
-        (module, prefix + kind): getattr(pathlib, "Pure" + kind)  # where it was written; nothing is looked up there
-        for module in ("pathlib", "pathlib._local")
-        for kind in ("PosixPath", "WindowsPath")
-        for prefix in ("", "Pure")
-    },
-}
-
-
-def _member(kind: Any, name: str) -> Any:
-    """A member of an enumeration by its name: Python 3.11.0 to 3.11.3 write them as ``getattr``; no other use of that is
-    allowed."""
-    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
-        raise RunError(
-            "The checkpoint's metadata names 'builtins.getattr', which no checkpoint needs.",
-            "Do not use this checkpoint unless you know who wrote it, and why.",
-        )
-    return kind[name]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Builds what checkpoints' metadata is made of, and refuses every other name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        found = _CLASSES.get((module, name))
-        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            found = getattr(torch, name)
-        if found is None:
-            raise RunError(
-                f"The checkpoint's metadata names {shown(f'{module}.{name}')}, which no checkpoint needs.",
-                "Do not use this checkpoint unless you know who wrote it, and why.",
-            )
-        return found
+from shardwright.runtime.checkpoint_metadata import metadata_from
+from shardwright.runtime.checkpoint_sums import CHECKED, INSTEAD, Sums, read_sums
 
 
 def read_metadata(folder: str | Path) -> parts.Metadata:
     """The ``.metadata`` of a checkpoint directory, checked."""
+    return _read(folder)[0]
+
+
+def _read(folder: str | Path) -> tuple[parts.Metadata, Sums | None]:
     path = Path(folder) / ".metadata"
+    data, sums = read_bytes(path, RunError), read_sums(folder)
+    if sums is not None:
+        sums.check_metadata(data)
     try:
-        data = _Unpickler(io.BytesIO(read_bytes(path, RunError))).load()
-        _check(data)
-    except ShardwrightError:
-        raise
-    except Exception as error:  # a torn pickle may fail in any way
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(
-            f"{str(path)!r} is damaged: {why}.", "Remove this checkpoint to use the one before it."
-        ) from None
-    return data
-
-
-def _check(data: Any) -> None:
-    """The types that the reader relies on, and no way out of the directory."""
-    if not isinstance(data, parts.Metadata):
-        raise ValueError(f"it holds a {type(data).__name__}")
-    for name, entry in data.state_dict_metadata.items():
-        if not isinstance(name, str) or not isinstance(entry, parts.TensorStorageMetadata | parts.BytesStorageMetadata):
-            raise ValueError(f"the entry {name!r} is a {type(entry).__name__}")
-        if isinstance(entry, parts.TensorStorageMetadata):
-            extents = [entry.size, *(part for chunk in entry.chunks for part in (chunk.offsets, chunk.sizes))]
-            typed = all(isinstance(extent, torch.Size) and len(extent) == len(entry.size) for extent in extents)
-            if not typed or not isinstance(entry.properties.dtype, torch.dtype):
-                raise ValueError(f"the tensor {name!r} has no sensible shape or dtype")
-    for index, stored in data.storage_data.items():
-        if not isinstance(index, parts.MetadataIndex) or not isinstance(stored, _StorageInfo):
-            raise ValueError(f"{type(index).__name__} is stored as {type(stored).__name__}")
-        numbers = (
-            type(stored.offset) is int and type(stored.length) is int and stored.offset >= 0 and stored.length >= 0
-        )
-        if not isinstance(stored.relative_path, str) or not numbers:
-            raise ValueError(f"{index.fqn!r} has no sensible place")
-        if stored.relative_path in (".", "..") or set(stored.relative_path) & set("/\\\0"):
-            raise ValueError(f"{index.fqn!r} is said to lie outside of the directory, in {stored.relative_path!r}")
-        if getattr(stored, "transform_descriptors", None):
-            raise ValueError(f"{index.fqn!r} is stored transformed, by {stored.transform_descriptors!r}")
+        metadata = metadata_from(data)
+    except ValueError as error:
+        raise RunError(f"{str(path)!r} is damaged: {error}.", INSTEAD) from None
+    if sums is None and CHECKED in metadata.state_dict_metadata:
+        raise RunError(f"The checkpoint {folder} is damaged: its checksums are gone.", INSTEAD)
+    return metadata, sums
 
 
 class _Reader(dcp.FileSystemReader):
-    """PyTorch's reader, with metadata that was read before."""
+    """PyTorch's reader, with metadata that was read before, and entries that are what was written."""
 
-    def __init__(self, folder: str, metadata: parts.Metadata) -> None:
+    def __init__(self, folder: str, metadata: parts.Metadata, sums: Sums | None) -> None:
         super().__init__(folder)
-        self._metadata = metadata
+        self._metadata, self._sums, self._folder = metadata, sums, Path(folder)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> parts.Metadata:
         self._metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)
         return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        for item in sorted(plan.items, key=lambda item: self._place(item)[:2]):
+            name, (file, offset, length) = item.storage_index.fqn, self._place(item)
+            with open(self._folder / file, "rb") as opened:
+                opened.seek(offset)
+                data = opened.read(length)
+            if self._sums is not None:
+                self._sums.check_entry(name, file, offset, data)
+            if len(data) < length:
+                raise RunError(f"The checkpoint {self._folder} cannot be read: {file} ends within {name}.", INSTEAD)
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(data))
+            else:
+                self._fill(item, planner, data)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _place(self, item: ReadItem) -> tuple[str, int, int]:
+        stored = self._metadata.storage_data[item.storage_index]
+        return stored.relative_path, stored.offset, stored.length
+
+    def _fill(self, item: ReadItem, planner: LoadPlanner, data: bytes) -> None:
+        index = item.storage_index
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        entry = self._metadata.state_dict_metadata[index.fqn]
+        sizes = next((c.sizes for c in getattr(entry, "chunks", ()) if c.offsets == (index.offset or c.offsets)), None)
+        dtype = entry.properties.dtype if isinstance(entry, parts.TensorStorageMetadata) else None
+        if not isinstance(tensor, torch.Tensor) or tensor.shape != sizes or tensor.dtype != dtype:
+            raise RunError(f"The checkpoint {self._folder} is damaged: {index.fqn} is not what it says.", INSTEAD)
+        for dim, (start, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dim, start, count)
+        target = planner.resolve_tensor(item).detach()
+        if target.size() != tensor.size():
+            raise ValueError(f"size mismatch of {index.fqn}: {list(target.size())} and {list(tensor.size())}")
+        target.copy_(tensor)
+        planner.commit_tensor(item, target)
 
 
 class _Planner(dcp.DefaultLoadPlanner):
@@ -148,7 +112,7 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load(state: dict[str, Any], folder: str | Path) -> None:
     """Fill ``state`` from a checkpoint directory; every rank calls this."""
     with _in_words(folder):
-        reader = _Reader(str(folder), read_metadata(folder))
+        reader = _Reader(str(folder), *_read(folder))
         dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=not dist.is_initialized())
 
 
@@ -170,6 +134,4 @@ def _in_words(folder: str | Path) -> Iterator[None]:
                 f"The checkpoint {folder} does not fit this model: {why}.",
                 "Resume the model (and the kind of optimizer) that wrote it; its plan and number of ranks may differ.",
             ) from error
-        raise RunError(
-            f"The checkpoint {folder} cannot be read: {why}.", "Remove it to use the one before it."
-        ) from error
+        raise RunError(f"The checkpoint {folder} cannot be read: {why}.", INSTEAD) from error
