@@ -17,7 +17,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
 from shardwright.search.choose import Edge, Problem, Usage, evaluate, solve
-from shardwright.search.limits import by_memory
+from shardwright.search.limits import by_memory, more_room
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2xH100")
@@ -84,3 +84,12 @@ def test_asking_to_recompute_where_there_are_no_blocks_is_refused() -> None:
     with pytest.raises(ShardwrightError, match="no repeated block") as caught:
         plan_graph(graph, CLUSTER, Options(recompute="blocks"))
     assert "auto or none" in caught.value.remedy
+
+
+def test_who_lacks_memory_is_never_told_to_ask_for_less() -> None:
+    """Where the device has room above the limit that was asked for, the limit goes up; else the device is too small."""
+    device = parse_cluster("8xH100").device
+    usable = float(device.usable_memory)
+    assert more_room(device, 0.5 * usable, 0.7 * usable).startswith("Raise the limit above")
+    for limit, needed in ((usable, 1.5 * usable), (0.5 * usable, 1.5 * usable)):
+        assert "more memory" in more_room(device, limit, needed)

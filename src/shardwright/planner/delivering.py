@@ -23,7 +23,7 @@ from shardwright.program.stages import stage_graphs
 from shardwright.schedules import Schedule, known_schedule
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan
-from shardwright.search.limits import limit_of
+from shardwright.search.limits import limit_of, more_room
 from shardwright.simulator.pipelines import simulate_plan_pipeline
 from shardwright.units import bytes_text, seconds_text
 
@@ -87,7 +87,7 @@ def delivered(
         calibration=found.stages[0].mesh.calibration,
         candidates=tuple(rows),
         notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
-        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
+        asked=Asked(options.memory_limit),  # searched under no pins
         captured=graph,
         decisions=stages[0].decisions,
         stages=tuple(stages),
@@ -122,7 +122,7 @@ def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
     if peak > limit:
         error = TooLargeSimulatedError(
             f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(limit)}.",
-            "Ask for a little less memory (--memory), or for more devices.",
+            more_room(plan.cluster.device, limit, peak),
         )
         error.stage_bytes = tuple(one.memory_bytes for one in timeline.stages)
         raise error

@@ -263,6 +263,11 @@ def find_pipelines(
     >>> find_pipelines(graph, parse_cluster("8xH100"), Options()).best.step_seconds  # doctest: +SKIP
     """
     started = perf_counter()
+    if options.pins or options.forbidden:
+        raise Infeasible(
+            "Pipelines are not searched under pins and prohibitions.",
+            "Leave them out, or say how many stages: --stages 4.",
+        )
     pieces = _pieces(graph, options.batch_norm)
     try:
         space = Pipelines(

@@ -30,6 +30,7 @@ from shardwright.program.pieces import describe
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
+from shardwright.search.constraints import asked_of, check_asked, check_uncut
 from shardwright.search.schedule import find_schedule, lower_bound
 from shardwright.simulator.pipelines import PassTimes, PipelineTimeline, simulated, stage_times, work_of
 
@@ -70,6 +71,7 @@ def plan_pipeline(
     >>> plan_pipeline(graph, parse_cluster("4xH100"), Pipelining(4, 16, "zb-h1")).microbatches   # doctest: +SKIP
     """
     begin, options, say = perf_counter(), options or Options(), progress or (lambda text: None)
+    check_asked(graph, options.pins, options.forbidden)
     counts = [asked.microbatches] if asked.microbatches is not None else _counts(graph, asked.stages)
     plans = []
     for count in counts:
@@ -209,13 +211,15 @@ def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[s
     """How a stage is split on its own devices; a parameter that another stage holds too lies there as it does here."""
     graph = part.graph
     if cluster.size == 1:
+        check_uncut(graph, options.pins)
         mesh = mesh_of(cluster)
         blocks = tuple(describe_graph(graph).blocks) if options.recompute == "blocks" else ()
         splits = {op.name: (None,) for op in graph.ops}
         return Strategy(mesh.names, splits, {name: (Replicate(),) for name in graph.sources}, recomputed=blocks)
     held = {p.paths[0] for p in graph.parameters}
     bound = [f"{path}={layout}" for path, layout in pins.items() if path in held]
-    mine = replace(options, baselines=(), fewer_devices=False, pins=(*options.pins, *bound))
+    own, forbidden = asked_of(graph, options.pins, options.forbidden)
+    mine = replace(options, baselines=(), fewer_devices=False, pins=(*own, *bound), forbidden=forbidden)
     strategy = plan_graph(graph, cluster, mine, progress=say).strategy
     pins |= {p.paths[0]: ",".join(layout_text(strategy.resting[p.tensor])) for p in graph.parameters}
     return strategy

@@ -28,7 +28,7 @@ from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
-from shardwright.search.constraints import meant_meshes
+from shardwright.search.constraints import check_asked, meant_meshes
 from shardwright.search.labels import label_loops
 from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
 from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
@@ -117,6 +117,7 @@ class _Round:
 def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress | None, reference: str) -> Plan:
     say = progress or (lambda text: None)
     started = perf_counter()
+    check_asked(graph, options.pins, options.forbidden)
     say("describing the operators")
     described = describe_graph(graph)
     if options.recompute in AGAIN and not described.blocks:
@@ -173,7 +174,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         captured=graph,
         decisions=decided(graph, winner.searched.strategy, winner.mesh),
     )
-    smaller = _half(cluster) if options.fewer_devices and options.search != LEAST_MEMORY else None
+    # A strategy that was asked for by name is that on all devices: on one, every name means the same.
+    smaller = _half(cluster) if options.fewer_devices and options.search == "auto" else None
     if smaller is not None and _could_be_faster(trials, smaller, options, result.prediction.step_seconds):
         result = _perhaps_fewer(graph, cluster, smaller, options, result, say)
     return result

@@ -8,7 +8,8 @@ Names are shell patterns, matched against a parameter's paths, an input's name, 
 - ``lm_head*@node`` forbids the axis ``node`` to cut whatever matches.
 
 A pin has one part per mesh axis and a prohibition names an axis, so they also say which meshes are meant
-(:func:`meant_meshes`). What is asked of one of several repeated blocks makes the blocks decide by themselves.
+(:func:`meant_meshes`). What is asked of one of several repeated blocks makes the blocks decide by themselves. A search that
+takes one axis after the other (:mod:`shardwright.search.recursive`) is asked for the first parts first.
 """
 
 from __future__ import annotations
@@ -51,6 +52,45 @@ def meant_meshes(shapes: Sequence[Mesh], pins: Sequence[str], forbidden: Sequenc
     return kept
 
 
+def check_asked(graph: Graph, pins: Sequence[str], forbidden: Sequence[str]) -> None:
+    """Refuse what matches nothing in a model, whichever way it is going to be planned.
+
+    Raises
+    ------
+    ShardwrightError
+        That names the first pin or prohibition that speaks of nothing there is.
+    """
+    for what, texts, sign in (("pin", pins, "="), ("prohibition", forbidden, "@")):
+        for text in texts:
+            if not _matches(graph, text.rpartition(sign)[0]):
+                raise ShardwrightError(f"The {what} {text!r} matches no parameter, no input and no operator.", NAMES)
+
+
+def asked_of(graph: Graph, pins: Sequence[str], forbidden: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The pins and prohibitions that speak of something in this graph: a stage's, of those asked of a whole model."""
+    return (
+        tuple(text for text in pins if _matches(graph, text.rpartition("=")[0])),
+        tuple(text for text in forbidden if _matches(graph, text.rpartition("@")[0])),
+    )
+
+
+def check_uncut(graph: Graph, pins: Sequence[str]) -> None:
+    """Refuse pins that ask one device to cut something."""
+    for text in asked_of(graph, pins, ())[0]:
+        if any(part.strip() not in ("R", "none", "None", "") for part in text.rpartition("=")[2].split(",")):
+            raise ShardwrightError(
+                f"The pin {text!r} asks for a cut in a stage of one device.", "Plan with fewer stages, or leave it out."
+            )
+
+
+def _matches(graph: Graph, pattern: str) -> bool:
+    return bool(
+        any(_matches_op(pattern, op) for op in graph.ops)
+        or any(i.tensor and fnmatchcase(i.tensor, pattern) for i in graph.inputs)
+        or _parameters(graph, pattern)
+    )
+
+
 def constraints(
     graph: Graph, axes: Sequence[tuple[str, int]], pins: Sequence[str], forbidden: Sequence[str]
 ) -> Restriction:
@@ -60,6 +100,14 @@ def constraints(
         result = result & _pin(graph, axes, text)
     for text in forbidden:
         result = result & _forbid(graph, axes, text)
+    sizes = [size for _, size in axes]
+    for parameter in graph.parameters if pins else ():
+        tensor = graph.tensors[parameter.tensor]
+        if not any(result.rest(tensor, layout) for layout in layouts_of(tensor, sizes)):
+            raise ShardwrightError(
+                f"What is asked of {parameter.paths[0]} contradicts itself: {', '.join((*pins, *forbidden))}.",
+                "Leave one of them out.",
+            )
     return result
 
 
@@ -103,14 +151,14 @@ def _pin(graph: Graph, axes: Sequence[tuple[str, int]], text: str) -> Restrictio
         pinned = {tensor.name for tensor in parameters}
         return Restriction(
             "pin",
-            rest=lambda t, rests: t.name not in pinned or rests == layout,
+            rest=lambda t, rests: t.name not in pinned or rests == layout[: len(rests)],
             fold=_alike(graph, lambda op: any(name in pinned for name in op.inputs)),
         )
     if operators:
         split: Split = tuple(None if part in ("none", "None", "") else part for part in parts)
         return Restriction(
             "pin",
-            split=lambda op, rules, chosen: not _matches_op(pattern, op) or chosen == split,
+            split=lambda op, rules, chosen: not _matches_op(pattern, op) or chosen == split[: len(chosen)],
             fold=_alike(graph, lambda op: _matches_op(pattern, op)),
         )
     raise ShardwrightError(f"The pin {text!r} matches no parameter, no input and no operator.", NAMES)
@@ -142,14 +190,15 @@ def _forbid(graph: Graph, axes: Sequence[tuple[str, int]], text: str) -> Restric
         )
     parameters = {tensor.name for tensor in _parameters(graph, pattern)}
     if not parameters and not any(_matches_op(pattern, op) for op in graph.ops):
-        raise ShardwrightError(f"The prohibition {text!r} matches nothing.", NAMES)
+        raise ShardwrightError(f"The prohibition {text!r} matches no parameter and no operator.", NAMES)
     axis = names.index(axis_name)
 
     def loop(op: Op, rule: LoopRule, label: str, at: int) -> bool:
         return at != axis or not _matches_op(pattern, op)
 
     def rest(tensor: Tensor, layout: Layout) -> bool:
-        return isinstance(layout[axis], Replicate | Partial) or tensor.name not in parameters
+        cut = axis < len(layout) and not isinstance(layout[axis], Replicate | Partial)
+        return not cut or tensor.name not in parameters
 
     def hit(op: Op) -> bool:
         return _matches_op(pattern, op) or any(name in parameters for name in op.inputs)

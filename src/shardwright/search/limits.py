@@ -66,20 +66,25 @@ def too_much(problem: Problem, name: str) -> Infeasible | None:
     return Infeasible(
         f"parameters, optimizer state and saved activations of every {name} strategy take at least "
         f"{bytes_text(least)} per device, more than the {bytes_text(limit)} allowed.",
-        "Use more devices, a smaller batch or a higher limit.",
+        "Use more devices, a smaller batch or devices with more memory (where a limit was asked for: a higher one).",
     )
+
+
+def more_room(device: Device, limit: float, needed: float) -> str:
+    """What to do where a plan needs more bytes than it may use: raise the limit where the device has more."""
+    if limit < device.usable_memory and needed <= device.usable_memory:
+        return (
+            f"Raise the limit above {bytes_text(needed)} (the device has {bytes_text(device.usable_memory)}), or use "
+            "more devices or a smaller batch."
+        )
+    return "Use more devices, a smaller batch, or a cluster with more memory."
 
 
 def shortage(search: str, where: str, device: Device, limit: float, smallest: float, recompute: str) -> Infeasible:
     """What to tell a user for whom nothing fits: the limit that binds, the smallest peak found, and the way out."""
     asked = limit < device.usable_memory
     held = f"the memory limit of {bytes_text(limit)}" if asked else f"the {bytes_text(limit)} of one {device.name}"
-    remedy = "Use more devices, a smaller batch, or a cluster with more memory."
-    if asked and smallest <= device.usable_memory:
-        remedy = (
-            f"Raise the limit above {bytes_text(smallest)} (the device has {bytes_text(device.usable_memory)}), or use "
-            "more devices or a smaller batch."
-        )
+    remedy = more_room(device, limit, smallest)
     if recompute == "none":
         remedy += " Recomputing blocks (recompute=auto) would also save memory."
     return Infeasible(

@@ -44,7 +44,7 @@ def recursive(
             graph,
             part,
             optimizer=optimizer,
-            within=within & _continuing(strategy, count),
+            within=_first(within, count) & _continuing(strategy, count),
             rules=rules,
             labels=labels,
             fold=within.fold,
@@ -57,6 +57,11 @@ def recursive(
         strategy = stated.strategy(choice)
     assert strategy is not None  # a mesh has at least one axis
     return strategy
+
+
+def _first(within: Restriction, count: int) -> Restriction:
+    """What is asked of the first axes: inputs that arrive in a given layout have one placement per axis."""
+    return replace(within, arrives={name: layout[:count] for name, layout in within.arrives.items()})
 
 
 def _continuing(earlier: Strategy | None, count: int) -> Restriction:
