@@ -1,4 +1,4 @@
-"""Pins on every way to a plan: they hold, they are refused, or the way is not taken; no plan claims what it does not obey."""
+"""Pins on every way to a plan: they hold, they are refused, or that way is not taken."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_pins_that_contradict_each_other_are_refused(graph: Graph) -> None:
 @pytest.mark.parametrize("way", ["one mesh", "stages of one device", "stages", "searched"])
 def test_what_matches_nothing_is_refused_on_every_way(graph: Graph, asked: dict, way: str) -> None:
     options = Options(**asked, **PLAIN)
-    with pytest.raises(ShardwrightError, match="nothing.*matches no parameter"):
+    with pytest.raises(ShardwrightError, match=r"nothing.*matches no parameter"):
         if way == "one mesh":
             plan_graph(graph, EIGHT, options)
         elif way == "searched":
