@@ -6,6 +6,7 @@ the project may touch an underscore of torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import linecache
@@ -639,3 +640,19 @@ def pool_segments(device: torch.device, pool: Any) -> list[Segment]:
         for s in torch.cuda.memory_snapshot()
         if s["device"] == number and tuple(s.get("segment_pool_id", ())) == tuple(pool)
     ]
+
+
+_FAILED_CAPTURES: list[Any] = []
+"""Graphs whose capture did not end: PyTorch's allocators may ask them for ever which stream they belong to."""
+
+
+def end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
+    """Where ``CUDAGraph.capture_end`` fails the allocator goes on as if the capture lasted (torch 2.13): end that too
+    (``torch._C._cuda_endAllocateToPool``, which says so where there is nothing to end)."""
+    _FAILED_CAPTURES.append(graph)
+    number = torch.cuda.current_device() if device.index is None else device.index
+    end, release = (getattr(torch._C, f"_cuda_{name}", None) for name in ("endAllocateToPool", "releasePool"))
+    if end is not None and release is not None:
+        with contextlib.suppress(RuntimeError):
+            end(number, pool)
+            release(number, pool)

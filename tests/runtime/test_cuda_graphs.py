@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -39,6 +40,7 @@ class Device:
         self.pools: list[Pool] = [Pool(0)]
         self.history: list[Allocation] | None = None
         self.histories = 0
+        self.stream, self.ended = "the user's", list[Any]()
         self.hidden = 0
         """Bytes that the allocator reserves beside what its model says."""
 
@@ -99,6 +101,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         "use_mem_pool": here,
         "graph": here,
         "memory_reserved": made.reserved,
+        "current_stream": lambda _=None: made.stream,
+        "set_stream": lambda stream: setattr(made, "stream", stream),
     }.items():
         monkeypatch.setattr(torch.cuda, name, what)
     monkeypatch.setattr(cuda_graphs, "_bytes", made.take)
@@ -106,6 +110,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(cuda_graphs, "record_allocations", made.record)
     monkeypatch.setattr(cuda_graphs, "recorded_allocations", made.recorded)
     monkeypatch.setattr(cuda_graphs, "pool_segments", made.segments)
+    monkeypatch.setattr(cuda_graphs, "end_failed_capture", lambda graph, _, pool: made.ended.append(pool))
+    monkeypatch.setattr(cuda_graphs._Beside, "known", WeakValueDictionary())
     yield made
 
 
@@ -203,6 +209,43 @@ def test_a_failed_performance_is_told_once(device: Device, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "shardwright"):
         assert step.made(between) == 3
     assert "left to the allocator: no" in caplog.text
+
+
+class Broken:
+    """A capture that cannot be ended: ``torch.cuda.graph`` leaves its stream the current one then."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.device.stream = "the capture's"
+
+    def __exit__(self, *_: Any) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_capture_that_breaks_off_leaves_the_stream_and_says_why(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: Broken(device))
+    recorder = CudaGraphs(torch.device("cpu"))
+
+    def work() -> None:
+        raise ValueError("Expected X.is_contiguous(memory_format) to be true")
+
+    with pytest.raises(ValueError, match="Expected X"):
+        recorder.record(work)
+    assert device.stream == "the user's" and device.ended == [recorder._pool]
+    with pytest.raises(RuntimeError, match="previous error"):
+        recorder.record(lambda: None)
+    assert device.stream == "the user's"
+
+
+def test_a_rehearsal_that_fails_says_so_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = CudaGraphs(torch.device("cpu"), planned=True)
+    with caplog.at_level(logging.WARNING, "shardwright"):
+        assert recorder.failed(RuntimeError("it synchronizes")) and not recorder.failed(RuntimeError("it synchronizes"))
+    assert not caplog.text  # the caller says that nothing is recorded
 
 
 def test_the_switch_and_others_that_record(

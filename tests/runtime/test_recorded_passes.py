@@ -46,7 +46,18 @@ def trained(model, batches) -> list[torch.Tensor]:
     return losses
 
 
-def same_as_one_process(rank: int, schedule: str, count: int, each: int, inside: str) -> int:
+class Breaking(Again):
+    """The recording of every pass after the first few breaks off."""
+
+    def record(self, work, draws=False):
+        made = super().record(work)
+        self.windows += 1
+        if self.windows > 3:
+            raise torch.cuda.OutOfMemoryError("no 12 bytes")
+        return made
+
+
+def same_as_one_process(rank: int, schedule: str, count: int, each: int, inside: str, breaking: bool = False) -> int:
     model, args, graph = example(8)
     batches = [args, (args[0].flip(0), args[1].flip(1))]
     reference = copy.deepcopy(model)
@@ -54,7 +65,7 @@ def same_as_one_process(rank: int, schedule: str, count: int, each: int, inside:
     cuts = four_stages(graph) if each == 1 else halves(graph, 2)
     plan = pipeline_plan(graph, cuts, count, schedule, each, inside=inside)
     parallel = parallelize(model, plan, graph=graph, keep=True, device="cpu")
-    parallel._replay = PassReplay(parallel._parts, parallel.pipeline.micro.sizes, Again())
+    parallel._replay = PassReplay(parallel._parts, parallel.pipeline.micro.sizes, Breaking() if breaking else Again())
     found = trained(parallel, batches)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
     truth = dict(reference.named_parameters(remove_duplicate=False))
@@ -70,3 +81,7 @@ def same_as_one_process(rank: int, schedule: str, count: int, each: int, inside:
 def test_replayed_passes_train_as_eager_ones(pool, schedule, count, each, inside):
     for replays in pool.run(same_as_one_process, schedule, count, each, inside):
         assert replays >= 3
+
+
+def test_a_recording_that_breaks_off_leaves_eager_passes(pool):
+    assert pool.run(same_as_one_process, "1f1b", 3, 1, "alone", True) == [0, 0, 0, 0]

@@ -56,6 +56,26 @@ def test_regions_train_as_one_process_does(pool, name, sizes, replayed):
         assert 0 < kinds < found  # equal blocks share
 
 
+def while_recorded(rank: int) -> int:
+    """Every region is met for the first time amid a capture."""
+    before, regions._recorded = regions._recorded, lambda tensors: True
+    executors = []
+
+    def prepare(parallel):
+        parallel.compile()
+        executors.append(parallel._planned.executor)
+
+    try:
+        same_as_one_process(rank, "zero1", (4,), prepare, False)
+    finally:
+        regions._recorded = before
+    return len(executors[0]._compiled.functions)
+
+
+def test_nothing_is_compiled_while_a_recording_is_made(pool):
+    assert pool.run(while_recorded) == [0, 0, 0, 0]
+
+
 def test_compiled_code_frees_what_it_was_given():
     x, y = torch.randn(8, 16, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
     call = compiled_function(lambda given: [(given[0] * given[1]).tanh().sum(0)], [x, y])

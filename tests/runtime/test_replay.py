@@ -7,6 +7,7 @@ must not overwrite, is as with CUDA graphs.
 from __future__ import annotations
 
 import copy
+import logging
 from contextlib import nullcontext
 
 import pytest
@@ -88,7 +89,9 @@ def loops(model, args, kwargs):
     return losses
 
 
-def same_as_one_process(rank: int, name: str, sizes: tuple[int, ...], prepare=None, replayed: bool = True) -> int:
+def same_as_one_process(
+    rank: int, name: str, sizes: tuple[int, ...], prepare=None, replayed: bool = True, recorder=None
+) -> int:
     model, args, kwargs, graph = built(MODEL)
     reference = copy.deepcopy(model)
     update_locally()
@@ -97,13 +100,57 @@ def same_as_one_process(rank: int, name: str, sizes: tuple[int, ...], prepare=No
     execution = parallel._planned
     if prepare is not None:
         prepare(parallel)
-    execution.replay = Replay(execution.executor, Again()) if replayed else None
+    execution.replay = Replay(execution.executor, recorder or Again()) if replayed else None
     found = loops(parallel, args, kwargs)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
     for path, parameter in reference.named_parameters():
         mine = whole(parallel.get_parameter(path).detach())
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-9, atol=1e-12)
     return 0 if execution.replay is None else execution.replay.replays
+
+
+class Breaking(Again):
+    """Every recording breaks off: in its first part, or amid the backward pass while a bucket is being summed."""
+
+    flats = ()
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def window(self):
+        if self.where != "summing" or any(flat._summing is not None for flat in self.flats):
+            self.windows += 1
+            raise torch.cuda.OutOfMemoryError("no 12 bytes")
+
+    def failed(self, error):
+        if self.where == "giving up":
+            raise RuntimeError("the history cannot be read")
+        return False
+
+
+def falls_back(rank: int, where: str) -> tuple[int, int, list[str]]:
+    said: list[str] = []
+    recorder, handler = Breaking(where), logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("shardwright").addHandler(handler)
+    try:
+        replays = same_as_one_process(
+            rank,
+            "data-parallel",
+            (4,),
+            lambda parallel: setattr(recorder, "flats", parallel._planned.executor.flats),
+            recorder=recorder,
+        )
+    finally:
+        logging.getLogger("shardwright").removeHandler(handler)
+    return replays, recorder.windows, [line for line in said if "CUDA graphs" in line]
+
+
+@pytest.mark.parametrize("where", ["forward", "summing", "giving up"])
+def test_a_recording_that_breaks_off_leaves_eager_passes_and_one_line(pool, where):
+    for replays, broken, said in pool.run(falls_back, where):
+        assert replays == 0 and broken == 1
+        assert len(said) == 1 and said[0].startswith("The step is run without CUDA graphs")
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("zero1", (4,)), ("zero3", (2, 2))])

@@ -107,6 +107,12 @@ class Flat:
         if not self.filled:
             self._flat, self._parts, self._given = None, {}, {}
 
+    def abandon(self) -> None:
+        """Forget a pass that broke off: what it filled, and the sum that it had begun."""
+        self.filled.clear()
+        self._summing = None
+        self.release()
+
     def _in_use(self) -> bool:
         return any(self.held(tensor).grad is given for tensor, given in self._given.items())
 

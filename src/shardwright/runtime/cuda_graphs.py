@@ -29,6 +29,7 @@ from shardwright._torch_compat import (
     Allocation,
     Segment,
     allocations_are_recorded,
+    end_failed_capture,
     pool_segments,
     record_allocations,
     recorded_allocations,
@@ -90,6 +91,8 @@ class CudaGraphs:
         self._ready: set[int] = set()
         self._act: _Rehearsal | _Performance | None = None
         self._rehearsals = _REHEARSALS
+        self._unplanned = ""
+        """Why the memory of the next recording is not planned, to be said if it succeeds."""
         if planned and os.environ.get(PLANNING) != "0":
             if allocations_are_recorded():
                 self._not_planned("somebody else records the history of allocations")
@@ -110,10 +113,27 @@ class CudaGraphs:
         if self._act is not None:
             self._act.begin()
             gc.collect()
-        # How long something lives must not depend on when garbage is collected.
-        with collection_paused(), drawing, capturing:
-            self.window()
-            work()
+        before, first = torch.cuda.current_stream(self._device), list[Exception]()
+        try:
+            # How long something lives must not depend on when garbage is collected.
+            with collection_paused(), drawing, capturing:
+                try:
+                    self.window()
+                    work()
+                except Exception as error:
+                    first.append(error)
+                    raise
+        except BaseException as error:
+            # PyTorch's own leaves its stream the current one, and the allocator in the pool, where a capture does not end.
+            torch.cuda.set_stream(before)
+            end_failed_capture(graph, self._device, self._pool)
+            if not first or not isinstance(error, Exception):
+                raise
+            reason = first.pop()  # not what CUDA says at the end of a capture that broke off
+            try:
+                raise reason from None
+            finally:
+                del reason  # else it holds the tensors of its frames, this one among them
         return graph
 
     def memory(self) -> AbstractContextManager[Any]:
@@ -133,6 +153,8 @@ class CudaGraphs:
 
     def again(self) -> bool:
         if self._act is None:
+            if self._unplanned:
+                self._not_planned(self._unplanned)
             return False
         segments = pool_segments(self._device, self._pool)
         reserved = sum(segment.size for segment in segments)
@@ -165,11 +187,11 @@ class CudaGraphs:
         if self._rehearsals and isinstance(error, _NotAsRehearsed):
             self._act = _Rehearsal(self._device)
         else:
-            self._not_planned(" ".join(str(error).split())[:300])
+            self._act, self._unplanned = None, " ".join(str(error).split())[:300]
         return True
 
     def _not_planned(self, why: str) -> None:
-        self._act = None
+        self._act, self._unplanned = None, ""
         log.warning("The memory of the recorded step is left to the allocator: %s.", why)
 
 

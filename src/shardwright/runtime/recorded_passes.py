@@ -179,21 +179,27 @@ class PassReplay:
 
     def _capture(self, key: Any, order: Sequence[Action]) -> _Made | None:
         self._tries += 1
+        try:
+            return self._recorded_step(key, order)
+        except Exception as error:  # whatever stopped the recording: the passes are run as they were until now
+            self._tries = _TRIES
+            for part in self._parts.values():
+                for flat in part.executor.flats:
+                    flat.abandon()
+            log.warning("The pipeline is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
+            return None
+
+    def _recorded_step(self, key: Any, order: Sequence[Action]) -> _Made:
         sums = {
             stage: {k: torch.zeros(x.shape, dtype=x.dtype, device=self._device(stage)) for k, x in found.items()}
             for stage, found in self.sums.items()
         }
         made, runs = _Made(key, sums), dict[tuple[int, int], Run]()
         made.kept = {stage: dict(found) for stage, found in sums.items()}
-        try:
-            for action in order:
-                part = self.part(action)
-                part.executor.home.kept_back = made.kept.setdefault(action.stage, {})
-                made.passes[action] = self._recorded(made, action, runs, last=action == order[-1])
-        except Exception as error:
-            self._tries = _TRIES
-            log.warning("The pipeline is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
-            return None
+        for action in order:
+            part = self.part(action)
+            part.executor.home.kept_back = made.kept.setdefault(action.stage, {})
+            made.passes[action] = self._recorded(made, action, runs, last=action == order[-1])
         return made
 
     def _device(self, stage: int) -> torch.device:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from shardwright._torch_compat import compiled_function
@@ -168,9 +169,9 @@ class _Region:
         leaves: list[Tensor] = []
         shapes = tuple([_opened(value, leaves) for value in given])
         key = (self.alike, shapes, tuple([idle() for idle in self.idle]))
-        if key not in self.compiled.functions:
+        if key not in self.compiled.functions and not _recorded(leaves):
             self.compiled.functions[key] = self._function(given, leaves)
-        function = self.compiled.functions[key]
+        function = self.compiled.functions.get(key)
         if function is None:
             self._one_by_one(run)
             return
@@ -214,6 +215,12 @@ class _Region:
             reason = " ".join(str(error).split())[:300]
             log.warning("From %s to %s the program runs uncompiled: %s", *names, reason)
             return None
+
+
+def _recorded(tensors: Sequence[Tensor]) -> bool:
+    """Whether what is done is being captured into a CUDA graph: nothing is compiled then, for the compiler tries kernels out
+    on the device, which ends the capture."""
+    return any(x.is_cuda for x in tensors) and torch.cuda.is_current_stream_capturing()
 
 
 def numbers_of(number: int, act: Action) -> list[int]:

@@ -201,6 +201,18 @@ class Replay:
 
     def _capture(self, key: Any, sources: Sequence[Tensor]) -> _Captured | None:
         self._tries, self._captured = self._tries + 1, None
+        try:
+            made = self._recorded_as_planned(key, sources)
+        except Exception as error:  # whatever stopped the recording: the step is run as it was until now
+            self._tries = _TRIES
+            log.warning("The step is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
+            return None
+        large = (slot for slot, x in made.results.items() if x.nbytes > _COPIED_BYTES)
+        made.users = {slot: storage_users(made.results[slot]) for slot in large}
+        return made
+
+    def _recorded_as_planned(self, key: Any, sources: Sequence[Tensor]) -> _Captured:
+        """Recorded as often as the recorder wants."""
         standing = list(self._laid(sources))
         for i in self._copied:
             standing[i] = standing[i].clone()
@@ -211,15 +223,10 @@ class Replay:
             try:
                 made = self._recorded(key, standing)
                 if not self.recorder.again():
-                    break
+                    return made
             except Exception as error:
                 if not self.recorder.failed(error):
-                    self._tries = _TRIES
-                    log.warning("The step is run without CUDA graphs: %s.", " ".join(str(error).split())[:300])
-                    return None
-        large = (slot for slot, x in made.results.items() if x.nbytes > _COPIED_BYTES)
-        made.users = {slot: storage_users(made.results[slot]) for slot in large}
-        return made
+                    raise
 
     def _recorded(self, key: Any, standing: list[Tensor]) -> _Captured:
         executor, device = self.executor, self.rank.device
@@ -249,6 +256,10 @@ class Replay:
         try:
             made.forward = self.recorder.record(forward, bool(random_nodes(executor.program)))
             made.backward = self.recorder.record(backward)
+        except BaseException:
+            for flat in executor.flats:
+                flat.abandon()
+            raise
         finally:
             executor.before = None
             for flat in executor.flats:
