@@ -1,6 +1,8 @@
-"""Seconds and bytes as people read them: three digits in the unit that fits."""
+"""Seconds, bytes and counts as people read them: three digits in the unit that fits."""
 
 from __future__ import annotations
+
+from math import log10
 
 
 def seconds_text(seconds: float) -> str:
@@ -25,3 +27,12 @@ def bytes_text(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
+
+
+def count_text(count: int) -> str:
+    """Three digits of a whole number, which may be beyond every float.
+
+    >>> count_text(1_234_567), count_text(2**20_000)
+    ('1.23e+06', 'about 10^6020')
+    """
+    return f"{count:.3g}" if count < 10**300 else f"about 10^{int(count.bit_length() * log10(2))}"

@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.choose.problem import Problem, evaluate
 from shardwright.search.solution import Solution
+from shardwright.units import count_text
 
 DEFAULT_CHOICES = 2_000_000
 
@@ -24,7 +25,7 @@ def solve_by_brute_force(problem: Problem, *, time_limit: float | None = None, s
     started = time.perf_counter()
     sizes = problem.sizes.tolist()
     if prod(sizes) > DEFAULT_CHOICES:
-        raise TooLarge(f"{problem.name} has {prod(sizes):.3g} choices.", "Use another method.")
+        raise TooLarge(f"{problem.name} has {count_text(prod(sizes))} choices.", "Use another method.")
     best, best_cost = None, np.inf
     for candidate in itertools.product(*map(range, sizes)):
         choice = np.array(candidate, dtype=np.int64)

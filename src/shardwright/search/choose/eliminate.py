@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.choose.problem import Problem, evaluate
 from shardwright.search.solution import Solution
+from shardwright.units import count_text
 
 DEFAULT_ENTRIES = 2**27  # 1 GiB of float64 for the largest table
 DEFAULT_WORK = 2**34
@@ -74,8 +75,8 @@ def elimination_order(
         work += cost
         if entries > max_entries or work > max_work:
             raise TooLarge(
-                f"Exact elimination of {name} needs a table of at least {entries:.3g} entries "
-                f"({8 * entries / 2**30:.3g} GiB) and {work:.3g} additions.",
+                f"Exact elimination of {name} needs a table of at least {count_text(entries)} entries "
+                f"({count_text(8 * entries >> 30)} GiB) and {count_text(work)} additions.",
                 "Use the bounded search instead, or allow larger tables.",
             )
         done[node] = True

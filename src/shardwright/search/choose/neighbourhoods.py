@@ -20,6 +20,7 @@ from shardwright.search.choose.flat import Flat
 from shardwright.search.choose.passes import price_options
 from shardwright.search.choose.problem import Problem
 
+TOO_MANY = 1e300  # additions; what takes more is as good as endless
 WORK = (1e4, 2e6)  # additions that eliminating one node may take, between these
 WORK_PER_NODE = 2e4  # what the bookkeeping of one node takes, in additions
 TURNS = 8  # of the prices in one neighbourhood
@@ -57,11 +58,13 @@ def random_neighbourhood(problem: Problem, most: float, generator: np.random.Gen
             around[first].add(second)
             around[second].add(first)
     taste = (1.0 + generator.random(len(sizes))).tolist()
+    # Whole numbers without end, kept up to date: a node with thousands of neighbours has more than any float holds.
+    additions = [size * prod([sizes[other] for other in near]) for size, near in zip(sizes, around, strict=True)]
 
-    def additions(node: int) -> int:
-        return sizes[node] * prod([sizes[other] for other in around[node]])
+    def rank(node: int) -> float:
+        return taste[node] * (float(additions[node]) if additions[node] < TOO_MANY else TOO_MANY)
 
-    current = [taste[node] * additions(node) for node in range(len(sizes))]
+    current = [rank(node) for node in range(len(sizes))]
     heap = [(value, node) for node, value in enumerate(current)]
     heapq.heapify(heap)
     state = np.zeros(len(sizes), dtype=np.int8)  # 1 eliminated, 2 held
@@ -69,14 +72,14 @@ def random_neighbourhood(problem: Problem, most: float, generator: np.random.Gen
 
     def again(changed: set[int]) -> None:
         for node in changed:
-            current[node] = taste[node] * additions(node)
+            current[node] = rank(node)
             heapq.heappush(heap, (current[node], node))
 
     while heap:
         value, node = heapq.heappop(heap)
         if state[node] or value != current[node]:
             continue
-        entries = additions(node)
+        entries = additions[node]
         if entries > most and around[node]:
             busy = [node, *sorted(around[node])]
             weights = np.array([len(around[one]) ** 2 for one in busy], dtype=float)
@@ -84,6 +87,7 @@ def random_neighbourhood(problem: Problem, most: float, generator: np.random.Gen
             state[held] = 2
             for other in around[held]:
                 around[other].discard(held)
+                additions[other] //= sizes[held]
             again(around[held] | ({node} if held != node else set()))
             around[held] = set()
             continue
@@ -92,8 +96,10 @@ def random_neighbourhood(problem: Problem, most: float, generator: np.random.Gen
         nodes.append(node)
         scopes.append(around[node])
         for other in around[node]:
-            around[other] |= around[node]
-            around[other] -= {other, node}
+            fresh = around[node] - around[other] - {other}
+            around[other] |= fresh
+            around[other].discard(node)
+            additions[other] = additions[other] // sizes[node] * prod([sizes[one] for one in fresh])
         again(around[node])
     left = [tuple(sorted(one for one in scope if state[one] == 1)) for scope in scopes]
     return Neighbourhood(Order(nodes, left, 0, work), state == 2)

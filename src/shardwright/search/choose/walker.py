@@ -22,11 +22,16 @@ REPAIR_STEPS = 16
 
 
 def with_penalties(flat: Flat) -> tuple[Flat, float]:
-    """Forbidden pairs made finite but dearer than anything else, so that a choice can walk through them."""
-    allowed = flat.matrix[np.isfinite(flat.matrix)]
-    largest = max(np.abs(allowed).max(initial=1.0), np.abs(flat.cost).sum() / max(1, len(flat.option_start) - 1))
-    penalty = 100.0 * float(largest)
-    matrix, flipped = (np.where(np.isfinite(part), part, penalty) for part in (flat.matrix, flat.flipped))
+    """Forbidden pairs made finite, so that a choice can walk through them, and a penalty: choices without such a pair cost
+    less than it, all others more.
+    """
+    penalty = 1.0 + float(np.maximum.reduceat(np.abs(flat.cost), flat.option_start[:-1]).sum())
+    if len(flat.matrix_start):
+        # Matrices lie one after the other, each once: the largest entry of each, as often as an edge has it.
+        starts, which = np.unique(flat.matrix_start, return_inverse=True)
+        allowed = np.where(np.isfinite(flat.matrix), np.abs(flat.matrix), 0.0)
+        penalty += float(np.maximum.reduceat(allowed, starts)[which].sum())
+    matrix, flipped = (np.where(np.isfinite(part), part, 2.0 * penalty) for part in (flat.matrix, flat.flipped))
     return flat._replace(matrix=matrix, flipped=flipped), penalty
 
 
