@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.place.deadline import Deadline
 from shardwright.search.place.formats import read_workload
 from shardwright.search.place.latency import (
     greedy_fills,
@@ -24,6 +25,7 @@ from shardwright.search.place.problem import DeviceKind, Workload
 
 from .plain import workloads
 
+ENDLESS = Deadline(1e6)
 LISTED = {  # greedy, latency of the throughput optimum, CPUs only
     "layer_bert24_inference": (100.219, 108.031, 924.06),
     "layer_gnmt_inference": (268.5, 244.331, 1824.35),
@@ -99,7 +101,7 @@ def test_is_the_brute_force_optimum(data: st.DataObject, subgraphs: int, unlike:
     assert found.cost == pytest.approx(expected, rel=1e-6)
     assert found.lower_bound <= expected * (1 + 1e-9) + 1e-9
     assert critical_path(workload) <= expected + 1e-9
-    assert path_bound(workload, subgraphs) <= expected + 1e-9
+    assert path_bound(workload, subgraphs, ENDLESS) <= expected + 1e-9
 
 
 @settings(max_examples=100, deadline=None)
@@ -139,7 +141,7 @@ def test_bert_is_proved_and_greedy_was_already_best(published: Path) -> None:
 def test_paths_pay_for_what_lies_beside_them(name: str, share: float, known: float, published: Path) -> None:
     """Without that the bounds were 0.976 and 0.813 times the best latencies known (0.939 without the memory of ways)."""
     workload = read_workload(published / "place" / "latency" / f"{name}_inference.json.xz")
-    assert share * known <= path_bound(workload) <= known
+    assert share * known <= path_bound(workload, 1, ENDLESS) <= known
 
 
 @settings(max_examples=40, deadline=None)
@@ -165,7 +167,7 @@ def test_a_way_beside_the_path_is_never_charged_too_much(data: st.DataObject, be
     slots = slots_of(workload)
     every = (np.array(choice) for choice in itertools.product(range(-1, 3), repeat=nodes))
     best = min(slots.finish_times(choice)[0] for choice in every if slots.fits(choice))
-    assert path_bound(workload) <= best * (1 + 1e-9)
+    assert path_bound(workload, 1, ENDLESS) <= best * (1 + 1e-9)
 
 
 def test_refuses_training() -> None:

@@ -102,9 +102,9 @@ def sums_over(bits: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-@kernel()
+@kernel(nogil=True)
 def crossings(
-    bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, home: np.ndarray, cost: np.ndarray
+    bits: np.ndarray, end_start: np.ndarray, ends: np.ndarray, home: np.ndarray, cost: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """For every ideal: the cost of the transfers it cuts (sent from inside, received inside), and for each of those the
     ends that lie outside it."""
@@ -113,6 +113,8 @@ def crossings(
     start = np.zeros(count + 1, dtype=np.int64)
     rest_total = 0
     for i in range(count):
+        if stop[0]:  # what is missing then is used by nobody
+            break
         crossing = 0
         for t in range(transfers):
             inside = 0
@@ -129,6 +131,8 @@ def crossings(
     rest = np.empty(rest_total, dtype=np.int32)
     entry, filled = 0, 0
     for i in range(count):
+        if stop[0]:
+            break
         for t in range(transfers):
             inside = 0
             for e in range(end_start[t], end_start[t + 1]):
@@ -152,7 +156,7 @@ def _has(bits: np.ndarray, row: int, block: int) -> int:
     return int(bits[row, block >> 6] >> np.uint64(block & 63) & np.uint64(1))
 
 
-@kernel()
+@kernel(nogil=True)
 def best_chains(
     bits: np.ndarray,  # [ideals, words], sorted by the first weight, then by size
     sums: np.ndarray,  # [ideals, references] integer weights
@@ -178,6 +182,7 @@ def best_chains(
     widest: int,  # largest first weight of one stage
     limits: np.ndarray,  # [passes] no stage's load may exceed these
     summed: bool,  # the objective is the sum of the loads, not their maximum
+    stop: np.ndarray,  # [1] whether time is up: then nothing is found
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """``best[K, s]``: the smallest maximum (or sum) of the last pass's loads over chains of ideals that end in K with the
     devices of state s used; the predecessor and the move of each; and the number of pairs priced."""
@@ -193,6 +198,8 @@ def best_chains(
     first, priced = 0, 0
     best[0, :] = 0.0
     for K in range(1, count):
+        if stop[0]:
+            break
         anything = False
         for s in range(states):
             open_state[s] = True

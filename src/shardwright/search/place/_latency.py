@@ -104,7 +104,7 @@ def finish_time(
     return latest if done == units else np.inf
 
 
-@kernel()
+@kernel(nogil=True)
 def anneal(
     slot: np.ndarray,
     block_start: np.ndarray,
@@ -125,6 +125,7 @@ def anneal(
     steps: int,
     heat: float,
     seed: int,
+    stop: np.ndarray,  # [1] whether time is up
 ) -> tuple[np.ndarray, float]:
     """Simulated annealing from ``slot``: move a block (and now and then its like-placed neighbours) to another slot."""
     np.random.seed(seed)
@@ -147,6 +148,8 @@ def anneal(
     picked = np.empty(blocks, dtype=np.int64)
     old = np.empty(blocks, dtype=np.int64)
     for step in range(steps):
+        if stop[0]:
+            break
         temperature = heat * (1.0 - step / steps)
         b = np.random.randint(blocks)
         if near_start[b + 1] > near_start[b] and np.random.random() < 0.8:

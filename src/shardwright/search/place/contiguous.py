@@ -18,6 +18,7 @@ import numpy as np
 
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.search.place.bounds import progress_bound, references
+from shardwright.search.place.deadline import NEVER
 from shardwright.search.place.measure import throughput_cost
 from shardwright.search.place.problem import Placement, Rules, Stage, Workload
 from shardwright.search.place.reductions import Blocks, reduce
@@ -73,7 +74,8 @@ def place_contiguous(
 class ChainSearch:
     """Chains of ideals of one set of blocks: ``smallest`` finds the best, ``under`` the best within given limits.
 
-    With ``summed`` the sum of the loads counts, which is the latency of stages that run one after the other.
+    With ``summed`` the sum of the loads counts, which is the latency of stages that run one after the other. Once
+    ``stop[0]`` is true nothing is found any more.
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class ChainSearch:
         order: np.ndarray | None = None,
         most_ideals: int = MOST_IDEALS,
         summed: bool = False,
+        stop: np.ndarray = NEVER,
     ) -> None:
-        self.blocks, self.rules, self.most_ideals, self.summed = blocks, rules, most_ideals, summed
+        self.blocks, self.rules, self.most_ideals, self.summed, self.stop = blocks, rules, most_ideals, summed, stop
         passes = 2 if rules.separate_passes else 1
         self.passes = passes
         finite = np.where(np.isfinite(blocks.times), blocks.times, 0.0)
@@ -163,14 +166,16 @@ class ChainSearch:
         compute = np.ascontiguousarray(totals[:, : kinds * self.passes]).reshape(-1, kinds, self.passes)
         refused = np.ascontiguousarray(totals[:, kinds * self.passes : kinds * (self.passes + 1)])
         memory, parameters = totals[:, -2].copy(), totals[:, -1].copy()
-        cut = _ideals.crossings(bits, self.ends_start, self.ends, self.blocks.home, self.cost)
+        cut = _ideals.crossings(bits, self.ends_start, self.ends, self.blocks.home, self.cost, self.stop)
+        if self.stop[0]:
+            return None
         best, origin, by, pairs = _ideals.best_chains(
             bits, sums, compute, refused, memory, parameters, *cut, self.blocks.home, self.cost, low, high, self.moves,
             self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest,
-            np.asarray(limits, dtype=np.float64), self.summed,
+            np.asarray(limits, dtype=np.float64), self.summed, self.stop,
         )  # fmt: skip
         self.pairs = pairs
-        if not np.isfinite(best[-1, -1]):
+        if self.stop[0] or not np.isfinite(best[-1, -1]):
             return None
         chain: list[tuple[np.ndarray, int, int]] = []
         ideal, state = len(bits) - 1, states - 1

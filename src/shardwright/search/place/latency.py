@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwright.errors import Infeasible, ProblemError, TooLarge
 from shardwright.search.place.contiguous import ChainSearch
+from shardwright.search.place.deadline import Deadline
 from shardwright.search.place.heuristics import orders
 from shardwright.search.place.measure import violations
 from shardwright.search.place.problem import Placement, Rules, Stage, Workload
@@ -25,7 +26,7 @@ from shardwright.search.solution import Solution
 
 _ANNEALING_STEPS = (60_000, 600_000)  # per start: a quick round first, then a long one
 _ANNEALING_VISITS = 400_000_000
-QUICK_BLOCKS = 200  # up to which all orders are searched even if time is up
+FOR_STARTS, FOR_PATHS = 0.5, 0.5  # of what is left of the time: for the first placements, then for bounds of paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,37 +165,38 @@ def place_for_latency(
     from shardwright.search.place.latency_program import LARGEST, solve_latency
 
     begun = time.perf_counter()
-    slots = slots_of(workload, subgraphs)
-    best = best_start(slots, seed=seed, seconds=time_limit / 2)
-    value = slots.finish_times(best)[0] if best is not None else np.inf
-    bound = max(critical_path(workload), path_bound(workload, subgraphs))
-    left = time_limit - (time.perf_counter() - begun)
-    if left > 0 and value > bound * (1 + 1e-9) and workload.nodes * max(1, len(slots.stages)) <= LARGEST:
-        found, proved = solve_latency(slots, best, bound, value, left, workers, seed)
-        bound = max(bound, proved)
-        if found is not None and slots.fits(found) and slots.finish_times(found)[0] < value:
-            best, value = found, slots.finish_times(found)[0]
+    with Deadline(time_limit) as deadline:
+        slots = slots_of(workload, subgraphs)
+        with deadline.part(FOR_STARTS) as part:
+            best = best_start(slots, part, seed=seed)
+        value = slots.finish_times(best)[0] if best is not None else np.inf
+        with deadline.part(FOR_PATHS) as part:
+            bound = max(critical_path(workload), path_bound(workload, subgraphs, part))
+        if value > bound * (1 + 1e-9) and workload.nodes * max(1, len(slots.stages)) <= LARGEST:
+            found, proved = solve_latency(slots, best, bound, value, deadline, workers, seed)
+            bound = max(bound, proved)
+            if found is not None and slots.fits(found) and slots.finish_times(found)[0] < value:
+                best, value = found, slots.finish_times(found)[0]
     if best is None:
         raise Infeasible("no placement was found that fits the devices.", "Allow more devices, memory or time.")
     optimal = bound >= value * (1 - 1e-6)
     return Solution(slots.placement(best), value, min(bound, value), optimal, time.perf_counter() - begun)
 
 
-def best_start(slots: Slots, *, seed: int, seconds: float) -> np.ndarray | None:
+def best_start(slots: Slots, deadline: Deadline, *, seed: int) -> np.ndarray | None:
     """The best of the constructed placements, each improved by annealing while the time lasts."""
-    begun = time.perf_counter()
-    made = _constructed(slots, lambda: time.perf_counter() - begun < seconds)
+    made = _constructed(slots, deadline)
     starts = [s for s in made if slots.fits(s) and np.isfinite(slots.finish_times(s)[0])]
     starts.sort(key=lambda s: slots.finish_times(s)[0])
     improved = list(starts[:1])
     for turn, (steps, start) in enumerate(itertools.product(_ANNEALING_STEPS, starts[:3])):
-        if time.perf_counter() - begun < seconds:
-            improved.append(_annealed(slots, start, steps, seed + turn))
+        if not deadline.passed:
+            improved.append(_annealed(slots, start, steps, seed + turn, deadline.flag))
     valid = [s for s in improved if slots.fits(s)]
     return min(valid, key=lambda s: slots.finish_times(s)[0], default=None)
 
 
-def _constructed(slots: Slots, in_time: Callable[[], bool]) -> Iterator[np.ndarray]:
+def _constructed(slots: Slots, deadline: Deadline) -> Iterator[np.ndarray]:
     workload, blocks = slots.workload, slots.blocks
     if slots.host >= 0:
         yield np.full(workload.nodes, -1, dtype=np.int64)
@@ -202,10 +204,12 @@ def _constructed(slots: Slots, in_time: Callable[[], bool]) -> Iterator[np.ndarr
     few = tuple(replace(kind, count=min(kind.count, 2)) if kind.host else kind for kind in blocks.kinds)
     first_slot = {(stage.kind, stage.devices): s for s, stage in reversed([*enumerate(slots.stages)])}
     for order in (*(orders(blocks) if blocks.count <= 3_000 else ()), None):  # one order is quick, all of them is not
-        if order is None and (blocks.count > 2_000 or (blocks.count > QUICK_BLOCKS and not in_time())):
+        if deadline.passed or (order is None and blocks.count > 2_000):
             continue
         try:
-            search = ChainSearch(replace(blocks, kinds=few), Rules(), order=order, summed=True, most_ideals=60_000)
+            search = ChainSearch(
+                replace(blocks, kinds=few), Rules(), order=order, summed=True, most_ideals=60_000, stop=deadline.flag
+            )
             chain = search.under(np.array([1e300]))
         except TooLarge:
             continue
@@ -234,7 +238,7 @@ def greedy_fills(slots: Slots) -> Iterator[np.ndarray]:
         yield blocks.back(at)
 
 
-def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int) -> np.ndarray:
+def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int, stop: np.ndarray) -> np.ndarray:
     from shardwright.search.place._graphs import rows
     from shardwright.search.place._latency import anneal
 
@@ -252,6 +256,6 @@ def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int) -> np.ndar
         start.copy(), block_start, block_nodes, *rows(blocks.count, both[:, 0], both[:, 1]), np.isfinite(options),
         slots.host_time, slots.slot_time, slots.pays, slots.follows, slots.device, slots.room * (1 + 1e-9),
         workload.memory, workload.transfer, slots.edge_start, slots.edge_target, steps,
-        0.02 * slots.finish_times(start)[0], seed,
+        0.02 * slots.finish_times(start)[0], seed, stop,
     )  # fmt: skip
     return found

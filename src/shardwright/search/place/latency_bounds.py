@@ -19,6 +19,7 @@ import numpy as np
 
 from shardwright.jit import kernel
 from shardwright.search.place._graphs import critical_path_kernel, depth_order_kernel, rows
+from shardwright.search.place.deadline import Deadline
 from shardwright.search.place.problem import Workload
 
 
@@ -28,8 +29,8 @@ def critical_path(workload: Workload) -> float:
     return float(critical_path_kernel(order, start, target, _fastest(workload)).max(initial=0.0))
 
 
-def path_bound(workload: Workload, subgraphs: int = 1) -> float:
-    """The best bound of one path cut into pieces that fit, over a family of heavy paths."""
+def path_bound(workload: Workload, subgraphs: int, deadline: Deadline) -> float:
+    """The best bound of one path cut into pieces that fit, over a family of heavy paths, as many as there is time for."""
     accelerators = [kind for kind in workload.kinds if not kind.host and kind.count > 0]
     if workload.nodes == 0:
         return 0.0
@@ -48,6 +49,8 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
     best = 0.0
     for memory_weight in (0.0, 0.1, 0.3, 1.0, 3.0, 30.0):
         for transfer_weight in (0.0, 0.1, 1.0):
+            if deadline.passed:
+                return best
             weight = fastest / max(fastest.sum(), 1e-300)
             weight = weight + memory_weight * share / max(share.sum(), 1e-300)
             weight = weight + transfer_weight * transfer / max(transfer.sum(), 1e-300)
@@ -65,8 +68,9 @@ def path_bound(workload: Workload, subgraphs: int = 1) -> float:
             beside = _beside(workload, path, ways)
             routes = _routes(workload, path, ways, transfer, device_time, together)
             bound = _cheapest_pieces(
-                host_time[path], device_time[path], held, transfer[path], links, beside, routes, low, high, room, pieces
-            )
+                host_time[path], device_time[path], held, transfer[path], links, beside, routes, low, high, room, pieces,
+                deadline.flag,
+            )  # fmt: skip
             if np.isfinite(bound):
                 best = max(best, bound)
     return best
@@ -232,7 +236,7 @@ def _cheapest_cut(routes: _Routes, way: int, room: float, first: bool) -> float:
     return best
 
 
-@kernel()
+@kernel(nogil=True)
 def _cheapest_pieces(
     host_time: np.ndarray,
     device_time: np.ndarray,
@@ -245,8 +249,10 @@ def _cheapest_pieces(
     high: np.ndarray,
     room: float,
     pieces: int,
+    stop: np.ndarray,
 ) -> float:
-    """Smallest total of a path cut into pieces on accelerators (at most ``pieces``, each within ``room``) and hosts.
+    """Smallest total of a path cut into pieces on accelerators (at most ``pieces``, each within ``room``) and hosts;
+    infinite when time is up.
 
     A piece that holds position p holds everything from ``low[p]`` to ``high[p]``. A way beside the path is paid only
     where the output of the position it starts from is not, because that may be the tensor that changes place.
@@ -263,6 +269,8 @@ def _cheapest_pieces(
             best[end, used] = best[end - 1, used] + host_time[end - 1]
         time, memory, received, least, most = 0.0, 0.0, 0.0, n, -1
         for begin in range(end - 1, -1, -1):
+            if stop[0]:
+                return np.inf
             time += device_time[begin]
             if last[begin] >= end:
                 time += transfer[begin]  # it leaves the piece

@@ -8,12 +8,12 @@ step so that waiting in a cycle is impossible; the bound is corrected for both, 
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from shardwright.search.place.deadline import Deadline
     from shardwright.search.place.latency import Slots
 
 LARGEST = 60_000  # node-slot pairs beyond which the program is not attempted
@@ -21,13 +21,12 @@ _GRID = 1e8
 
 
 def solve_latency(
-    slots: Slots, start: np.ndarray | None, floor: float, ceiling: float, seconds: float, workers: int, seed: int
+    slots: Slots, start: np.ndarray | None, floor: float, ceiling: float, deadline: Deadline, workers: int, seed: int
 ) -> tuple[np.ndarray | None, float]:
     """The slot of every node (-1: host) and a proved lower bound, given that no latency is below ``floor`` and that
-    of ``start`` (if any) is ``ceiling``."""
+    of ``start`` (if any) is ``ceiling``; nothing where the time does not even suffice to state the program."""
     from ortools.sat.python import cp_model
 
-    begun = time.perf_counter()
     workload, count = slots.workload, len(slots.stages)
     n = workload.nodes
     if not np.isfinite(ceiling):
@@ -41,7 +40,7 @@ def solve_latency(
         return int(np.floor(value * scale))
 
     model = cp_model.CpModel()
-    at, host = _assignment(model, slots)
+    at, host = _assignment(model, slots, deadline)
     finish = [model.new_int_var(0, horizon, "") for _ in range(n)]
     begins = [model.new_int_var(0, horizon, "") for _ in range(count)]
     ends = [model.new_int_var(0, horizon, "") for _ in range(count)]
@@ -52,6 +51,8 @@ def solve_latency(
     for u, v in workload.edges.tolist():
         successors[u].append(v)
     for v in range(n):
+        if deadline.passed:
+            return None, floor
         own = [grid(slots.slot_time[v, m]) * at[v, m] for m in range(count) if (v, m) in at]
         if host[v] is not None:
             own.append(grid(slots.host_time[v]) * host[v])
@@ -64,6 +65,8 @@ def solve_latency(
                 loads[m].append(grid(slots.slot_time[v, m]) * at[v, m])
                 model.add(finish[v] >= ends[m]).only_enforce_if(at[v, m])
     for u in range(n):
+        if deadline.passed:
+            return None, floor
         if successors[u]:
             _moves(model, slots, u, successors[u], at, host, finish, begins, along, loads, grid)
     for m in range(count):
@@ -74,7 +77,7 @@ def solve_latency(
         _hint(model, slots, start, at, host)
     model.minimize(latest)
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.0, seconds - (time.perf_counter() - begun))  # stating it took some
+    solver.parameters.max_time_in_seconds = max(0.0, deadline.left)  # stating it took some
     solver.parameters.num_workers = workers
     solver.parameters.random_seed = seed
     status = solver.solve(model)
@@ -90,8 +93,9 @@ def solve_latency(
     return slot_of, bound
 
 
-def _assignment(model: Any, slots: Slots) -> tuple[dict[tuple[int, int], Any], list[Any]]:
-    """Variables: node v runs in slot m; node v runs on the host (None where it cannot). Classes share a device."""
+def _assignment(model: Any, slots: Slots, deadline: Deadline) -> tuple[dict[tuple[int, int], Any], list[Any]]:
+    """Variables: node v runs in slot m; node v runs on the host (None where it cannot). Classes share a device. Not all of
+    them once the deadline has passed."""
     workload = slots.workload
     subgraphs = max(1, int((slots.device == 0).sum()))
     members = [np.flatnonzero(workload.classes == c).tolist() for c in range(int(workload.classes.max(initial=-1)) + 1)]
@@ -99,6 +103,8 @@ def _assignment(model: Any, slots: Slots) -> tuple[dict[tuple[int, int], Any], l
     host: list[Any] = [None] * workload.nodes
     on: list[list[Any]] = []
     for nodes in members:
+        if deadline.passed:
+            return at, host
         devices: list[Any] = []
         for d in range(len(slots.room)):
             mine = np.flatnonzero(slots.device == d).tolist()
@@ -130,6 +136,8 @@ def _assignment(model: Any, slots: Slots) -> tuple[dict[tuple[int, int], Any], l
             model.add(sum(terms) <= int(_GRID * (1 + 1e-9)))
         same = d > 0 and slots.stages[d * subgraphs].kind == slots.stages[(d - 1) * subgraphs].kind
         for c, row in enumerate(on):  # equal devices: the first class of a device comes before that of the next
+            if deadline.passed:
+                return at, host
             if same and row[d] is not None:
                 earlier = [on[e][d - 1] for e in range(c) if on[e][d - 1] is not None]
                 model.add_bool_or([row[d].negated(), *earlier])

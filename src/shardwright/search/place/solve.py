@@ -15,8 +15,9 @@ from shardwright.errors import Infeasible, ProblemError, TooLarge
 from shardwright.search.place import baselines
 from shardwright.search.place.bounds import progress_bound
 from shardwright.search.place.contiguous import place_contiguous
+from shardwright.search.place.deadline import Deadline
 from shardwright.search.place.heuristics import place_heuristically
-from shardwright.search.place.latency import best_start, greedy_fills, place_for_latency, slots_of
+from shardwright.search.place.latency import FOR_STARTS, best_start, greedy_fills, place_for_latency, slots_of
 from shardwright.search.place.measure import throughput_cost, violations
 from shardwright.search.place.noncontiguous import place_anywhere
 from shardwright.search.place.problem import Placement, Rules, Workload
@@ -94,16 +95,18 @@ def _latency_solvers(workload: Workload, subgraphs: int, time_limit: float, seed
         from shardwright.search.place.latency_bounds import critical_path, path_bound
 
         begun = time.perf_counter()
-        slots = slots_of(workload, subgraphs)
-        found: np.ndarray | None
-        if greedy:
-            found = min(greedy_fills(slots), key=lambda s: slots.finish_times(s)[0] if slots.fits(s) else np.inf)
-        else:
-            found = best_start(slots, seed=seed, seconds=time_limit)
-        if found is None or not slots.fits(found):
-            raise Infeasible("the heuristics found nothing that fits.", "Use --solver program or more memory.")
-        cost = slots.finish_times(found)[0]
-        bound = min(cost, max(critical_path(workload), path_bound(workload, subgraphs)))
+        with Deadline(time_limit) as deadline:
+            slots = slots_of(workload, subgraphs)
+            found: np.ndarray | None
+            if greedy:
+                found = min(greedy_fills(slots), key=lambda s: slots.finish_times(s)[0] if slots.fits(s) else np.inf)
+            else:
+                with deadline.part(FOR_STARTS) as part:
+                    found = best_start(slots, part, seed=seed)
+            if found is None or not slots.fits(found):
+                raise Infeasible("the heuristics found nothing that fits.", "Use --solver program or more memory.")
+            cost = slots.finish_times(found)[0]
+            bound = min(cost, max(critical_path(workload), path_bound(workload, subgraphs, deadline)))
         return Solution(slots.placement(found), cost, bound, bound >= cost * (1 - 1e-6), time.perf_counter() - begun)
 
     def program() -> Solution[Placement]:
