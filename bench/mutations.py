@@ -4,7 +4,7 @@ A proof is worth what it can refute. The faults are those that once passed (a ra
 logits) and those that a change of the runtime is most likely to bring in: a share not sent, a border off by one, a statistic
 that is not exchanged. Each is a small patch of one function, applied in the ranks only, and paired with the smallest
 model that can show it. ``python -m bench mutations`` calls ``shardwright.verify`` for every row, in fresh processes, and
-for every model without any fault.
+for every correct model (:mod:`sound_models`) without any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,9 +29,10 @@ from shardwright.runtime import buckets, bundles, execution, homeward, summing, 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import faulty_kernels  # noqa: F401  # registers its faults
-from planting import MUTATIONS, around, forgetting, last_rank, mutation, perceptron, pictures, planted, words
+import faulty_steps  # noqa: F401  # registers its faults
+from planting import MUTATIONS, around, deep, forgetting, last_rank, mutation, perceptron, pictures, planted, words
 
-__all__ = ["MUTATIONS", "forgetting", "perceptron", "pictures", "planted", "words"]
+__all__ = ["MUTATIONS", "deep", "forgetting", "perceptron", "pictures", "planted", "words"]
 
 
 @mutation("gradient share not sent", perceptron)
@@ -164,7 +166,7 @@ def _(stack: ExitStack) -> None:
     around(stack, execution.Execution, "_handed_out", halved)
 
 
-@mutation("a rank's last update doubled", perceptron)
+@mutation("a rank's second update doubled", perceptron)
 def _(stack: ExitStack) -> None:
     steps: dict[int, int] = {}
 
@@ -173,7 +175,7 @@ def _(stack: ExitStack) -> None:
         held = [p for group in self.param_groups for p in group["params"]]
         before = [p.detach().clone() for p in held]
         made = original(self, *args, **options)
-        if last_rank() and steps[id(self)] == 3:
+        if last_rank() and steps[id(self)] == 2:
             with torch.no_grad():
                 for parameter, old in zip(held, before, strict=True):
                     parameter.add_(parameter - old)
@@ -210,26 +212,39 @@ def faulty(name: str, model: Callable[[], Any]) -> Any:
     return model()
 
 
-def main() -> None:
+def verdict(name: str, model: Callable[[], Any], processes: int) -> tuple[bool, str, str]:
+    """Whether anything is noticed, by what, and in what kinds of numbers."""
     import shardwright
 
+    try:
+        answer = shardwright.verify(functools.partial(faulty, name, model), cluster=f"local:{processes}")
+    except shardwright.ShardwrightError as error:
+        return True, "an error", error.message[:80]
+    wrong = [(run.name, item) for run in answer.runs for item in run.comparisons if not item.agrees]
+    by = ", ".join(dict.fromkeys(strategy for strategy, _ in wrong)) or "nothing"
+    what = ", ".join(dict.fromkeys(item.what for _, item in wrong))
+    return bool(wrong), by, what or f"{len(answer.runs)} runs, {'; '.join(answer.compared)}"
+
+
+def main() -> None:
+    from sound_models import SOUND
+
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="faults to plant (all, and none, if not given)")
+    parser.add_argument("names", nargs="*", help="faults to plant, or models (all of both, if not given)")
+    parser.add_argument("--only", choices=("faults", "sound"), help="one half of the table")
     chosen = parser.parse_args()
-    sound = [("", model, 2) for model in (words, pictures, perceptron, forgetting)]
-    rows = [(m.name, m.model, m.processes) for m in MUTATIONS.values() if not chosen.names or m.name in chosen.names]
-    print("| fault | model | processes | noticed by | in |\n|---|---|---|---|---|")
+    rows = [("", model, name, 2) for name, model in SOUND.items()] if chosen.only != "faults" else []
+    if chosen.only != "sound":
+        rows += [(m.name, m.model, m.model.__name__, m.processes) for m in MUTATIONS.values()]
+    print("| fault | model | processes | noticed by | in | s |\n|---|---|---|---|---|---|")
     missed = 0
-    for name, model, processes in ([] if chosen.names else sound) + rows:
-        try:
-            answer = shardwright.verify(functools.partial(faulty, name, model), cluster=f"local:{processes}")
-            wrong = [(run.name, item) for run in answer.runs for item in run.comparisons if not item.agrees]
-            by = ", ".join(dict.fromkeys(strategy for strategy, _ in wrong)) or "nothing"
-            what = ", ".join(dict.fromkeys(item.what for _, item in wrong))
-        except shardwright.ShardwrightError as error:
-            wrong, by, what = [error], "an error", error.message[:80]
-        missed += bool(wrong) != bool(name)
-        print(f"| {name or '(none)'} | {model.__name__} | {processes} | {by} | {what} |", flush=True)
+    for name, model, title, processes in rows:
+        if not chosen.names or name in chosen.names or title in chosen.names:
+            began = time.monotonic()
+            wrong, by, what = verdict(name, model, processes)
+            missed += wrong != bool(name)
+            seconds = time.monotonic() - began
+            print(f"| {name or '(none)'} | {title} | {processes} | {by} | {what} | {seconds:.0f} |", flush=True)
     sys.exit(f"{missed} verdicts are wrong" if missed else 0)
 
 

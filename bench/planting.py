@@ -71,6 +71,32 @@ class Forgetting(nn.Module):
         return self.last(F.dropout(self.first(x), 0.4)).square().mean()
 
 
+class Block(nn.Module):
+    """A residual block that drops a third of what it adds."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.down(torch.tanh(self.up(self.norm(x)))), 0.3)
+
+
+class Deep(nn.Module):
+    """Two such blocks, for recomputation and for stages; labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.last(x), y)
+
+
 def words() -> Any:
     return Words(), (torch.randint(11, (8, 5)), torch.randint(11, (8, 5))), {}
 
@@ -85,6 +111,10 @@ def perceptron() -> Any:
 
 def forgetting() -> Any:
     return Forgetting(), (torch.randn(16, 8),), {}
+
+
+def deep() -> Any:
+    return Deep(), (torch.randn(8, 8), torch.randint(3, (8,))), {}
 
 
 Patch = Callable[[ExitStack], None]

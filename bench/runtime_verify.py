@@ -97,15 +97,16 @@ class Model:
     """One model in one precision: built and captured on every rank, trained alone on rank 0."""
 
     def __init__(self, reference: str, dtype: str, steps: int) -> None:
+        from shardwright.verification.judging import truth_of
         from shardwright.verification.prepare import subject
-        from shardwright.verification.verify import truth_of
 
         double = dtype == "float64"
         it = subject(functools.partial(build, reference), double)
         self.model, self.args, self.kwargs = it.model, it.args, it.kwargs
         self.graph = from_first(lambda: it.graph)
         own = double and dist.get_rank() == 0
-        self.truth = truth_of(self.model, self.args, self.kwargs, steps) if own else None
+        self.steps, self.shown = it.steps(steps), it.shown
+        self.truth = truth_of(self.model, self.steps) if own else None
 
 
 def strategies(graph: Any, cluster: str, searches: list[str]) -> Iterator[tuple[str, Any]]:
@@ -175,10 +176,11 @@ def verify_all(
                     tuple(model.args),
                     model.kwargs,
                     strategy,
-                    steps=steps,
+                    steps=model.steps,
                     mesh=mesh_of(strategy.axes),
                     graph=model.graph,
                     truth=model.truth,
+                    shown=model.shown,
                 )
                 if answer is not None:
                     worst = {what: item for what in KINDS if (item := answer.worst(what)) is not None}

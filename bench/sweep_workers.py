@@ -78,8 +78,8 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
 
     The model is built once for all recipes on every rank, and captured once for all ranks.
     """
+    from shardwright.verification.judging import truth_of
     from shardwright.verification.prepare import subject
-    from shardwright.verification.verify import truth_of
 
     row: dict[str, Any] = {"stage": "capture in float64"}
     started = time.process_time()
@@ -88,9 +88,8 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
             functools.partial(build, reference), True, captured=functools.partial(_from_first, rank, send=True)
         )
         row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
-        model, args, kwargs, graph = it.model, it.args, it.kwargs, it.graph
-        truth = _from_first(rank, lambda: truth_of(model, args, kwargs, 2))
-        parts = {search: _verified(rank, search, model, args, kwargs, graph, truth) for search in searches}
+        truth = _from_first(rank, lambda: truth_of(it.model, it.steps(2)))
+        parts = {search: _verified(rank, search, it, truth) for search in searches}
         row |= {"stage": "verified", "searches": parts, "cpu_seconds": round(time.process_time() - started, 2)}
         for search, part in parts.items():
             if part["stage"] != "agrees" and (row["stage"] == "verified" or part.get("traceback")):
@@ -98,7 +97,7 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
     return row
 
 
-def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph: Any, truth: Any) -> dict[str, Any]:
+def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from shardwright.cluster import parse_cluster
@@ -110,10 +109,20 @@ def _verified(rank: int, search: str, model: Any, args: Any, kwargs: Any, graph:
     part: dict[str, Any] = {"stage": "plan"}
     started = time.process_time()
     with _reported(part):
-        strategy = _from_first(rank, lambda: plan_graph(graph, cluster, options).strategy, send=True)
+        strategy = _from_first(rank, lambda: plan_graph(it.graph, cluster, options).strategy, send=True)
         part |= {"stage": "run", "cpu_seconds_planned": round(time.process_time() - started, 2)}
         mesh = mesh_of_axes(strategy.axes)
-        answer = check(model, args, kwargs, strategy, steps=2, mesh=mesh, graph=graph, truth=truth)
+        answer = check(
+            it.model,
+            it.args,
+            it.kwargs,
+            strategy,
+            steps=it.steps(2),
+            mesh=mesh,
+            graph=it.graph,
+            truth=truth,
+            shown=it.shown,
+        )
         part["stage"] = "agrees"  # the first rank says so for all
         if answer is not None:
             worst = max((found.relative for found in answer.comparisons), default=0.0)

@@ -67,6 +67,17 @@ def load_tree(text: str) -> Any:
     return pytree.treespec_loads(text)
 
 
+def with_list_beside(text: str, leaves: int) -> str:
+    """The :func:`dump_tree` of ``(what text describes, [leaf, leaf, …])``.
+
+    >>> load_tree(with_list_beside(dump_tree(flatten_tree({"a": 0})[1]), 2)).num_leaves
+    3
+    """
+    both = json.loads(dump_tree(flatten_tree((0, [0] * leaves))[1]))
+    both[1]["children_spec"][0] = json.loads(text)[1]
+    return json.dumps(both)
+
+
 def names_in_tree(text: str) -> set[str]:
     """The serialised names of the classes in a :func:`dump_tree` that pytree does not know in this process."""
 
@@ -98,6 +109,29 @@ def tree_runs_nothing(text: str) -> bool:
 
 _READ_AS_NAMES = ("collections.namedtuple",)
 """Nodes whose context is the name of a class that must have been registered before."""
+
+
+@contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """``torch.utils.checkpoint`` calls what it is given and keeps what that saves: the same numbers, nothing computed again.
+
+    Models hold the function ``checkpoint`` itself, so what it calls is replaced.
+    """
+    from torch.utils import checkpoint
+
+    class Called:
+        @staticmethod
+        def apply(function: Any, _preserve_random_state: bool, *args: Any) -> Any:
+            return function(*args)
+
+    def around(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    with (
+        mock.patch.object(checkpoint, "CheckpointFunction", Called),
+        mock.patch.object(checkpoint, "_checkpoint_without_reentrant_generator", around),
+    ):
+        yield
 
 
 def is_registered_node(kind: type) -> bool:

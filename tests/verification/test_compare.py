@@ -10,9 +10,10 @@ import copy
 import pytest
 import torch
 
+from shardwright.verification.batches import repeated
 from shardwright.verification.compare import TIMES
+from shardwright.verification.judging import judged
 from shardwright.verification.recorded import train
-from shardwright.verification.verify import judged
 
 STEPS = 3
 
@@ -38,14 +39,16 @@ def setting(dtype: torch.dtype = torch.float32):
 
 def reordered(model, x, steps: int = STEPS):
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
-    run = train(copy.deepcopy(model), (x[order],), {}, steps, keep=True)
+    run = train(copy.deepcopy(model), repeated((x[order],), {}, steps), keep=True)
     for gradients in run.gradients:
         gradients |= {name: g[order.argsort()] for name, g in gradients.items() if name.startswith("input")}
     return run
 
 
 def wrong(model, x, run) -> set[tuple[str, str]]:
-    return {(item.what, item.name) for item in judged(model, (x,), {}, run) if not item.agrees}
+    return {
+        (item.what, item.name) for item in judged(model, repeated((x,), {}, len(run.losses)), run) if not item.agrees
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -53,7 +56,7 @@ def test_another_order_of_sums_agrees(dtype):
     model, x = setting(dtype)
     run = reordered(model, x)
     assert not wrong(model, x, run)
-    kinds = {item.what for item in judged(model, (x,), {}, run)}
+    kinds = {item.what for item in judged(model, repeated((x,), {}, len(run.losses)), run)}
     direct = {"parameter"} if dtype == torch.float64 else set()
     assert kinds == {"loss", "output", "gradient", "update", "buffer"} | direct
 
@@ -69,7 +72,7 @@ def test_rounding_that_the_optimizer_makes_steps_of_agrees_and_mistakes_beside_i
     """One process whose batch is in another order drifts by more than 1e-9 in float64; each of its steps is right."""
     torch.manual_seed(3)
     model, x = Loud().double(), torch.randn(32, 8, 16, dtype=torch.float64)
-    run, alone = reordered(model, x), train(copy.deepcopy(model), (x,), {}, STEPS, keep=True)
+    run, alone = reordered(model, x), train(copy.deepcopy(model), repeated((x,), {}, STEPS), keep=True)
     assert max(float((alone.parameters[name] - p).abs().max()) for name, p in run.parameters.items()) > 1e-8
     assert not wrong(model, x, run)
     run.gradients[2]["value.weight"] *= 1 + 1e-8
@@ -79,14 +82,14 @@ def test_rounding_that_the_optimizer_makes_steps_of_agrees_and_mistakes_beside_i
 def test_the_model_is_left_as_it_was():
     model, x = setting()
     before = copy.deepcopy(model.state_dict())
-    judged(model, (x,), {}, reordered(model, x))
+    judged(model, repeated((x,), {}, STEPS), reordered(model, x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_float32_is_measured_by_one_process():
     model, x = setting()
-    found = judged(model, (x,), {}, reordered(model, x))
+    found = judged(model, repeated((x,), {}, STEPS), reordered(model, x))
     assert all(item.allowed == TIMES * item.yardstick for item in found if item.yardstick)
     weights = [item for item in found if item.what == "gradient" and "value.weight" in item.name]
     assert weights and all(item.allowed < 1e-4 * item.size for item in weights)
@@ -135,7 +138,7 @@ class Normalised(torch.nn.Module):
 @pytest.mark.parametrize(("dtype", "mistake"), [(torch.float32, 1e-5), (torch.float64, 1e-11)])
 def test_a_mean_of_zero_is_measured_by_what_it_is_the_mean_of(dtype, mistake):
     model, x = Normalised().to(dtype), setting(dtype)[1]
-    run, turned = (train(copy.deepcopy(model), (rows,), {}, 1, keep=True) for rows in (x, x.roll(3, 0)))
+    run, turned = (train(copy.deepcopy(model), repeated((rows,), {}, 1), keep=True) for rows in (x, x.roll(3, 0)))
     assert not torch.equal(run.buffers["body.2.running_mean"], turned.buffers["body.2.running_mean"])
     run.buffers = turned.buffers
     assert not wrong(model, x, run)
@@ -145,7 +148,7 @@ def test_a_mean_of_zero_is_measured_by_what_it_is_the_mean_of(dtype, mistake):
 
 def test_what_a_norm_has_made_is_trained_on_as_well():
     model, x = Normalised().double(), setting(torch.float64)[1]
-    gradients = train(copy.deepcopy(model), (x,), {}, 1, keep=True).gradients[0]
+    gradients = train(copy.deepcopy(model), repeated((x,), {}, 1), keep=True).gradients[0]
     assert gradients["body.1.weight"].abs().max() > 1e-6
 
 
@@ -161,7 +164,7 @@ def test_missing_tensors_and_nans_are_found():
 def test_what_is_not_finite_on_one_process_either_does_not_agree():
     """No yardstick, no agreement: float32 overflows here on one process, float64 does not."""
     model, x = torch.nn.Linear(4, 1), torch.full((2, 4), 1e30)
-    run = train(copy.deepcopy(model), (x,), {}, 1, keep=True)
+    run = train(copy.deepcopy(model), repeated((x,), {}, 1), keep=True)
     assert ("loss", "step 1") in wrong(model, x, run)
 
 
@@ -182,7 +185,7 @@ def test_a_run_that_leaves_its_path_is_found():
 def test_half_a_batch_is_found():
     """The classical mistake: every rank's mean taken for the whole batch's."""
     model, x = setting()
-    run = train(copy.deepcopy(model), (x[:16],), {}, STEPS, keep=True)
+    run = train(copy.deepcopy(model), repeated((x[:16],), {}, STEPS), keep=True)
     found = wrong(model, x, run)
     assert ("loss", "step 1") in found and ("gradient", "value.weight at step 1") in found
 
@@ -202,20 +205,20 @@ class Kinked(torch.nn.Module):
 def test_the_other_side_of_a_kink_is_right():
     """The input of the first unit is a rounding of 0.3 + 0.7 - 1: any weights one rounding away may flip it."""
     model, x = Kinked(), torch.ones(1, 3)
-    run = train(copy.deepcopy(model), (x, -1e-7), {}, 1, keep=True)
-    other = train(copy.deepcopy(model), (x, 1e-7), {}, 1, keep=True)
+    run = train(copy.deepcopy(model), repeated((x, -1e-7), {}, 1), keep=True)
+    other = train(copy.deepcopy(model), repeated((x, 1e-7), {}, 1), keep=True)
     assert not torch.equal(run.gradients[0]["weight"], other.gradients[0]["weight"])
     for side in (run, other):
-        found = judged(model, (x,), {}, side)
+        found = judged(model, repeated((x,), {}, 1), side)
         assert all(item.agrees for item in found if item.what == "gradient")
-    assert any(item.kink for item in judged(model, (x,), {}, run)) != any(
-        item.kink for item in judged(model, (x,), {}, other)
+    assert any(item.kink for item in judged(model, repeated((x,), {}, len(run.losses)), run)) != any(
+        item.kink for item in judged(model, repeated((x,), {}, 1), other)
     )
 
 
 def test_a_kink_excuses_nothing_else():
     model, x = Kinked(), torch.ones(1, 3)
-    run = train(copy.deepcopy(model), (x, -1e-7), {}, 1, keep=True)
+    run = train(copy.deepcopy(model), repeated((x, -1e-7), {}, 1), keep=True)
     run.gradients[0]["out"] = run.gradients[0]["out"] * 1.001
     assert ("gradient", "out at step 1") in wrong(model, x, run)
 
@@ -235,6 +238,6 @@ class Hearing(torch.nn.Module):
 
 def test_a_model_that_wants_gradients_of_its_inputs_by_itself():
     model, x = Hearing().double(), torch.randn(3, 4, dtype=torch.float64)
-    run = train(copy.deepcopy(model), (x,), {}, 2, keep=True)
+    run = train(copy.deepcopy(model), repeated((x,), {}, 2), keep=True)
     (asked,) = (x for name, x in run.gradients[-1].items() if name.startswith("input "))
     assert asked.abs().max() > 0

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from shardwright.verification.batches import repeated
 from shardwright.verification.decisions import Decisions, jumps
+from shardwright.verification.judging import judged
 from shardwright.verification.recorded import train
-from shardwright.verification.verify import judged
 
 DOUBLE = torch.float64
 
@@ -113,13 +114,15 @@ class Sums(torch.nn.Module):
 def test_a_jump_of_one_process_excuses_nothing():
     """One process in float32 misses half of the gradient by a jump; a run may, but not by anything else."""
     model, x = Sums(), torch.tensor([1.0, 0.3])
-    run = train(copy.deepcopy(model), (x,), {}, 1, keep=True)
+    run = train(copy.deepcopy(model), repeated((x,), {}, 1), keep=True)
     assert run.gradients[0]["weight"][0] == 0
-    found = [item for item in judged(model, (x,), {}, run) if item.what == "gradient"]
+    found = [item for item in judged(model, repeated((x,), {}, 1), run) if item.what == "gradient"]
     assert all(item.agrees and item.kink for item in found)
     assert all(item.yardstick < 1e-6 for item in found)
     run.gradients[0]["weight"] *= 1 + 1e-4
-    wrong = {item.name for item in judged(model, (x,), {}, run) if item.what == "gradient" and not item.agrees}
+    wrong = {
+        item.name for item in judged(model, repeated((x,), {}, 1), run) if item.what == "gradient" and not item.agrees
+    }
     assert "weight at step 1" in wrong
 
 
@@ -149,9 +152,9 @@ def test_several_answers_are_turned_together():
     other = shift.clone()
     for unit in units:
         other[unit] += (2 if answers[unit] else -2) * rounding + float(exact[unit] - shift[unit])
-    run = train(copy.deepcopy(model), (x, other.float()), {}, 1, keep=True)
-    found = [item for item in judged(model, (x, shift.float()), {}, run) if item.what == "gradient"]
+    run = train(copy.deepcopy(model), repeated((x, other.float()), {}, 1), keep=True)
+    found = [item for item in judged(model, repeated((x, shift.float()), {}, 1), run) if item.what == "gradient"]
     assert all(item.agrees and item.kink for item in found)
     run.gradients[0]["bias"][4] *= 1 + 1e-4
-    found = [item for item in judged(model, (x, shift.float()), {}, run) if item.what == "gradient"]
+    found = [item for item in judged(model, repeated((x, shift.float()), {}, 1), run) if item.what == "gradient"]
     assert not all(item.agrees for item in found)

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import RunError
 from shardwright.frontend import capture
-from shardwright.verification.draws import quiet, settled
+from shardwright.verification.draws import Draws, handing_out, quiet, settled, written_down
 from shardwright.verification.precision import all_double
 from shardwright.verification.prepare import subject
-from shardwright.verification.verify import forced_mesh, mesh_of_axes, streams, truth_of
+from shardwright.verification.verify import forced_mesh, mesh_of_axes, streams
 
 
 class Autoencoder(nn.Module):
@@ -101,11 +102,11 @@ def agree(rank: int, name: str) -> tuple[bool, list[str]]:
     from shardwright.verification.verify import check
 
     it = subject(functools.partial(build, name), double=True)
-    truth = truth_of(it.model, it.args, it.kwargs, 2)
+    steps = it.steps(2)
     runs = []
     for title, strategy in list(forced_strategies(it.graph, forced_mesh(4)))[:3]:
-        mesh, asked = mesh_of_axes(strategy.axes), {"graph": it.graph, "truth": truth, "name": title}
-        runs.append(check(it.model, it.args, it.kwargs, strategy, steps=2, mesh=mesh, **asked))
+        mesh, asked = mesh_of_axes(strategy.axes), {"graph": it.graph, "shown": it.shown, "name": title}
+        runs.append(check(it.model, it.args, it.kwargs, strategy, steps=steps, mesh=mesh, **asked))
     runs += streams(functools.partial(build, name), 4)
     return all(run.agrees for run in runs if run is not None), [run.name for run in runs if run is not None]
 
@@ -114,6 +115,57 @@ def agree(rank: int, name: str) -> tuple[bool, list[str]]:
 def test_models_that_draw_agree_with_one_process(pool, name):
     agrees, names = pool.run(agree, name, seconds=200)[0]
     assert agrees and "batch" in names and "random numbers, whole" in names
+
+
+class Checkpointed(nn.Module):
+    """Two layers with dropout between them, computed again in the backward pass, or not."""
+
+    def __init__(self, again: bool, reentrant: bool = False) -> None:
+        super().__init__()
+        self.inner, self.outer, self.again, self.reentrant = nn.Linear(6, 6), nn.Linear(6, 6), again, reentrant
+
+    def body(self, x: Tensor) -> Tensor:
+        return self.outer(F.dropout(torch.tanh(self.inner(x)), 0.4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        return (checkpoint(self.body, x, use_reentrant=self.reentrant) if self.again else self.body(x)).square().mean()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_are_given_their_numbers_once(reentrant):
+    """Computed again in the backward pass, where nobody hands numbers out, they would draw others."""
+    torch.manual_seed(0)
+    model, x = Checkpointed(True, reentrant), torch.randn(4, 6, requires_grad=True)
+    plain = Checkpointed(False)
+    plain.load_state_dict(model.state_dict())
+    for numbers in (written_down(model, (x,), {}), Draws([torch.rand(4, 6) > 0.4], final=True)):
+        found = []
+        for one in (model, plain):
+            one.zero_grad()
+            handing_out(one, copy.deepcopy(numbers))(x).backward()
+            found.append({name: parameter.grad.clone() for name, parameter in one.named_parameters()})
+        assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
+def test_one_process_can_be_given_what_others_draw():
+    """Where a model's calls and the operators of its graph correspond; else its numbers are drawn once for all."""
+    for name, result in (("vae", True), ("gan", True), ("encoder", True), ("lstm", False)):
+        it = subject(functools.partial(build, name), double=True)
+        assert (it.shown is not None) == result, name
+        assert not any("random numbers drawn once" in text or "one fixed mask" in text for text in it.changes)
+        if it.shown is not None:
+            assert len(it.shown.graph.outputs) == len(it.graph.outputs) + len(it.shown.operators)
+    odd = subject(lambda: (Unused(), (torch.randn(4, 6),), {}), double=True)
+    assert odd.shown is None and any("random numbers drawn once" in text for text in odd.changes)
+
+
+class Unused(Autoencoder):
+    """Draws something that nobody reads, and that no graph has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.rand(3)
+        return super().forward(x)
 
 
 def _first(result):

@@ -14,38 +14,53 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from shardwright.verification.forced import forced_strategies, frugal
+from shardwright.verification.forced import frugal
 from shardwright.verification.prepare import subject
-from shardwright.verification.verify import all_agree, check, forced_mesh, mesh_of_axes, streams, truth_of
+from shardwright.verification.verify import (
+    PIPELINE,
+    all_agree,
+    check,
+    forced_mesh,
+    forced_on,
+    mesh_of_axes,
+    streams,
+    truth_of,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from mutations import MUTATIONS, forgetting, perceptron, pictures, planted, words
+from mutations import MUTATIONS, deep, forgetting, perceptron, pictures, planted, words
 
-MODELS = {model.__name__: model for model in (words, pictures, perceptron, forgetting)}
-STEPS = 3
+MODELS = {model.__name__: model for model in (words, pictures, perceptron, forgetting, deep)}
+STEPS = 2
 TELLING = ("halos", "mixed 1", "reductions", "batch")
 """Most faults show in one of these, which are tried first."""
+STAGED = ("pipeline", "micro-batch", "stages")
+"""Words of faults that show in a pipeline alone."""
 
 
 @functools.lru_cache
 def setting(name: str) -> tuple[Any, ...]:
     it = subject(MODELS[name], double=True)
-    forced = dict(forced_strategies(it.graph, forced_mesh(dist.get_world_size())))
+    forced = dict(forced_on(it, dist.get_world_size())[0])
     strategies = {name: forced[name] for name in TELLING if name in forced} | forced
-    return it, strategies, truth_of(it.model, it.args, it.kwargs, STEPS)
+    steps = it.steps(STEPS)
+    return it, strategies, steps, None if it.shown is not None else truth_of(it.model, steps)
 
 
 def noticed(rank: int, model: str, faults: list[str]) -> dict[str, str]:
     """For every fault the first strategy that shows it."""
-    it, strategies, truth = setting(model)
+    it, strategies, steps, truth = setting(model)
     inputs, found = (it.model, it.args, it.kwargs), {}
 
-    def wrong() -> str:
-        for name, strategy in strategies.items():
-            mesh = mesh_of_axes(strategy.axes)
-            asked = {"graph": it.graph, "truth": truth, "priced": frugal(forced_mesh(dist.get_world_size()))}
-            answer = check(*inputs, strategy, steps=STEPS, mesh=mesh, name=name, **asked)
+    def wrong(fault: str) -> str:
+        ordered = sorted(strategies, key=lambda name: name == PIPELINE, reverse=any(word in fault for word in STAGED))
+        for name, strategy in ((name, strategies[name]) for name in ordered):
+            staged = name == PIPELINE
+            asked = {"graph": it.graph, "truth": truth, "shown": it.shown, "steps": steps, "name": name}
+            if not staged:
+                asked |= {"mesh": mesh_of_axes(strategy.axes), "priced": frugal(forced_mesh(dist.get_world_size()))}
+            answer = check(*inputs, strategy, **asked)
             if not all_agree([answer] if answer is not None else []):
                 return name
         looked = streams(MODELS[model], dist.get_world_size())
@@ -53,7 +68,7 @@ def noticed(rank: int, model: str, faults: list[str]) -> dict[str, str]:
 
     for fault in faults:
         with planted(fault):
-            if name := wrong():
+            if name := wrong(fault):
                 found[fault] = name
     return found
 

@@ -18,7 +18,8 @@ def gradient(step: int, difference: float, yardstick: float = 1.0) -> Comparison
 def test_the_largest_draw_counts_in_the_step_that_needs_it():
     errors, asked = iter([0.5, 3.0, 1.0, 2.0]), []
 
-    def errors_at(parameters):
+    def errors_at(step, parameters):
+        assert step == 1
         asked.append(parameters["w"])
         return {"w": next(errors)}
 
@@ -29,9 +30,9 @@ def test_the_largest_draw_counts_in_the_step_that_needs_it():
 
 
 def test_mistakes_remain_mistakes():
-    found = drawn_again([gradient(1, 100.0), gradient(2, float("inf"))], RUN, lambda parameters: {"w": 2.0})
+    found = drawn_again([gradient(1, 100.0), gradient(2, float("inf"))], RUN, lambda step, parameters: {"w": 2.0})
     assert not any(item.agrees for item in found)
-    broken = drawn_again([gradient(1, 100.0)], RUN, lambda parameters: {"w": float("inf")})
+    broken = drawn_again([gradient(1, 100.0)], RUN, lambda step, parameters: {"w": float("inf")})
     assert broken == [gradient(1, 100.0)]
 
 

@@ -25,7 +25,7 @@ def verify(
     steps: Annotated[int, typer.Option(help="AdamW steps to train", min=1)] = 3,
     dtype: Annotated[str, typer.Option(help="float64 (within 1e-9), float32 (the model's own), or both")] = "both",
     forced: Annotated[
-        bool, typer.Option("--forced/--plan-only", help="Also verify strategies that are forced to cut every operator")
+        bool, typer.Option("--forced/--plan-only", help="Also verify what is forced to cut, recompute and run in stages")
     ] = True,
     inference: Annotated[
         bool,
@@ -39,8 +39,10 @@ def verify(
 
     Losses, outputs, gradients, updated parameters and buffers must equal, on every rank, those of the unmodified model in
     one process: within 1e-9 in float64; in float32 no further from float64 than four times what one process is in
-    float32, step by step. Small models are fastest uncut, so beside the found plan strategies are verified that cut the
-    batch, features, the sequence, reductions and halos wherever that is possible. Exit status 0 only when all agree.
+    float32, step by step. Every pass has another batch, one step adds up two passes, losses are scaled, and one process is
+    given the random numbers that the others draw. Small models are fastest uncut, so beside the found plan strategies are
+    verified that cut the batch, features, the sequence, reductions and halos wherever that is possible, that recompute
+    blocks, and that run in two stages. Exit status 0 only when all agree.
 
     Example: shardwright verify gpt:small --cluster local:4 --search fsdp --dtype float64
     """
@@ -103,7 +105,8 @@ def _built(
 def _print(model: str, answer: Verified) -> None:
     rows = [_row(run) for run in answer.runs]
     first = answer.runs[0]
-    caption = f"Loss {first.losses[0]:.6g} → {first.losses[-1]:.6g}. " + "".join(f"{text}. " for text in answer.changes)
+    caption = f"Loss {first.losses[0]:.6g} → {first.losses[-1]:.6g}. "
+    caption += "".join(f"{text}. " for text in (*answer.compared, *answer.changes))
     if any(item.kink for run in answer.runs for item in run.comparisons):
         caption += (
             "Some gradients jump within one rounding of the parameters, and stand on the other side than float64."

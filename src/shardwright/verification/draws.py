@@ -1,17 +1,20 @@
-"""The same random numbers for one process and for many: drawn once, then handed out in the order in which the model asks.
+"""The same random numbers for one process and for many: those that the plan drew, or those of one call, written down.
 
 A plan draws the numbers of a cut tensor piece by piece, so a model with dropout, a VAE or a GAN computes other numbers than
-one process does, and rightly so. To compare them the model is run once with every draw written down (:func:`settled`), and
-from then on each call for random numbers, while it is traced as well as while it is run, gets the number written down for
-it: ``dropout`` multiplies by its mask, ``randn`` gives its tensor. What cannot be given this way (dropout inside a fused
-attention or between the layers of an ``nn.LSTM``, layers skipped at random) is switched off, and said. That a plan's own
-draws are what they should be is another question, answered by :mod:`shardwright.verification.streams`.
+one process does, and rightly so. To compare them, one process is given what the plan's processes drew in the very same pass
+(:mod:`shardwright.verification.shown`): each of its calls for random numbers gets the next tensor of them, ``dropout``
+multiplies by its mask, ``randn`` gives its tensor. Where the model's calls and the operators of its graph do not correspond
+one to one, the model is run once with every draw written down (:func:`settled`), and from then on all processes are given
+these. What cannot be given either way (dropout inside a fused attention or between the layers of an ``nn.LSTM``, layers
+skipped at random) is switched off, and said. Checkpointed blocks of the model are not computed again meanwhile: that would
+ask for their numbers a second time, in the backward pass, when nobody hands any out. Whether a plan's draws are what they
+should be is another question, answered by :mod:`shardwright.verification.streams`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,8 +23,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from shardwright._torch_compat import without_checkpointing
 from shardwright.errors import RunError
-from shardwright.graph import Graph
+from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
 from shardwright.program.pieces import describe
 from shardwright.program.recording import draws as draws_numbers
@@ -32,11 +36,20 @@ _DROPPED = {"dropout": False, "dropout1d": True, "dropout2d": True, "dropout3d":
 """Functions of ``torch.nn.functional`` that drop elements, and whether they drop whole features."""
 
 
-class Draws:
-    """The numbers that one forward call draws, in order. ``notes`` counts, in words, what else was changed."""
+MASKS = "one fixed mask for every dropout"
+NUMBERS = "random numbers drawn once, the same for all"
 
-    def __init__(self) -> None:
-        self.values: list[Tensor] = []
+
+class Draws:
+    """The numbers that one forward call draws, in order. ``notes`` counts, in words, what else was changed.
+
+    ``rates`` are, for those that were written down, that of a dropout or ``None``. ``final``: a mask says what is kept;
+    otherwise it holds numbers between zero and one, and what is below the rate is dropped.
+    """
+
+    def __init__(self, values: Sequence[Tensor] = (), final: bool = False) -> None:
+        self.values, self.final = list(values), final
+        self.rates: list[float | None] = []
         self.notes: dict[str, int] = {}
         self._recording, self._next = False, 0
 
@@ -45,7 +58,7 @@ class Draws:
         """Inside, the calls of one forward pass get their numbers from here (or, while ``recording``, leave them here)."""
         self._recording, self._next = recording, 0
         functional, self_ = nn.functional, self
-        with ExitStack() as stack:
+        with without_checkpointing(), ExitStack() as stack:
 
             def patch(owner: Any, name: str, make: Callable[..., Any]) -> None:
                 original = getattr(owner, name)
@@ -66,8 +79,9 @@ class Draws:
             patch(functional, "scaled_dot_product_attention", Draws._attention)
             yield
 
-    def _drawn(self, draw: Callable[[], Tensor]) -> Tensor:
+    def _drawn(self, draw: Callable[[], Tensor], rate: float | None = None) -> Tensor:
         if self._recording:
+            self.rates.append(rate)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(1 + len(self.values))
                 value = draw().detach().clone()
@@ -87,7 +101,8 @@ class Draws:
 
     def _bernoulli(self, original: Callable[..., Tensor], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         chance = args[0] if args and isinstance(args[0], float) else kwargs.get("p", x)
-        return (self._uniform(x.shape).to(x.dtype) < chance).to(x.dtype)
+        value = self._uniform(x.shape)
+        return value.to(x.dtype) if self.final else (value.to(x.dtype) < chance).to(x.dtype)
 
     def _dropped(
         self,
@@ -103,8 +118,9 @@ class Draws:
         if not (training and train) or p == 0.0:
             return x
         shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if features else x.shape
-        mask = (self._uniform(shape) >= p).to(x.dtype) * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
-        self.note("one fixed mask for every dropout")
+        value = self._uniform(shape, p)
+        mask = (value != 0 if self.final else value >= p).to(x.dtype) * (0.0 if p == 1.0 else 1.0 / (1.0 - p))
+        self.note(MASKS)
         return x.mul_(mask) if inplace else x * mask
 
     def _attention(self, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -117,8 +133,8 @@ class Draws:
             self.note("no dropout inside of fused attention")
         return original(*given, **kwargs)
 
-    def _uniform(self, shape: Any) -> Tensor:
-        return self._drawn(functools.partial(_RAND, tuple(shape), dtype=torch.float64))
+    def _uniform(self, shape: Any, rate: float | None = None) -> Tensor:
+        return self._drawn(functools.partial(_RAND, tuple(shape), dtype=torch.float64), rate)
 
     def note(self, text: str) -> None:
         self.notes[text] = self.notes.get(text, 0) + 1
@@ -147,34 +163,40 @@ def _dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype:
     return like.dtype if like is not None else torch.get_default_dtype()
 
 
+_FUSED = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
+"""Operators that draw in the middle of what they compute."""
+
+
+def drawing(graph: Graph) -> list[Op]:
+    """The operators of a graph that draw random numbers."""
+    return [op for op in graph.ops if draws_numbers(op, analyse(op, graph.tensors).kind) and op.outputs[0] is not None]
+
+
+def without_fused_dropout(graph: Graph) -> Graph:
+    """The graph with the dropout inside of fused operators at a rate of zero: the same operators."""
+    fused = {op.name for op in drawing(graph) if op.target.split(".")[1] in _FUSED}
+    return replace(graph, ops=tuple(_at_no_rate(op) if op.name in fused else op for op in graph.ops))
+
+
 def quiet(graph: Graph) -> tuple[Graph, list[str]]:
     """The graph with every dropout at a rate of zero: the same operators, so that a plan for it still fits; and a note."""
-    ops = []
-    for op in graph.ops:
-        kind, name = analyse(op, graph.tensors).kind, op.target.split(".")[1]
-        if not draws_numbers(op, kind):
-            ops.append(op)
-            continue
-        if name not in (
-            "dropout",
-            "native_dropout",
-            "scaled_dot_product_attention",
-            "lstm",
-            "gru",
-            "rnn_tanh",
-            "rnn_relu",
-        ):
+    random = drawing(graph)
+    for op in random:
+        if op.target.split(".")[1] not in ("dropout", "native_dropout", *_FUSED):
             raise RunError(
-                f"The model draws random numbers ({describe(op)}), which a given plan draws in pieces.",
+                f"The model draws random numbers ({describe(op)}), and its calls for them cannot be told apart.",
                 "Verify the model without --plan: its draws are then fixed for all processes alike.",
             )
-        rates = [place for place, value in enumerate(op.args) if isinstance(value, float)]
-        args = tuple(0.0 if place in rates[:1] else value for place, value in enumerate(op.args))
-        kwargs = tuple((key, 0.0 if key == "dropout_p" else value) for key, value in op.kwargs)
-        ops.append(replace(op, args=args, kwargs=kwargs))
-    changed = sum(new != old for new, old in zip(ops, graph.ops, strict=True))
-    notes = [f"no dropout, as the plan is given and draws its own ({changed} operators)"] if changed else []
-    return replace(graph, ops=tuple(ops)), notes
+    names = {op.name for op in random}
+    ops = tuple(_at_no_rate(op) if op.name in names else op for op in graph.ops)
+    notes = [f"no dropout, as the plan is given and draws its own ({len(random)} operators)"] if random else []
+    return replace(graph, ops=ops), notes
+
+
+def _at_no_rate(op: Op) -> Op:
+    rates = [place for place, value in enumerate(op.args) if isinstance(value, float)]
+    args = tuple(0.0 if place in rates[:1] else value for place, value in enumerate(op.args))
+    return replace(op, args=args, kwargs=tuple((k, 0.0 if k == "dropout_p" else value) for k, value in op.kwargs))
 
 
 def settled(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
@@ -183,6 +205,21 @@ def settled(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     The model is changed in place: its class becomes one whose ``forward`` hands the numbers out. Its parameters, their
     names and its signature stay.
     """
+    draws = written_down(model, args, kwargs)
+    if not draws.values and not draws.notes:
+        return model, []
+    return handing_out(model, draws), changed_by(draws)
+
+
+def changed_by(draws: Draws) -> list[str]:
+    """What is changed about a model that is given these numbers, in words."""
+    others = len(draws.values) - draws.notes.get(MASKS, 0)
+    drawn = [f"{NUMBERS} ({others} tensors)"] if others else []
+    return [f"{text} ({count})" for text, count in draws.notes.items()] + drawn
+
+
+def written_down(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Draws:
+    """The numbers that one forward call draws; what decides at random which layers run is switched off first."""
     draws = Draws()
     for module in model.modules():
         _skip_nothing(module, draws)
@@ -192,14 +229,15 @@ def settled(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     with torch.no_grad():
         for name, buffer in model.named_buffers():  # this call was not one of the training's
             buffer.copy_(buffers[name])
-    changed = [f"{text} ({count})" for text, count in draws.notes.items()]
-    if not draws.values and not draws.notes:
-        return model, []
-    others = len(draws.values) - draws.notes.get("one fixed mask for every dropout", 0)
-    changed += [f"random numbers drawn once, the same for all ({others} tensors)"] if others else []
-    model.__class__ = _handing_out(type(model))  # type: ignore[arg-type]  # classes can be hashed
+    return draws
+
+
+def handing_out(model: nn.Module, draws: Draws) -> nn.Module:
+    """The model itself, with a class whose ``forward`` hands these numbers out."""
+    if "_shardwright_draws" not in model.__dict__:
+        model.__class__ = _handing_out(type(model))  # type: ignore[arg-type]  # classes can be hashed
     model.__dict__["_shardwright_draws"] = draws
-    return model, changed
+    return model
 
 
 def _skip_nothing(module: nn.Module, draws: Draws) -> None:

@@ -1,9 +1,9 @@
 """Strategies that are forced to cut, so that a small model exercises what the plan of a large one will use.
 
 On a small model the fastest plan often cuts nothing, and then nothing is verified. Here every operator is cut wherever its
-rules allow, one kind of loop after the other: the batch (parameters whole, then sharded and gathered), features, the
-sequence, reductions (sums and exchanged statistics), halos, and at last, in a few mixed rounds, whatever loop of an
-operator has not been run yet. No price is asked: that is the point.
+rules allow, one kind of loop after the other: the batch (parameters whole, then sharded and gathered while every other
+block is recomputed), features, the sequence, reductions (sums and exchanged statistics), halos, and at last, in a few mixed
+rounds, whatever loop of an operator has not been run yet. No price is asked: that is the point.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 from shardwright.cluster import Axis, Mesh
 from shardwright.costs.redistribute import conversion
 from shardwright.graph import Graph, Op
+from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators import analyse
 from shardwright.operators.own_orders import cut_otherwise
 from shardwright.operators.rules import OWN, Layout, LoopRule, OpRules, Split, input_layouts, output_layouts
@@ -24,6 +25,8 @@ from shardwright.operators.strategy import Strategy
 from shardwright.search.labels import Labels, label_loops
 from shardwright.search.options import EVERYTHING, layouts_of, splits_of
 
+_SEVERAL = 2
+"""Operators of a module: of a single one there is nothing to keep but what it reads."""
 MIXED = 4
 """At most so many rounds for loops that no other strategy cuts."""
 
@@ -96,11 +99,21 @@ def forced_strategies(graph: Graph, mesh: Mesh) -> Iterator[tuple[str, Strategy]
                 return found == (kind if axis == last else "batch")
 
             if forcing.has(kind):
-                yield kind + ", parameters sharded" * sharded, forcing.strategy(wanted, sharded)
+                again = blocks_of(graph)[::2] if sharded else ()
+                strategy = replace(forcing.strategy(wanted, sharded), recomputed=again)
+                yield kind + ", parameters sharded" * sharded, strategy
     for number in range(MIXED):
         if number and not forcing.unused():
             return
         yield f"mixed {number + 1}", forcing.mixed(number)
+
+
+def blocks_of(graph: Graph) -> tuple[str, ...]:
+    """What can be recomputed: the repeated blocks of a graph, or else its outermost modules of several operators."""
+    if not graph.training:
+        return ()
+    outermost = dict.fromkeys(op.module.split(".")[0] for op in graph.ops if op.module)
+    return block_paths(graph) or tuple(path for path in outermost if len(span_of(graph, path)) >= _SEVERAL)
 
 
 class _Forcing:

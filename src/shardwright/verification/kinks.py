@@ -13,6 +13,7 @@ the exact gradients of its own answers, lest a jump be taken for rounding and ex
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +32,8 @@ MOST_JUMPS = 64
 """How many open answers are tried, nearest first."""
 
 Gradients = Mapping[str, Tensor]
-GradientsAt = Callable[[Mapping[str, Tensor], Sequence[Jump]], Gradients]
-"""The true gradients at given parameters, with some answers given the other way."""
+GradientsAt = Callable[[int, Mapping[str, Tensor], Sequence[Jump]], Gradients]
+"""The true gradients of a step (counted from zero) at given parameters, with some answers given the other way."""
 
 
 def from_its_own_side(one: Run, truth: Run, open_answers: Sequence[Sequence[Jump]], gradients_at: GradientsAt) -> Run:
@@ -41,7 +42,7 @@ def from_its_own_side(one: Run, truth: Run, open_answers: Sequence[Sequence[Jump
     for step, (own, true) in enumerate(zip(one.gradients, truth.gradients, strict=True)):
         crossed = [jump for jump in open_answers[step] if jump.crossed]
         if crossed:
-            own_truth = gradients_at(one.before[step], crossed)
+            own_truth = gradients_at(step, one.before[step], crossed)
             gradients[step] = {
                 name: true[name] + (gradient.to(true[name].dtype) - own_truth[name])
                 if name in true and name in own_truth
@@ -69,7 +70,8 @@ def beside_kinks(
             named = [(item, item.name.removesuffix(suffix)) for item in mine]  # noqa: B023
             return [replace(i, difference=distance(true.get(n), theirs.get(n)), kink=True) for i, n in named]  # noqa: B023
 
-        for nearby in _nearby(mine, run.before[step], open_answers[step], gradients_at, measured):
+        here = functools.partial(gradients_at, step)
+        for nearby in _nearby(mine, run.before[step], open_answers[step], here, measured):
             if all(item.agrees for item in nearby):
                 found = [item for item in found if item not in mine] + nearby
                 break
@@ -80,7 +82,7 @@ def _nearby(
     mine: list[Comparison],
     before: Mapping[str, Tensor],
     open_answers: Sequence[Jump],
-    gradients_at: GradientsAt,
+    gradients_at: Callable[[Mapping[str, Tensor], Sequence[Jump]], Gradients],
     measured: Callable[[Gradients], list[Comparison]],
 ) -> Iterator[list[Comparison]]:
     """The same gradients compared with nearby truths: one answer after the other turned where that brings them closer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,22 +18,41 @@ from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.frontend.containers import register_containers
 from shardwright.graph import Graph
-from shardwright.verification.draws import quiet, settled
+from shardwright.verification.batches import Steps, varied
+from shardwright.verification.draws import (
+    MASKS,
+    NUMBERS,
+    Draws,
+    changed_by,
+    handing_out,
+    quiet,
+    without_fused_dropout,
+    written_down,
+)
 from shardwright.verification.ignored import with_ignored_labels
 from shardwright.verification.precision import all_double
+from shardwright.verification.shown import Shown, shown
 
 Build = Callable[[], tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is compared: a model, a batch, its graph, and what was changed so that it can be compared, in words."""
+    """What is compared: a model, a batch, its graph, and what was changed so that it can be compared, in words.
+
+    ``shown`` is the graph that also returns what it draws, where the model draws and one process can be given that.
+    """
 
     model: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     graph: Graph
     changes: tuple[str, ...] = ()
+    shown: Shown | None = None
+
+    def steps(self, count: int) -> Steps:
+        """The batches of so many steps."""
+        return varied(self.model, self.graph, self.args, self.kwargs, count, torch.is_grad_enabled())
 
 
 def built(build: Build) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
@@ -55,23 +74,45 @@ def subject(
 ) -> Subject:
     """The model to compare, in double precision or its own.
 
-    ``planned``: a plan for the very operators of the model is given, so that its graph must stay; dropout is switched off
-    then. Otherwise the model's random numbers become fixed ones. ``captured`` gives the graph in place of capturing it
-    here: it is handed the capture, to be called where it shall be done.
+    A model that draws random numbers keeps them where one process can be given what the plan draws. Otherwise they become
+    fixed ones; but where a plan for the very operators of the model is given (``planned``), its graph must stay, and dropout
+    is switched off. ``captured`` gives the graph in place of capturing it here: it is handed the capture, to be called where
+    it shall be done.
     """
     model, args, kwargs = built(build)
-    if not planned:
-        model, changes = settled(model, args, kwargs)
+    draws = Draws() if planned else written_down(model, args, kwargs)
+
+    def captured_graph() -> Graph:
+        with all_double(double):
+            here = functools.partial(capture, model, args, kwargs)
+            return here() if captured is None else captured(here)
+
     if double:
         model, args, kwargs = widened(model, args, kwargs)
-    with all_double(double):
-        here = functools.partial(capture, model, args, kwargs)
-        graph = here() if captured is None else captured(here)
-    if planned:
-        graph, changes = quiet(graph)
-        model = without_dropout(model)
+    graph = captured_graph()
+    if planned:  # only now: what is switched off before the numbers are written down belongs to the plan's graph
+        with all_double(double):
+            draws = written_down(model, args, kwargs)
+    changes, found = changed_by(draws), None
+    if draws.values or draws.notes:
+        found = shown(without_fused_dropout(graph), draws)
+        if found is not None:
+            graph = without_fused_dropout(graph)
+            changes = [text for text in changes if not text.startswith((MASKS, NUMBERS))]
+        elif planned and draws.values:
+            graph, changes = quiet(graph)
+            model = without_dropout(model)
+        else:
+            model = handing_out(model, draws)
+            graph = captured_graph() if draws.values else without_fused_dropout(graph)
     args, kwargs, labels = with_ignored_labels(graph, args, kwargs)
-    return Subject(model, args, kwargs, graph, (*changes, *([labels] if labels else [])))
+    return Subject(model, args, kwargs, graph, (*changes, *([labels] if labels else [])), found)
+
+
+def quieted(it: Subject) -> Subject:
+    """The same where no process can be given what another one drew: without dropout."""
+    graph, changes = quiet(it.graph)
+    return replace(it, model=without_dropout(it.model), graph=graph, changes=(*it.changes, *changes), shown=None)
 
 
 _DROPOUTS = (

@@ -8,7 +8,9 @@ run had before each step, and :func:`replayed` computes what AdamW, on one proce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,10 +22,15 @@ from torch.overrides import TorchFunctionMode
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import trained_on
+from shardwright.lowering.collectives import Ledger, counting
 from shardwright.runtime.inputs import readable
 from shardwright.runtime.pipeline import PipelineModule
+from shardwright.verification.batches import Batch, Steps
+from shardwright.verification.draws import Draws, handing_out
 from shardwright.verification.gathering import Gathered, gathered
 
+LOSS_SCALE = 0.37
+"""Losses are scaled before they go back, as a scaler of gradients does it: a scale that gets lost is seen."""
 LEARNING_RATE = 1e-3
 EPSILON = 1e-8
 
@@ -44,31 +51,29 @@ class Run:
 
     ``before``, ``outputs`` and ``gradients`` (those of floating-point inputs among them, as ``input …``) are the parameters
     before each step, what the model returned and the gradients in it, ``parameters`` and ``buffers`` those after the last.
-    ``copies`` says how far the ranks agree among themselves about all of these.
+    The loss of a step is the mean of its passes. ``draws`` are the random numbers of every pass of every step, where the
+    model shows them, ``copies`` says how far the ranks agree among themselves about all of these, ``sent`` what the first
+    step communicated.
     """
 
     losses: list[float] = field(default_factory=list)
     before: list[dict[str, Tensor]] = field(default_factory=list)
     outputs: list[dict[str, Tensor]] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    draws: list[list[list[Tensor]]] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     copies: list[Copies] = field(default_factory=list)
+    sent: Ledger | None = None
 
 
-def train(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    steps: int,
-    keep: bool,
-    together: bool = False,
-) -> Run:
+def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = False, shows: bool = False) -> Run:
     """Train with AdamW and keep what is to be compared.
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
-    the others, which only take part). The last step also asks for the gradients of the inputs; a pipeline gives none.
-    Under ``torch.no_grad`` the model is called, not trained: there are outputs, no gradients.
+    the others, which only take part). ``shows``: the model returns its draws too. The last pass of the last step also asks
+    for the gradients of the inputs; a pipeline gives none. Under ``torch.no_grad`` the model is called, not trained: there
+    are outputs, no gradients.
     """
     run, stages = Run(), isinstance(model, PipelineModule)
 
@@ -81,17 +86,21 @@ def train(
             yield {name: x for (what, name), x in found.tensors.items() if what == kind} if keep else {}
 
     optimizer = _optimizer(p for p in model.parameters() if p.requires_grad)
-    for step in range(1, steps + 1):
+    for step, batches in enumerate(steps, 1):
         (before,) = whole(f" before step {step}", parameter=dict(model.named_parameters()))
         run.before.append(before)
         optimizer.zero_grad()
-        loss, output, gradients = _step(model, args, kwargs, inputs=step == steps and not stages)
-        losses, outputs, gradients = whole(
-            f" at step {step}", loss={"loss": loss.detach()}, output=output, gradient=gradients
+        with counting() if step == 1 else nullcontext() as performed:
+            made = _step(model, batches, step == len(steps) and not stages, shows)
+        run.sent = run.sent or performed
+        losses, outputs, gradients, draws = whole(
+            f" at step {step}", loss=made.losses, output=made.outputs, gradient=made.gradients, draw=made.draws
         )
-        run.losses.append(float(losses["loss"]) if keep else float("nan"))
+        run.losses.append(statistics.mean(map(float, losses.values())) if keep else float("nan"))
         run.outputs.append(outputs)
         run.gradients.append(gradients)
+        count = len(draws) // len(batches)
+        run.draws.append([list(draws.values())[n * count : (n + 1) * count] for n in range(len(batches))])
         optimizer.step()
     run.parameters, run.buffers = whole(
         " at the end", parameter=dict(model.named_parameters()), buffer=dict(model.named_buffers())
@@ -99,23 +108,21 @@ def train(
     return run
 
 
-def retraced(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, inputs: bool = True
-) -> Run:
+def retraced(model: torch.nn.Module, steps: Steps, run: Run, inputs: bool = True) -> Run:
     """What ``model`` computes on this process where every step starts from the parameters of ``run``.
 
     ``inputs`` says whether their gradients are wanted too.
     """
     found = Run(before=run.before, parameters=run.parameters)
-    for before in run.before:
+    for before, batches in zip(run.before, steps, strict=True):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(before[name])
                 parameter.grad = None
-        loss, outputs, gradients = _step(model, args, kwargs, inputs)
-        found.losses.append(float(loss.detach()))
-        found.outputs.append(gathered(outputs, False).tensors)
-        found.gradients.append(gathered(gradients, False).tensors)
+        made = _step(model, batches, inputs, shows=False)
+        found.losses.append(statistics.mean(float(loss) for loss in made.losses.values()))
+        found.outputs.append(gathered(made.outputs, False).tensors)
+        found.gradients.append(gathered(made.gradients, False).tensors)
     found.buffers = gathered(dict(model.named_buffers()), False).tensors
     return found
 
@@ -135,23 +142,48 @@ def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
     return after
 
 
-def _step(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], inputs: bool
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """The loss, every tensor that the model returned, and every gradient of one step."""
-    trained: dict[str, Tensor] = dict(model.named_parameters())
-    # Containers of its own for every step: a model may write into those that it is given (Hugging Face's caches grow).
-    args, kwargs = map_tree(_asking if inputs else (lambda leaf: leaf), (args, dict(kwargs)))
-    if inputs:
-        leaves = flatten_with_paths((args, kwargs))
-        trained |= {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
+class _Made(NamedTuple):
+    """The losses of the passes of one step, every tensor that the model returned or drew, and every gradient."""
+
+    losses: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    draws: dict[str, Tensor]
+
+
+def _step(model: torch.nn.Module, batches: Sequence[Batch], inputs: bool, shows: bool) -> _Made:
+    """All passes of one step: their gradients are added up, those of replicas in the last pass."""
+    made, trained = _Made({}, {}, {}, {}), dict[str, Tensor](model.named_parameters())
+    for number, batch in enumerate(batches, 1):
+        last = number == len(batches)
+        when = "" if last else f" of pass {number}"
+        held_back = getattr(model, "no_sync", nullcontext)
+        with nullcontext() if last or not torch.is_grad_enabled() else held_back():
+            trained |= _pass(model, batch, inputs and last, shows, made, when)
+    found = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+    return made._replace(gradients=found)
+
+
+def _pass(model: torch.nn.Module, batch: Batch, inputs: bool, shows: bool, made: _Made, when: str) -> dict[str, Tensor]:
+    """One pass; gives the inputs that ask for a gradient."""
+    # Containers of its own for every pass: a model may write into those that it is given (Hugging Face's caches grow).
+    args, kwargs = map_tree(_asking if inputs else (lambda leaf: leaf), (batch.args, dict(batch.kwargs)))
+    if batch.draws is not None:
+        handing_out(model, Draws(batch.draws, final=True))
     with _Wanted():
-        output = trained_on(model(*args, **kwargs))
+        found = model(*args, **kwargs)
+        output, drawn = found if shows else (found, ())
+        output = trained_on(output)
     loss = loss_of(output)
-    outputs = {f"output{path}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
+    made.losses["loss" + when] = loss.detach()
+    made.outputs.update(
+        {f"output{path}{when}": leaf for path, leaf in flatten_with_paths(output) if isinstance(leaf, Tensor)}
+    )
+    made.draws.update({f"{place}{when}": drawn[place] for place in range(len(drawn))})
     if torch.is_grad_enabled():
-        loss.backward()
-    return loss, outputs, {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+        (loss * LOSS_SCALE).backward()
+    leaves = flatten_with_paths((args, kwargs)) if inputs else []
+    return {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
 
 
 class _Wanted(TorchFunctionMode):

@@ -1,9 +1,10 @@
 """Are a plan's own random numbers what they should be? Independent where a tensor is cut, one pattern where it is whole.
 
 Numbers that are drawn cannot be compared with those of one process, but they can be looked at: the graph is run with the
-operators that draw as its results. All copies of one piece must be the same numbers; two pieces of one tensor must not be;
-a dropout must drop its share (within six standard deviations) and scale the rest. This is asked of tensors that all mesh
-axes cut, that one axis cuts, and that none does.
+operators that draw as its results. All copies of one piece must be the same numbers; two pieces of one tensor must not be,
+nor two passes; a dropout must drop its share (within six standard deviations) and scale the rest. This is asked of tensors
+that all mesh axes cut, that one axis cuts, and that none does. What a training run drew is looked at in the same way
+(:func:`judged_draws`).
 """
 
 from __future__ import annotations
@@ -25,20 +26,18 @@ from shardwright.graph import Graph, Op, Ref
 from shardwright.operators import analyse
 from shardwright.operators.rules import chunk, output_layouts
 from shardwright.operators.strategy import Strategy
-from shardwright.program.recording import draws
 from shardwright.runtime import parallelize
 from shardwright.verification.compare import Comparison
+from shardwright.verification.draws import drawing
 from shardwright.verification.gathering import Gathered, gathered
 from shardwright.verification.recorded import size_of
+from shardwright.verification.shown import rate_of
 
 SIGMAS = 6.0
 LEAST = 16
 """Pieces of fewer elements may be equal by chance."""
-
-
-def drawing(graph: Graph) -> list[Op]:
-    """The operators of a graph that draw random numbers."""
-    return [op for op in graph.ops if draws(op, analyse(op, graph.tensors).kind) and op.outputs[0] is not None]
+CERTAIN = 20.0
+"""Masks are equal by chance with a probability below ``exp(-20)``, two in a thousand million, or are not compared."""
 
 
 def looked_at(
@@ -54,11 +53,41 @@ def looked_at(
     probe = _shown(graph, operators)
     parallel = parallelize(model, strategy, args, kwargs, mesh=mesh, graph=probe, keep=True)
     torch.manual_seed(0)
-    with torch.no_grad():
-        results = parallel(*args, **kwargs)
-    shown = {str(place): result for place, result in enumerate(results)}
-    found = gathered(shown, together=True)
-    return _judged(graph, operators, strategy, found) if dist.get_rank() == 0 else []
+    passes = []
+    for _ in range(2):
+        with torch.no_grad():
+            results = parallel(*args, **kwargs)
+        passes.append(gathered({str(place): result for place, result in enumerate(results)}, together=True))
+    return _judged(graph, operators, strategy, *passes) if dist.get_rank() == 0 else []
+
+
+def judged_draws(
+    graph: Graph, operators: Sequence[Op], strategy: Strategy | None, passes: Sequence[Sequence[Tensor]]
+) -> list[Comparison]:
+    """What the operators of a training run drew, pass by pass; ``strategy`` says how they were cut, where that is known."""
+    results: list[Comparison] = []
+    for place, op in enumerate(operators):
+        draws, about, rate = [drawn[place] for drawn in passes], f"{op.name} ({op.target})", rate_of(op)
+        if rate is not None:
+            results.append(_share(about, sum(int(drawn.sum()) for drawn in draws), sum(map(_count, draws)), rate))
+        if strategy is not None:
+            results += _independent(graph, op, strategy, draws[0].double(), about)
+        results += _anew(op, draws, about)
+    return results
+
+
+def _count(tensor: Tensor) -> int:
+    return tensor.numel()
+
+
+def _anew(op: Op, draws: Sequence[Tensor], about: str) -> list[Comparison]:
+    """No pass may draw what another one drew, unless chance may have it so."""
+    rate = rate_of(op)
+    agreeing = 0.5 if rate is None else rate**2 + (1 - rate) ** 2
+    if draws[0].numel() * -math.log(max(agreeing, 1e-300)) < CERTAIN:
+        return []
+    alike = sum(torch.equal(one, other) for one, other in itertools.combinations(draws, 2))
+    return [Comparison("stream", f"{about}: passes of {len(draws)} that drew the same", float(alike), 1.0, 0.0)]
 
 
 def variants(graph: Graph, strategy: Strategy) -> Iterator[tuple[str, Strategy]]:
@@ -78,19 +107,23 @@ def _shown(graph: Graph, operators: Sequence[Op]) -> Graph:
     return replace(graph, outputs=tuple(map(Ref, shown)), output_tree=tree, mutations=())
 
 
-def _judged(graph: Graph, operators: Sequence[Op], strategy: Strategy, found: Gathered) -> list[Comparison]:
+def _judged(
+    graph: Graph, operators: Sequence[Op], strategy: Strategy, found: Gathered, again: Gathered
+) -> list[Comparison]:
     results: list[Comparison] = []
     places = itertools.count()
     for op in operators:
         place = str(next(places))
         before = found.tensors[str(next(places))] if op.inputs else None
         drawn, (spread, rank) = found.tensors[place], found.spreads[place]
+        both = (found.tensors[place], again.tensors[place])
         about = f"{op.name} ({op.target})"
         size = size_of(drawn)
         results.append(
             Comparison("stream", f"{about}: copies" + f", rank {rank}" * bool(spread), spread, size, 1e-5 * size)
         )
-        rate = _rate(op)
+        rate = rate_of(op)
+        results += _anew(op, both if rate is None else [(tensor != 0) for tensor in both], about)
         if rate is not None and before is not None and before.shape == drawn.shape:
             results += _dropout(about, before, drawn, rate)
             drawn = (drawn != 0).double()
@@ -98,22 +131,23 @@ def _judged(graph: Graph, operators: Sequence[Op], strategy: Strategy, found: Ga
     return results
 
 
-def _rate(op: Op) -> float | None:
-    return float(op.args[1]) if op.target.split(".")[1] in ("dropout", "native_dropout") else None  # type: ignore[arg-type]
-
-
 def _dropout(about: str, before: Tensor, after: Tensor, rate: float) -> list[Comparison]:
     live = before != 0
     kept = (after != 0) & live
     count = max(int(live.sum()), 1)
-    share, sigma = float(kept.sum()) / count, math.sqrt(rate * (1 - rate) / count)
     scaled = before.double() * (0.0 if rate == 1.0 else 1.0 / (1.0 - rate))
     error = float(torch.where(kept, (after.double() - scaled).abs(), 0.0).max()) if after.numel() else 0.0
     size = float(scaled.abs().max()) if after.numel() else 0.0
     return [
-        Comparison("stream", f"{about}: share that is kept", abs(share - (1 - rate)), 1 - rate, SIGMAS * sigma),
+        _share(about, int(kept.sum()), count, rate),
         Comparison("stream", f"{about}: scale of what is kept", error, size, 4 * torch.finfo(after.dtype).eps * size),
     ]
+
+
+def _share(about: str, kept: int, count: int, rate: float) -> Comparison:
+    sigma = math.sqrt(rate * (1 - rate) / max(count, 1))
+    away = abs(kept / max(count, 1) - (1 - rate))
+    return Comparison("stream", f"{about}: share that is kept", away, 1 - rate, SIGMAS * sigma)
 
 
 def _independent(graph: Graph, op: Op, strategy: Strategy, drawn: Tensor, about: str) -> list[Comparison]:

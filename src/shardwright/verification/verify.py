@@ -9,128 +9,38 @@ forced to cut (:mod:`shardwright.verification.forced`), in float64 first, where 
 
 from __future__ import annotations
 
-import copy
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Union
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright._torch_compat import map_tree
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.lowering.collectives import Ledger, counting
+from shardwright.lowering.collectives import Ledger
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.plans.plan import Signature
 from shardwright.program.microbatches import WHOLE
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
-from shardwright.verification.compare import TIMES, Comparison, Verification, compare
-from shardwright.verification.decisions import Decisions, Jump, Question, jumps
-from shardwright.verification.forced import cut_by, forced_strategies, frugal
-from shardwright.verification.gathering import distance
-from shardwright.verification.kinks import beside_kinks, from_its_own_side
+from shardwright.verification.batches import Steps, told, varied
+from shardwright.verification.compare import Verification
+from shardwright.verification.draws import drawing
+from shardwright.verification.forced import blocks_of, cut_by, forced_strategies, frugal
+from shardwright.verification.forced_pipelines import MICROBATCHES, drawn_by_rows, forced_pipeline
+from shardwright.verification.judging import dtype_of, judged, truth_of
 from shardwright.verification.precision import all_double, default_double
-from shardwright.verification.prepare import Build, built, subject, widened
-from shardwright.verification.recorded import Run, retraced, train
-from shardwright.verification.streams import drawing, looked_at, variants
-from shardwright.verification.yardstick import drawn_again
-
-Tensors = Mapping[str, Tensor]
-
-
-def truth_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> Run:
-    """The unmodified model trained on this process in float64; the model itself stays as it is."""
-    twin, own_args, own_kwargs = _twin(model, args, kwargs, wide=True)
-    with all_double():
-        return train(twin, own_args, own_kwargs, steps, keep=True)
-
-
-def judged(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    run: Run,
-    truth: Run | None = None,
-    inputs: bool = True,
-) -> list[Comparison]:
-    """A run from the weights of ``model`` against the model on this process, in the run's precision.
-
-    ``inputs``: whether the run gives the gradients of its inputs.
-    """
-    start = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    if _dtype(model) == torch.float64:
-        truth = truth or truth_of(model, args, kwargs, len(run.losses))
-        _finite(truth)
-        whole = compare(truth if inputs else _without_inputs(truth), run, start)
-        if all(item.agrees for item in whole):
-            return whole
-        # AdamW may have made steps of rounding: then every step is judged from where the run began it, as strictly.
-        along, _ = _traced(model, args, kwargs, run, wide=True)
-        stepwise = compare(along if inputs else _without_inputs(along), run, start)
-        return stepwise if all(item.agrees for item in stepwise) else whole
-
-    def gradients_at(parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
-        with all_double(), Decisions(turned):
-            return retraced(*_twin(model, args, kwargs, wide=True), Run(before=[dict(parameters)])).gradients[0]
-
-    def alone(path: Run) -> tuple[Run, Run, list[list[Jump]]]:
-        """The truth along a run's parameters, one process in the model's precision, and the answers it leaves open."""
-        one, rounded = _traced(model, args, kwargs, path, wide=False)
-        truth, exact = _traced(model, args, kwargs, path, wide=True)
-        answers = [jumps(true, other, TIMES) for true, other in zip(exact, rounded, strict=True)]
-        return truth, from_its_own_side(one, truth, answers, gradients_at), answers
-
-    def errors_at(parameters: Tensors) -> dict[str, float]:
-        truth, one, _ = alone(Run(before=[dict(parameters)]))
-        return {name: distance(truth.gradients[0].get(name), own) for name, own in one.gradients[0].items()}
-
-    truth, one, answers = alone(run)
-    _finite(truth)
-    if not inputs:
-        truth, one = _without_inputs(truth), _without_inputs(one)
-    found = drawn_again(compare(truth, run, start, one), run, errors_at)
-    return beside_kinks(found, run, answers, gradients_at)
-
-
-def _without_inputs(run: Run) -> Run:
-    kept = [{name: x for name, x in step.items() if not name.startswith("input ")} for step in run.gradients]
-    return replace(run, gradients=kept)
-
-
-def _finite(truth: Run) -> None:
-    for step, loss in enumerate(truth.losses, 1):
-        if not math.isfinite(loss):
-            raise RunError(
-                f"The loss of step {step} is {loss} on one process in float64, so that nothing can be compared.",
-                "Give a model and a batch that one process can train on, or fewer steps.",
-            )
-
-
-def _traced(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Run, wide: bool
-) -> tuple[Run, list[list[Question]]]:
-    """The model on this process where every step starts from the parameters of ``run``, and what it decided per step."""
-    twin = _twin(model, args, kwargs, wide)
-    found, asked = Run(before=run.before, parameters=run.parameters), []
-    for number, before in enumerate(run.before, 1):
-        with all_double(wide), Decisions() as decisions:
-            step = retraced(*twin, Run(before=[before]), inputs=number == len(run.before))
-        asked.append(decisions.questions)
-        found.losses += step.losses
-        found.outputs += step.outputs
-        found.gradients += step.gradients
-        found.buffers = step.buffers
-    return found, asked
+from shardwright.verification.prepare import Build, Subject, built, quieted, subject, widened
+from shardwright.verification.recorded import LOSS_SCALE, Run, train
+from shardwright.verification.shown import Shown
+from shardwright.verification.streams import judged_draws, looked_at, variants
 
 
 def check(
@@ -139,67 +49,62 @@ def check(
     kwargs: Mapping[str, Any],
     plan: Union[Plan, Strategy],
     *,
-    steps: int = 3,
+    steps: Union[int, Steps] = 3,
     mesh: DeviceMesh | None = None,
     graph: Graph | None = None,
     truth: Run | None = None,
     name: str = "found",
     priced: Mesh | None = None,
+    shown: Shown | None = None,
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
 
-    ``truth`` (:func:`truth_of`) saves rank 0 the run on one process where several plans of a float64 model are compared;
-    ``priced`` are the prices that route changes of layout, where not the plan's.
+    ``steps``: how many, or the batches of every step. ``truth`` (:func:`truth_of` the same steps) saves rank 0 the run on
+    one process where several plans of a float64 model are compared; ``priced`` are the prices that route changes of layout,
+    where not the plan's; ``shown`` is the graph that returns its draws, which then are those of one process too.
     """
-    first, dtype = dist.get_rank() == 0, _dtype(model)
+    first, dtype = dist.get_rank() == 0, dtype_of(model)
+    staged = isinstance(plan, Plan) and bool(plan.stages)
+    if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
+        raise RunError(
+            f"The plan asks for batch norms {plan.batch_norm}, which give other numbers than one process on the batch.",
+            "Verify the model with one micro-batch, or compare with one process that takes the pieces in turn.",
+        )
+    if shown is not None:
+        graph = shown.graph
+        plan = replace(plan, signature=Signature.of(graph)) if isinstance(plan, Plan) else plan
     with all_double(dtype == torch.float64):
         decisions = None if priced is None else ByPrice(priced)
         asked: dict[str, Any] = {"mesh": mesh, "decisions": decisions, "outputs": "dtensor"}
-        staged = isinstance(plan, Plan) and bool(plan.stages)
-        if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
-            raise RunError(
-                f"The plan asks for batch norms {plan.batch_norm}, which give other numbers than one process on the batch.",
-                "Verify the model with one micro-batch, or compare with one process that takes the pieces in turn.",
-            )
         parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **({} if staged else asked))
-    with counting() as performed, default_double(dtype == torch.float64):  # as the graph was captured
-        run = train(parallel, tuple(args), kwargs, steps, keep=first, together=True)
+        if isinstance(steps, int):
+            steps = varied(model, parallel.graph, args, kwargs, steps, torch.is_grad_enabled())
+    with default_double(dtype == torch.float64), torch.random.fork_rng(devices=[]):  # as the graph was captured
+        torch.manual_seed(0)  # ranks of different stages have drawn different numbers before
+        run = train(parallel, steps, keep=first, together=True, shows=shown is not None)
     if not first:
         return None
     strategy = plan.strategy if isinstance(plan, Plan) else plan
+    found = judged(model, steps, run, truth, inputs=not staged)
+    if shown is not None:
+        passes = [draws for step in run.draws for draws in step]
+        found += judged_draws(shown.graph, shown.operators, None if staged else strategy, passes)
     return Verification(
-        tuple(judged(model, tuple(args), kwargs, run, truth, inputs=not staged)),
+        tuple(found),
         tuple(run.losses),
         str(dtype).removeprefix("torch."),
-        per_step(performed, steps),
+        {} if run.sent is None else sent(run.sent),
         name,
         None if staged else cut_by(parallel.graph, strategy),
     )
 
 
-def _dtype(model: torch.nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters()), torch.float32)
-
-
-def _twin(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], wide: bool
-) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """Copies of a model and its inputs, in float64 if ``wide``."""
-    own_args, own_kwargs = map_tree(_cloned, (tuple(args), dict(kwargs)))
-    twin = copy.deepcopy(model)
-    return widened(twin, own_args, own_kwargs) if wide else (twin, own_args, own_kwargs)
-
-
-def _cloned(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def per_step(performed: Ledger, steps: int) -> dict[str, tuple[int, int]]:
-    """What one step communicated: per kind, how often and how many bytes."""
+def sent(performed: Ledger) -> dict[str, tuple[int, int]]:
+    """What was communicated: per kind, how often and how many bytes."""
     amounts: dict[str, tuple[int, int]] = {}
     for (kind, group), count in performed.steps.items():
         known = amounts.get(kind, (0, 0))
-        amounts[kind] = (known[0] + count // steps, known[1] + performed.bytes[kind, group] // steps)
+        amounts[kind] = (known[0] + count, known[1] + performed.bytes[kind, group])
     return amounts
 
 
@@ -211,12 +116,14 @@ DTYPES = {"float64": (True,), "float32": (False,), "both": (True, False)}
 class Verified:
     """A plan and what was compared: the plan itself (``found``) and the strategies that are forced to cut.
 
-    ``changes`` says in words what was done to the model and its inputs so that they can be compared.
+    ``compared`` says in words what the runs were given and did, ``changes`` what was done to the model and its inputs so
+    that they can be compared.
     """
 
     plan: Plan
     runs: tuple[Verification, ...]
     changes: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -234,6 +141,7 @@ class Verified:
     def as_dict(self) -> dict[str, Any]:
         about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.strategy.axes}
         about |= {"processes": self.plan.devices, "changes": list(self.changes)}
+        about["compared"] = list(self.compared)
         about["dtype"] = " and ".join(dict.fromkeys(run.dtype for run in self.runs))
         return {**about, "strategies": [run.as_dict() for run in self.runs]}
 
@@ -267,7 +175,8 @@ def verify(
     plan
         A plan to verify in place of a new one.
     forced
-        Whether strategies that are forced to cut (batch, features, sequence, reductions, halos) are verified too.
+        Whether strategies that are forced to cut (batch, features, sequence, reductions, halos), to recompute and to run as
+        a pipeline are verified too.
     inference
         Call the model, without gradients, instead of training it: outputs and buffers are compared (``build`` gives a model
         in evaluation mode).
@@ -339,27 +248,70 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
     """
     runs: list[Verification] = []
     changes: dict[str, None] = {}
+    compared: dict[str, None] = {}
     first = dist.get_rank() == 0
     for double, plan in sorted(plans.items(), reverse=True):
         it = subject(build, double, planned)
+        devices, forced = plan.strategy.devices, forced and not plan.stages
+        count = len(it.shown.operators) if it.shown is not None else 0
+        if it.shown is not None and plan.stages and not drawn_by_rows(it.shown.graph, plan.microbatches, count):
+            it, count = quieted(it), 0
         changes |= dict.fromkeys(it.changes)
+        batches = it.steps(steps)
         wanted: list[tuple[str, Union[Plan, Strategy]]] = [("found", plan)]
-        forced = forced and not plan.stages
-        if forced and plan.strategy.devices > 1 and double == max(plans):
-            wanted += forced_strategies(it.graph, forced_mesh(plan.strategy.devices))
-        truth = truth_of(it.model, it.args, it.kwargs, steps) if first and double else None
+        if forced and devices > 1 and double == max(plans):
+            others, words = forced_on(it, devices)
+            wanted += others
+            compared |= dict.fromkeys(words)
+        compared |= dict.fromkeys(_given_in_words(batches, count))
+        truth = truth_of(it.model, batches) if first and double and it.shown is None else None
         for name, strategy in wanted:
+            staged = isinstance(strategy, Plan) and bool(strategy.stages)
             axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
-            mesh, inputs = None if plan.stages else mesh_of_axes(axes), (it.model, it.args, it.kwargs)
-            priced = frugal(forced_mesh(plan.strategy.devices)) if name != "found" else None
-            asked: dict[str, Any] = {"mesh": mesh, "graph": it.graph, "truth": truth, "priced": priced}
-            answer = check(*inputs, strategy, steps=steps, name=name, **asked)
+            priced = frugal(forced_mesh(devices)) if name != "found" and not staged else None
+            asked: dict[str, Any] = {
+                "mesh": None if staged else mesh_of_axes(axes),
+                "graph": it.graph,
+                "priced": priced,
+            }
+            given: dict[str, Any] = {"steps": batches, "truth": truth, "shown": it.shown}
+            answer = check(it.model, it.args, it.kwargs, strategy, name=name, **asked, **given)
             runs += [answer] if answer is not None else []
         if not all_agree(runs):  # what is wrong in double precision need not be looked at again
             break
-    if forced and plan.strategy.devices > 1:
-        runs += streams(build, plan.strategy.devices)
-    return Verified(plan, tuple(runs), tuple(changes)) if first else None
+    if forced and devices > 1:
+        runs += streams(build, devices, looked_at_already=it.shown is not None)
+    return Verified(plan, tuple(runs), tuple(changes), tuple(compared)) if first else None
+
+
+PIPELINE = "two stages, recomputed lightly"
+
+
+def forced_on(it: Subject, devices: int) -> tuple[list[tuple[str, Union[Plan, Strategy]]], list[str]]:
+    """What a model is forced to do on so many processes: strategies and a pipeline by name, and in words what they add."""
+    graph, draws = (it.graph, 0) if it.shown is None else (it.shown.graph, len(it.shown.operators))
+    wanted: list[tuple[str, Union[Plan, Strategy]]] = [*forced_strategies(graph, forced_mesh(devices))]
+    if not graph.training:
+        return wanted, []
+    blocks = len(blocks_of(graph)[::2])
+    pipeline, why = forced_pipeline(graph, devices, draws)
+    if pipeline is not None:
+        wanted.append((PIPELINE, pipeline))
+    return wanted, [
+        f"{blocks} blocks are recomputed where parameters are sharded"
+        if blocks
+        else "Nothing is recomputed, as no module has several operators",
+        f"The pipeline runs {MICROBATCHES} micro-batches a pass"
+        if pipeline is not None
+        else f"No pipeline is run: {why.rstrip('.')}",
+    ]
+
+
+def _given_in_words(batches: Steps, draws: int) -> list[str]:
+    """What every run was given."""
+    scale = f", losses scaled by {LOSS_SCALE}" if torch.is_grad_enabled() else ""
+    drawn = f"One process is given the random numbers that the others draw ({draws} operators), anew in every pass"
+    return [told(batches) + scale] + [drawn] * bool(draws)
 
 
 def forced_mesh(devices: int) -> Mesh:
@@ -367,18 +319,21 @@ def forced_mesh(devices: int) -> Mesh:
     return meshes(parse_cluster(f"local:{devices}"), max_axes=2)[-1]
 
 
-def streams(build: Build, devices: int) -> list[Verification]:
-    """The random numbers that the model draws when it is cut along the batch, looked at; nothing if it draws none."""
+def streams(build: Build, devices: int, looked_at_already: bool = False) -> list[Verification]:
+    """The random numbers that the model draws when it is cut along the batch, looked at; nothing if it draws none.
+
+    ``looked_at_already``: the runs that were compared have shown what they draw where it is cut along all axes.
+    """
     model, args, kwargs = built(build)
     graph = capture(model, args, kwargs)
     if not drawing(graph):
         return []
     strategy = next(iter(forced_strategies(graph, forced_mesh(devices))))[1]
     mesh, runs = mesh_of_axes(strategy.axes), []
-    for name, variant in variants(graph, strategy):
+    for name, variant in list(variants(graph, strategy))[looked_at_already:]:
         found = looked_at(model, args, kwargs, graph, variant, mesh)
         if found:
-            dtype = str(_dtype(model)).removeprefix("torch.")
+            dtype = str(dtype_of(model)).removeprefix("torch.")
             runs.append(Verification(tuple(found), (), dtype, {}, f"random numbers, {name}", cut_by(graph, variant)))
     return runs
 

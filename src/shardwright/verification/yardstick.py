@@ -23,11 +23,12 @@ DRAWS = 4
 
 
 def drawn_again(
-    found: Sequence[Comparison], run: Run, errors_at: Callable[[Mapping[str, Tensor]], Mapping[str, float]]
+    found: Sequence[Comparison], run: Run, errors_at: Callable[[int, Mapping[str, Tensor]], Mapping[str, float]]
 ) -> list[Comparison]:
     """The comparisons, with the largest error of several draws for the gradients of every step where one is exceeded.
 
-    ``errors_at`` gives the errors of one process in the run's precision at given parameters, per gradient.
+    ``errors_at`` gives the errors of one process in the run's precision at given parameters, per gradient,
+    in a step (counted from zero).
     """
     found = list(found)
     for step, before in enumerate(run.before):
@@ -37,7 +38,7 @@ def drawn_again(
             continue
         largest: dict[str, float] = {}
         for draw in range(DRAWS):
-            for name, error in errors_at(neighbour(before, draw)).items():
+            for name, error in errors_at(step, neighbour(before, draw)).items():
                 largest[name + suffix] = max(error, largest.get(name + suffix, 0.0))
         of_step = {id(item) for item in mine}
         found = [_measured(item, largest.get(item.name, 0.0)) if id(item) in of_step else item for item in found]

@@ -1,0 +1,215 @@
+"""Faults in what a training step is made of: batches, passes that add up, scaled losses, recomputation, random numbers,
+stages (see :mod:`mutations`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from planting import around, deep, forgetting, mutation, perceptron, pictures, words
+from shardwright.lowering import collectives, randomness
+from shardwright.operators.kernels import normalisations
+from shardwright.program import Phase
+from shardwright.runtime import (
+    buckets,
+    execution,
+    executor,
+    homeward,
+    inputs,
+    operating,
+    passage,
+    pipeline,
+    ties,
+    travelling,
+)
+from shardwright.runtime.fetched import Fetched
+
+
+def first_for_ever(key: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that goes on giving what it gave first for the same key."""
+    known: dict[Any, Any] = {}
+
+    def kept(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if key(*args) not in known:
+            known[key(*args)] = original(*args, **kwargs)
+        return known[key(*args)]
+
+    return kept
+
+
+@mutation("first batch for ever", perceptron)
+def _(stack: ExitStack) -> None:
+    around(stack, inputs.Arguments, "part", first_for_ever(lambda self, name, leaf: (self, name)))
+
+
+@mutation("first batch for ever in a pipeline", words)
+def _(stack: ExitStack) -> None:
+    around(stack, passage.Passage, "_input", first_for_ever(lambda self, part, name, number: (part, name, number)))
+
+
+@mutation("parameters gathered once", perceptron)
+def _(stack: ExitStack) -> None:
+    around(stack, travelling, "packed_shards", first_for_ever(lambda shards, steps: tuple(map(id, steps))))
+
+
+@mutation("loss of the step before", perceptron)
+def _(stack: ExitStack) -> None:
+    losses: dict[int, Tensor] = {}
+
+    def before(original: Any, self: Any, value: Tensor, number: int) -> Any:
+        known, losses[number] = losses.get(number, value), value
+        return original(self, value + (known - value).detach(), number)
+
+    around(stack, execution.Execution, "_handed_out", before)
+
+
+@mutation("loss scale lost", perceptron)
+def _(stack: ExitStack) -> None:
+    def of_one(original: Any, self: Any, run: Any, gradients: Any) -> Any:
+        return original(self, run, {value: torch.ones_like(gradient) for value, gradient in gradients.items()})
+
+    around(stack, execution.Execution, "backward", of_one)
+
+
+@mutation("loss scale lost in a pipeline", deep)
+def _(stack: ExitStack) -> None:
+    around(
+        stack,
+        pipeline.PipelineModule,
+        "_hand_out",
+        lambda original, self, passage, scale, scaled: original(self, passage, None, scaled),
+    )
+
+
+@mutation("accumulation keeps the last pass", perceptron)
+def _(stack: ExitStack) -> None:
+    around(stack, homeward.Homeward, "_arrive", last_only)
+
+
+@mutation("accumulation keeps the last micro-batch", deep)
+def _(stack: ExitStack) -> None:
+    def in_stages(original: Any, self: Any, instruction: Any) -> Any:
+        staged = self.rank.hold  # stages keep gradients back until all micro-batches are through
+        return last_only(original, self, instruction) if staged else original(self, instruction)
+
+    around(stack, homeward.Homeward, "_arrive", in_stages)
+
+
+def last_only(original: Any, self: Any, instruction: Any) -> Any:
+    act, key = original(self, instruction), (instruction.name, instruction.node)
+
+    def without_those_before(run: Any) -> None:
+        if run.slots[instruction.reads[0]] is not None:
+            self.kept_back.pop(key, None)
+        act(run)
+
+    return without_those_before
+
+
+@mutation("last micro-batch dropped", deep)
+def _(stack: ExitStack) -> None:
+    def but_the_last(original: Any, self: Any, place: int, microbatch: int) -> Any:
+        one = original(self, place, microbatch)
+        return one if one is None or microbatch + 1 < len(self.pipeline.micro.sizes) else one * 0
+
+    around(stack, pipeline.PipelineModule, "_one", but_the_last)
+
+
+@mutation("first micro-batch twice", words)
+def _(stack: ExitStack) -> None:
+    around(stack, passage.Passage, "_input", lambda original, self, part, name, number: original(self, part, name, 0))
+
+
+@mutation("micro-batches in another order", words)
+def _(stack: ExitStack) -> None:
+    def reversed_parts(original: Any, self: Any) -> Tensor:
+        self._parts, self._exits = self._parts[::-1], self._exits[::-1]
+        return original(self)
+
+    around(stack, Fetched, "_joined", reversed_parts)
+
+
+@mutation("tied stages not summed", words)
+def _(stack: ExitStack) -> None:
+    around(stack, ties.Tie, "add_up", lambda original, self, parameter, before: None)
+
+
+@mutation("recomputed values off by 1 %", deep)
+def _(stack: ExitStack) -> None:
+    def off(original: Any, self: Any, instruction: Any, keep: bool) -> Any:
+        act, result = original(self, instruction, keep), instruction.writes[0]
+        if instruction.phase is not Phase.RECOMPUTE:
+            return act
+
+        def scaled(run: Any) -> None:
+            act(run)
+            if run.slots[result].is_floating_point():
+                run.slots[result] = run.slots[result] * 1.01
+
+        return scaled
+
+    around(stack, operating.Operators, "forward", off)
+
+
+@mutation("recomputation draws another mask", deep)
+def _(stack: ExitStack) -> None:
+    around(stack, operating, "set_random_state", lambda original, state, device: None)
+
+
+@mutation("dropout alike in every step", forgetting)
+def _(stack: ExitStack) -> None:
+    around(stack, randomness, "piece_seed", lambda original, place: (original(place) * 0 + 1 + place) * 0x9E3779B9)
+
+
+@mutation("whole dropout alike in every step", forgetting)
+def _(stack: ExitStack) -> None:
+    def seeded(original: Any, *args: Any) -> Any:
+        torch.manual_seed(5)
+        return original(*args)
+
+    around(stack, executor.Executor, "forward", seeded)
+
+
+@mutation("dropout does not scale", forgetting)
+def _(stack: ExitStack) -> None:
+    def unscaled(original: Any, self: Any, x: Tensor) -> Any:
+        made = original(self, x)
+        value = (made[0] if self.mask else made) * (1.0 - self.rate)
+        return (value, made[1]) if self.mask else value
+
+    around(stack, randomness.Dropout, "forward", unscaled)
+
+
+@mutation("bucket not reduced", perceptron)
+def _(stack: ExitStack) -> None:
+    around(stack, buckets.Flat, "advance", lambda original, self: None)
+
+
+@mutation("gradients sent in half precision", perceptron)
+def _(stack: ExitStack) -> None:
+    def rounded(original: Any, self: Any, tensor: str, gradient: Tensor) -> None:
+        original(self, tensor, gradient.bfloat16().to(gradient.dtype))
+
+    around(stack, buckets.Flat, "fill", rounded)
+
+
+@mutation("shards in another order after a resharding", perceptron)
+def _(stack: ExitStack) -> None:
+    def rolled(original: Any, x: Tensor, dim: int, extent: int, *rest: Any) -> Tensor:
+        return original(x, dim, extent, *rest).roll(extent // 2, dim)
+
+    around(stack, collectives, "all_to_all", rolled)
+
+
+@mutation("statistics not exchanged", pictures)
+def _(stack: ExitStack) -> None:
+    around(stack, normalisations, "_summed", lambda original, exchange, loops, x: x)
+
+
+@mutation("buffers never updated", pictures)
+def _(stack: ExitStack) -> None:
+    around(stack, execution.Execution, "_replace", lambda original, self, tensor, value: None)
