@@ -19,7 +19,7 @@ from shardwright._torch_compat import local_of
 def share_overflow(gradients: Iterable[Tensor], device: torch.device) -> None:
     """Every rank calls this with its own gradients; if any of any rank is not finite, one of each rank becomes NaN."""
     local = [part for part in map(local_of, gradients) if part.numel()]
-    found = torch.zeros((), device=device)
+    found = torch.zeros((), dtype=torch.float32, device=device)  # on every rank, whatever its default
     if local:
         found = (~torch.nn.utils.get_total_norm(local, float("inf")).isfinite()).to(torch.float32)
     dist.all_reduce(found, dist.ReduceOp.MAX)

@@ -85,11 +85,12 @@ def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = Fal
         for kind in kinds:
             yield {name: x for (what, name), x in found.tensors.items() if what == kind} if keep else {}
 
-    optimizer = _optimizer(p for p in model.parameters() if p.requires_grad)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = _optimizer(trained) if trained else None  # a stage may have none
     for step, batches in enumerate(steps, 1):
         (before,) = whole(f" before step {step}", parameter=dict(model.named_parameters()))
         run.before.append(before)
-        optimizer.zero_grad()
+        model.zero_grad()
         with counting() if step == 1 else nullcontext() as performed:
             made = _step(model, batches, step == len(steps) and not stages, shows)
         run.sent = run.sent or performed
@@ -101,7 +102,8 @@ def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = Fal
         run.gradients.append(gradients)
         count = len(draws) // len(batches)
         run.draws.append([list(draws.values())[n * count : (n + 1) * count] for n in range(len(batches))])
-        optimizer.step()
+        if optimizer is not None:
+            optimizer.step()
     run.parameters, run.buffers = whole(
         " at the end", parameter=dict(model.named_parameters()), buffer=dict(model.named_buffers())
     )
