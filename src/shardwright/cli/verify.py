@@ -25,7 +25,8 @@ def verify(
     steps: Annotated[int, typer.Option(help="AdamW steps to train", min=1)] = 3,
     dtype: Annotated[str, typer.Option(help="float64 (within 1e-9), float32 (the model's own), or both")] = "both",
     forced: Annotated[
-        bool, typer.Option("--forced/--plan-only", help="Also verify what is forced to cut, recompute and run in stages")
+        bool,
+        typer.Option("--forced/--plan-only", help="Also verify what is forced to cut, recompute and run in stages"),
     ] = True,
     inference: Annotated[
         bool,
