@@ -28,6 +28,7 @@ from shardwright.process_wide import replaced
 from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
 from shardwright.runtime.shards import cut, device_of, distributed
+from shardwright.runtime.taken_over import take_over
 from shardwright.runtime.weights import Weights, check_names
 
 Initialise = Callable[[torch.nn.Module], Any]
@@ -95,7 +96,9 @@ def materialised(
             if isinstance(entry, Parameter):
                 share_hooks(held, made[paths])
             if not keep and not held.is_meta:
-                _replace(model, paths, made[paths])
+                put_in_place(model, paths, made[paths])
+            if not keep and isinstance(held, torch.nn.Parameter):
+                take_over(held, made[paths])
             del local, held
         shards[entry.tensor] = made[paths]
     owners.drop()
@@ -123,7 +126,7 @@ def _owned(local: Tensor, device: torch.device, dtype: torch.dtype, keep: bool) 
     return here if fills and (moved or not keep) else here.clone(memory_format=torch.contiguous_format)
 
 
-def _replace(model: torch.nn.Module, paths: tuple[str, ...], shard: torch.nn.Parameter | Tensor) -> None:
+def put_in_place(model: torch.nn.Module, paths: Sequence[str], shard: torch.nn.Parameter | Tensor) -> None:
     """Put the shard where the model held the whole tensor, and so let go of that."""
     for path in paths:
         owner, _, leaf = path.rpartition(".")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.programs import built
 from shardwright.runtime.replanning import for_those_here
 from shardwright.runtime.shards import device_of
+from shardwright.runtime.taken_over import carry_over
 from shardwright.runtime.template import Template, with_tensors
 from shardwright.runtime.torchrun import plan_of_job
 
@@ -72,7 +74,8 @@ def parallelize(
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
     As with ``fully_shard``, the model is taken over: its parameters become this rank's shards (DTensors) one by one, so
-    that no second copy of it ever exists. Optimizers are made afterwards, from the parameters of the result.
+    that no second copy of it ever exists. Optimizers are made from the parameters of the result; those that were made from
+    the model's before go on with the shards, and any other use of the old parameters is refused.
 
     Parameters
     ----------
@@ -117,6 +120,7 @@ def parallelize(
     >>> loss = model(tokens, targets); loss.backward(); optimizer.step()      # doctest: +SKIP
     """
     plan = plan_of_job() if plan is None else plan
+    before = [] if keep else [weakref.ref(parameter) for parameter in model.parameters()]
     update_locally()
     _refuse_shards(model)
     look_at_hooks(model)
@@ -146,6 +150,7 @@ def parallelize(
                 keep=keep,
                 compare_batches=compare_batches,
             )
+            carry_over(before)
             profile_if_asked(staged, every_rank=True)
             assist_if_asked(staged)
             return staged
@@ -179,6 +184,7 @@ def parallelize(
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
     parallel.__dict__["_plan"] = plan if isinstance(plan, Plan) else None
+    carry_over(before)
     profile_if_asked(parallel)
     assist_if_asked(parallel)
     return parallel

@@ -20,9 +20,10 @@ from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, digest, sample
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.checkpoint import load_weights
-from shardwright.runtime.materialise import Initialise, Shards, is_checkpoint, materialised
+from shardwright.runtime.materialise import Initialise, Shards, is_checkpoint, materialised, put_in_place
 from shardwright.runtime.pipeline import PipelineModule
 from shardwright.runtime.stages import Stages
+from shardwright.runtime.taken_over import take_over
 
 
 def pipelined(
@@ -106,9 +107,7 @@ def _let_go(model: torch.nn.Module, graph: Graph, shards: Shards) -> None:
     for parameter in graph.parameters:
         if parameter.tensor in shards:
             continue
-        for path in parameter.paths:
-            owner, _, leaf = path.rpartition(".")
-            module = model.get_submodule(owner)
-            held = module._parameters[leaf]
-            if held is not None and not held.is_meta:
-                module._parameters[leaf] = torch.nn.Parameter(held.detach().to("meta"), held.requires_grad)
+        held = model.get_parameter(parameter.paths[0])
+        if not held.is_meta:
+            put_in_place(model, parameter.paths, torch.nn.Parameter(held.detach().to("meta"), held.requires_grad))
+        take_over(held, None)
