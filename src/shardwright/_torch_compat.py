@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import linecache
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -392,6 +394,31 @@ def default_store() -> Any:
     from torch.distributed.distributed_c10d import _get_default_store
 
     return _get_default_store()
+
+
+def listen_on_loopback() -> None:
+    """From now on stores that this process makes for others to find (``env://``, ``tcp://``, torchrun) listen on
+    127.0.0.1 alone; ``TCPStore`` by itself listens on every interface, whatever address it is given."""
+    # By their names: torch.distributed.rendezvous, asked for as an attribute, is a function.
+    for name in ("rendezvous", "elastic.rendezvous.c10d_rendezvous_backend"):
+        importlib.import_module(f"torch.distributed.{name}").TCPStore = _store_on_loopback  # type: ignore[attr-defined]
+
+
+def _store_on_loopback(host_name: str, port: int, *args: Any, is_master: bool = False, **options: Any) -> Any:
+    from torch.distributed import TCPStore
+
+    if not is_master:
+        return TCPStore(host_name, port, *args, is_master=False, **options)
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:  # taken: by another store of this process, which several may share, or it says so itself
+        listener.close()
+        return TCPStore("127.0.0.1", port, *args, is_master=True, **options)
+    listener.listen(2048)
+    port = listener.getsockname()[1]
+    return TCPStore("127.0.0.1", port, *args, is_master=True, master_listen_fd=listener.detach(), **options)
 
 
 def in_backward() -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardwright.loopback import ADDRESS, stay_local
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize, recut
 from shardwright.runtime.assistant import assist
@@ -28,6 +29,8 @@ MODEL = "gpt:small,heads=4"
 def main() -> None:
     plan, folder, steps = Plan.load(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     moving, deaths = sys.argv[4] == "moving", set(sys.argv[5:])
+    if os.environ["MASTER_ADDR"] == ADDRESS:
+        stay_local()
     dist.init_process_group("gloo")
     built = resolve(MODEL, device="cpu")
     model = parallelize(built.model, plan, built.args, built.kwargs)

@@ -68,12 +68,15 @@ def _serve(rank: int, workers: int, port: int, pipe: Any, environment: dict[str,
     import torch
     import torch.distributed as dist
 
+    from shardwright.loopback import stay_local
+
     faulthandler.enable()  # a worker that dies says where
     faulthandler.register(signal.SIGUSR1, stack.open("w"))  # and so does one that is late
     seldom_collect()
     with suppress(OSError, AttributeError):  # a system without it
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)  # also while it is stopped
     torch.set_num_threads(1)
+    stay_local()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1200))  # the pool gives up sooner
     pipe.send(("ready", None))
     while True:

@@ -26,6 +26,7 @@ from runtime.killed_training import MODEL
 from runtime.pipelines import pipeline_plan
 from runtime.pool import once_more_if_killed
 from runtime.test_two_hosts import emulation
+from shardwright._torch_compat import listen_on_loopback
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.planner import plan
@@ -78,6 +79,7 @@ def train(plan_file: Path, folder: Path, deaths: list[str], how: str = "still") 
     script = [str(SCRIPT), str(plan_file), str(folder), str(STEPS), how, *deaths]
     arguments = torchrun_arguments(Plan.load(plan_file), script, max_restarts=len(deaths))
     forking_context()  # of which torchrun makes use: a rank that starts anew need not import everything anew
+    listen_on_loopback()
     with patch.dict(os.environ, [FRESH_STORE]), signals_as_they_are():
         torchrun(["--run-path", "--start-method=forkserver", *arguments])
     return float((folder / "final").read_text())

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from runtime.pipelines import halves, pipeline_plan
 from runtime.test_pipeline import example
+from shardwright.loopback import stay_local
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.launch import forking_context, free_port
@@ -47,6 +48,7 @@ def batches(args: tuple[torch.Tensor, ...], step: int) -> tuple[torch.Tensor, ..
 def job(rank: int, port: int, folder: str, killed: bool) -> None:
     """Train to the end from the last checkpoint; the victim dies in one step, if it is told to."""
     torch.set_num_threads(1)
+    stay_local()
     where = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(
         "gloo", init_method=where, rank=rank, world_size=RANKS, timeout=datetime.timedelta(seconds=300)

@@ -33,6 +33,7 @@ from shardwright.cluster.calibration import Progress
 from shardwright.cluster.fitting import calibrated
 from shardwright.cluster.hardware import Device, Link
 from shardwright.cluster.local import cores, quick_figures
+from shardwright.loopback import stay_local
 
 SIZES = tuple(2**e for e in range(10, 25, 2))
 NETWORK_SIZES = (*SIZES, 2**26, 2**27)
@@ -174,6 +175,7 @@ def _rank(rank: int, ranks: int, folder: str, kind: str, seconds: float, kernels
     else:
         torch.set_num_threads(max(cores() // ranks, 1))
     backend = "nccl" if kind == "cuda" else "gloo"
+    stay_local()
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     try:
         report = (lambda share, what: progress.put((share, what))) if rank == 0 else (lambda share, what: None)

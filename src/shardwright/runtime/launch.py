@@ -140,11 +140,14 @@ def _serve(
     import torch
     import torch.distributed as dist
 
+    from shardwright.loopback import stay_local
+
     # Whole tensors are gathered for comparison axis by axis; DTensor would warn that this is slow.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     try:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         # Ranks may wait long for the one that trains alone; a rank that fails ends all, so no shorter limit is needed.
+        stay_local()
         dist.init_process_group("gloo", timeout=timedelta(seconds=seconds))
         pipe.send(("result", function(*args), time.time()))
         dist.barrier()

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from shardwright._torch_compat import listen_on_loopback
 from shardwright.errors import PlanError, RunError
+from shardwright.loopback import ADDRESS
 from shardwright.plans import Plan
 from shardwright.runtime.job import Task, task_of
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
@@ -41,8 +43,8 @@ def torchrun_arguments(
         )
     wanted = nnodes if elastic and nnodes is not None else str(nodes)
     arguments = [f"--nproc-per-node={each}", f"--nnodes={wanted}", f"--max-restarts={max_restarts}"]
-    if nodes == 1 and rdzv_endpoint is None:
-        arguments.append("--standalone")
+    if nodes == 1 and rdzv_endpoint is None:  # all on this machine, whose loopback interface is enough for them
+        arguments += ["--standalone", f"--local-addr={ADDRESS}"]
     elif rdzv_endpoint is None:
         raise RunError(
             f"The plan runs on {nodes} nodes, which must find each other.",
@@ -103,6 +105,9 @@ def start(plan_file: Path, script: list[str], **options: object) -> None:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):  # of pods; those of processes are torchrun's to set
             os.environ.pop(name, None)
     arguments = torchrun_arguments(plan, script, **options)  # type: ignore[arg-type]  # checked by the command's types
+    if "--standalone" in arguments:
+        listen_on_loopback()
+        arguments = [*arguments[: len(arguments) - len(script)], "-m", "shardwright.loopback", *script]
     os.environ.setdefault(*FRESH_STORE)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // plan.devices)))
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
