@@ -29,8 +29,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from shardwright._torch_compat import local_of
 from shardwright.errors import RunError
 from shardwright.files import parse_json
+from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.runtime.checkpoint_reading import load, read_metadata
 from shardwright.runtime.checkpoint_sums import CHECKED, Writer
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
@@ -67,7 +69,7 @@ def save_checkpoint(
             shutil.rmtree(old, ignore_errors=True)
     _meet()
     state = _state(model, optimizer)
-    state["random"] = torch.get_rng_state()
+    state |= _drawn(model, _rank())
     state["extra"] = json.dumps({"step": step, **(extra or {})})
     state[CHECKED] = "CRC-32"
     dcp.save(state, storage_writer=Writer(partial), no_dist=not dist.is_initialized())
@@ -124,7 +126,8 @@ def _loaded(
     if found is None:
         return None
     state = _state(model, optimizer)
-    state["random"], state["extra"] = torch.get_rng_state(), ""
+    drawn = _known_of(found, _drawn(model, _rank()), _drawn(model, 0), {"random": torch.get_rng_state()})
+    state |= {**drawn, "extra": ""}
     load(state, found)
     extra = parse_json(str(state["extra"]), f"what {found} says about itself", RunError)
     if not isinstance(extra, dict):
@@ -133,8 +136,33 @@ def _loaded(
         set_model_state_dict(model, state["model"], options=StateDictOptions(strict=True))
     if optimizer is not None and state["model"]:
         set_optimizer_state_dict(model, optimizer, state["optimizer"], options=_BY_NAME)
-    torch.set_rng_state(state["random"])
+    # The same objects, filled; a generator that the checkpoint knows nothing of stays where it is.
+    device = _device(model)
+    now = random_state(device)
+    set_random_state((*(state[name] for name in drawn), *now[len(drawn) :])[: len(now)], device)
     return extra
+
+
+def _drawn(model: torch.nn.Module, rank: int) -> dict[str, torch.Tensor]:
+    """Where the generators are that a rank draws from: every rank's own, because the stages of a pipeline draw apart."""
+    return {f"random.{rank}.{number}": state for number, state in enumerate(random_state(_device(model)))}
+
+
+def _known_of(found: Path, own: dict[str, Any], first: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds of these: written by as many ranks as there are now, by others, or before each had its own."""
+    known = read_metadata(found).state_dict_metadata
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    alike = f"random.{world - 1}.0" in known and f"random.{world}.0" not in known
+    asked = own if alike else first if "random.0.0" in known else before
+    return {name: value for name, value in asked.items() if name in known}
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    return next((local_of(parameter).device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def load_weights(
