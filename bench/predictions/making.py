@@ -226,6 +226,7 @@ def _one_mesh() -> dict[str, Made]:
         "cpu-megatron": Made(GPT, "cpu:4", "megatron"),
         "uneven-batch": Made(f"{OWN}:tied", "4xH100", "data-parallel", one, {"batch": 7}),
         "bfloat16-fsdp": Made(LLAMA, "4xH200", "fsdp", one, {"dtype": "bfloat16"}),
+        "several-results-fsdp": Made(f"{OWN}:telling", "4xH100", "fsdp", one),
         "sgd-data-parallel": Made(GPT, "4xH100", "data-parallel", {"optimizer": "sgd", **one}),
     }
 
@@ -280,6 +281,8 @@ def _pipelines() -> dict[str, Made]:
         "joint-megatron-3d": Found(deep, "2x2xH100", recipe="megatron-3d"),
         "cpu-stages": Staged(deep, "cpu:4", whole, asked=Pipelining(2, 4, "1f1b")),
         "cpu-zb-v": Staged(deep, "cpu:4", whole, asked=Pipelining(8, 4, "zb-v")),
+        "several-results-stages": Staged(f"{OWN}:telling", "2xH100", whole, asked=Pipelining(2, 4, "1f1b")),
+        "several-results-one-stage": OneStage(f"{OWN}:telling", "4xH100", "fsdp", {"max_axes": 1}),
         "one-stage-fsdp": OneStage(GPT, "4xH100", "fsdp", {"max_axes": 1}),
         "one-stage-megatron": OneStage(GPT, "2x2xH100", "megatron"),
         **seeds,

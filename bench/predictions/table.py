@@ -120,8 +120,20 @@ def comparable(found: Sequence[Move]) -> list[Move]:
 
 
 def lines(found: Sequence[Move]) -> list[str]:
-    """The moves as a table."""
-    rows = [("case", "quantity", "before", "after", "moved"), *(move.cells() for move in found)]
+    """The moves as a table; a new case is one line, and ranks that moved alike are."""
+    shown: dict[tuple[str, ...], tuple[str, ...]] = {}
+    whole = [case for case in {m.case for m in found} if all(m.before is None for m in found if m.case == case)]
+    for move in found:
+        words = move.quantity.split(" ")
+        if move.case in whole:
+            shown[move.case, ""] = (move.case, "new", "", "", "")
+        elif words[0] == "ranks":
+            key = move.case, " ".join(words[2:])
+            rank = f"{shown[key][1]}, {words[1]}" if key in shown else f"{' '.join(words[2:])} of ranks {words[1]}"
+            shown[key] = (move.case, rank, *shown.get(key, move.cells())[2:])
+        else:
+            shown[move.case, move.quantity] = move.cells()
+    rows = [("case", "quantity", "before", "after", "moved"), *shown.values()]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

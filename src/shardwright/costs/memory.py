@@ -142,11 +142,15 @@ class _Replay:
         elsewhere = self.program.elsewhere
         results = {elsewhere.get(value, value) for value in self.flow.results}
         for number, instruction in enumerate(self.program.instructions):
+            idle = number in self.program.idle
             for slot in instruction.writes:
-                self._write(slot, number, instruction)
+                if idle:
+                    self._handed_on(slot, instruction)
+                else:
+                    self._write(slot, number, instruction)
                 if slot in results and slot in self.lies_in:
                     self.of[self.lies_in[slot]].handed = True
-            if instruction.temporary:
+            if instruction.temporary and not idle:
                 self._passing(instruction, number)
             if instruction.kind is Kind.DEPOSIT:
                 self._deposited(instruction)
@@ -196,6 +200,13 @@ class _Replay:
             return
         what, kind = self._described(slot, instruction), KIND_OF[known.role]
         self._hold(slot, self._make(known.bytes, kind, what, instruction.module, number))
+
+    def _handed_on(self, slot: int, instruction: Instruction) -> None:
+        """A sum to which nobody brings the other gradient is the one that there is; other idle instructions make nothing."""
+        given = next((read for read in instruction.reads if read in self.lies_in), None)
+        if instruction.kind is Kind.ACCUMULATE and given is not None:
+            root = self.lies_in[slot] = self.lies_in[given]
+            self.held[root] += 1
 
     def _described(self, slot: int, instruction: Instruction) -> str:
         known = self.program.slots[slot]

@@ -22,7 +22,7 @@ from shardwright.costs.kernels_memory import memory_work
 from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds
 from shardwright.costs.replica_sums import leg_seconds
-from shardwright.program import Instruction, Kind, Phase, Program
+from shardwright.program import COMPUTE, Instruction, Kind, Phase, Program
 from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
@@ -108,7 +108,12 @@ def price(program: Program, mesh: Mesh) -> Priced:
     >>> sum(event.seconds for event in events if event.phase is Phase.FORWARD)                   # doctest: +SKIP
     """
     prices = _Prices(program, mesh)
-    return Priced(program, mesh, tuple(prices.event(instruction) for instruction in program.instructions))
+    idle = program.idle
+    events = [
+        Event(one._replace(collective="", bytes=0, stream=COMPUTE), 0.0, 0.0) if number in idle else prices.event(one)
+        for number, one in enumerate(program.instructions)
+    ]
+    return Priced(program, mesh, tuple(events))
 
 
 def is_batch_of_matrices(operand: Strided) -> bool:

@@ -19,6 +19,6 @@ def decided(graph: Graph, strategy: Strategy, mesh: Mesh) -> Written:
     """Every decision that running a strategy on a mesh asks for."""
     noting = Noting(ByPrice(mesh.with_shares(strategy.shares)))
     place = largest_place(strategy.cuts)
-    program = build(graph, strategy, noting, place, device=mesh.device.kind, every_result=True)
+    program = build(graph, strategy, noting, place, device=mesh.device.kind)
     cross(program.flow, noting)
     return noting.written()

@@ -232,7 +232,7 @@ def _decided(pipe: Pipeline, number: int, prices: Decisions) -> Written:
     for parts in pipe.parts.values():
         graph, coordinate = parts[number].graph, pipe.coordinate(number, stage.ranks[0])
         try:
-            flow = build(graph, stage.strategy, noting, coordinate, every_result=True).flow
+            flow = build(graph, stage.strategy, noting, coordinate).flow
         except LoweringError as error:
             if len(pipe.parts) == 1:
                 raise

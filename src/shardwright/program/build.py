@@ -10,7 +10,7 @@ the optimizer ends the step. This is the only place where the order of a step is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
@@ -38,11 +38,10 @@ def build(
     device: str = "cpu",
     training: bool = True,
     optimizer: str = "adamw",
-    every_result: bool = False,
+    sent: Collection[str] = (),
 ) -> Program:
-    """The program of the rank at ``coordinate`` (by default the first) on this kind of device.
-
-    ``every_result``: gradients may come back from every result, not from the loss alone.
+    """The program of the rank at ``coordinate`` (by default the first) on this kind of device; gradients of any of its
+    results may come back. ``sent``: of a stage, the results that other stages read.
 
     Raises
     ------
@@ -55,7 +54,7 @@ def build(
     >>> [i.name for i in program.instructions if i.kind is Kind.GATHER]                          # doctest: +SKIP
     """
     place = (0,) * len(strategy.axes) if coordinate is None else coordinate
-    flow = dataflow(graph, strategy, place, decisions, device, training, every_result)
+    flow = dataflow(graph, strategy, place, decisions, device, training, sent)
     return _Builder(flow, decisions, optimizer).build()
 
 

@@ -9,7 +9,7 @@ order of a whole step, backward pass and communication ahead of use included, is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -123,8 +123,8 @@ class Dataflow:
     training: bool
     recomputed: tuple[tuple[range, bool], ...] = ()
     """The nodes of every recomputed block, in order, and whether it is recomputed lightly."""
-    every_result: bool = False
-    """Whether gradients may come back from every result; otherwise from the loss alone, if there is one."""
+    sent: frozenset[str] = frozenset()
+    """Of a stage, the results that other stages read."""
     equal: frozenset[str] = frozenset()
     """Parameters that rest in equal parts although an axis cuts in shares (:mod:`~shardwright.program.resting`)."""
 
@@ -135,14 +135,10 @@ class Dataflow:
 
     @cached_property
     def roots(self) -> tuple[int, ...]:
-        """The results that the backward pass starts from: the first scalar with a gradient (the loss), else all with one."""
+        """The results that a gradient may come back from: the backward pass starts from them."""
         if not self.training:
             return ()
-        with_gradient = list(dict.fromkeys(r for r in self.results if self.values[r].local.grad))
-        if self.every_result:
-            return tuple(with_gradient)
-        scalars = [r for r in with_gradient if not self.graph.tensors[self.values[r].tensor].shape]
-        return tuple(scalars[:1] or with_gradient)
+        return tuple(dict.fromkeys(r for r in self.results if self.values[r].local.grad))
 
     @cached_property
     def roots_of(self) -> Mapping[int, int]:
@@ -189,9 +185,10 @@ def dataflow(
     decisions: Decisions,
     device: str = "cpu",
     training: bool = True,
-    every_result: bool = False,
+    sent: Collection[str] = (),
 ) -> Dataflow:
-    """What the rank at ``coordinate`` computes in a forward pass on this kind of device.
+    """What the rank at ``coordinate`` computes in a forward pass on this kind of device; ``sent``: of a stage, the results
+    that other stages read.
 
     Raises
     ------
@@ -201,7 +198,7 @@ def dataflow(
     """
     place = Place(strategy.axes, tuple(coordinate), strategy.cuts)
     flow = _Builder(graph, strategy, place, decisions, device, training).build()
-    return replace(flow, every_result=True) if every_result else flow
+    return replace(flow, sent=frozenset(sent)) if sent else flow
 
 
 class _Builder:

@@ -176,11 +176,19 @@ class Program:
         """Per kind of collective and mesh axis, how many of them the rank performs in a step, and their bytes."""
         count: Counter[tuple[str, str]] = Counter()
         size: Counter[tuple[str, str]] = Counter()
-        for instruction in self.instructions:
-            if instruction.collective:
+        for number, instruction in enumerate(self.instructions):
+            if instruction.collective and number not in self.idle:
                 count[instruction.collective, instruction.stream] += 1
                 size[instruction.collective, instruction.stream] += instruction.bytes
         return {key: (count[key], size[key]) for key in sorted(count)}
+
+    @cached_property
+    def idle(self) -> frozenset[int]:
+        """The instructions that have nothing to do in a step that goes back from the loss."""
+        from shardwright.program.idle import idle, started_from  # they speak of instructions
+
+        arriving = [self.roots[value] for value in started_from(self.flow) if value in self.roots]
+        return idle(self.instructions, self.slots, arriving) if len(arriving) < len(self.roots) else frozenset()
 
     def root(self, slot: int) -> int:
         """The value in whose storage a value lies."""

@@ -100,6 +100,16 @@ class Pipeline:
         return Pipeline(micro, tuple(stages), schedule, parts)
 
     @cached_property
+    def _read_by_the_tail(self) -> frozenset[str]:
+        """Results from which the loss of the whole batch is computed when all micro-batches are through."""
+        tail = self.micro.tail
+        return (
+            frozenset()
+            if tail is None
+            else frozenset(entry.tensor for entry in tail.inputs if entry.tensor is not None)
+        )
+
+    @cached_property
     def workers(self) -> tuple[int, ...]:
         """The ranks that have stages; other ranks of the job only look on."""
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
@@ -167,7 +177,7 @@ class Pipeline:
             device=device,
             training=training,
             optimizer=optimizer,
-            every_result=True,
+            sent=(*part.sent, *self._read_by_the_tail),
         )
         if not split:
             return StageProgram(program, None)

@@ -293,7 +293,7 @@ def built(
     training: bool = True,
 ) -> Program:
     """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
-    program = build(graph, strategy, decisions, coordinate, device=device.type, training=training, every_result=True)
+    program = build(graph, strategy, decisions, coordinate, device=device.type, training=training)
     validate_dataflow(program.flow)
     validate_program(program)
     return program
