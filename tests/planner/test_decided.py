@@ -34,7 +34,7 @@ def slower(mesh: Mesh, latency: float, rate: float) -> Mesh:
 
 def program(graph: Graph, plan: Plan, mesh: Mesh) -> Program:
     decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
-    return build(graph, plan.strategy, decisions, (1, 2), device="cuda")
+    return build(graph, plan.strategy, decisions, plan.mesh.coordinates(plan.devices - 2), device="cuda")
 
 
 @pytest.mark.parametrize("search", ["fsdp", "megatron", "data-parallel"])
@@ -48,7 +48,8 @@ def test_an_edited_price_changes_no_instruction(graph: Graph, search: str) -> No
     for mesh in (slower(made.mesh, 2.0, 1.0), slower(made.mesh, 1e6, 1.0), slower(made.mesh, 0.0, 1e-3)):
         assert program(graph, loaded, mesh).instructions == before.instructions
     # Nothing was left to the prices: without them the program is the same.
-    alone = build(graph, loaded.strategy, loaded.decisions, (1, 2), device="cuda")
+    place = loaded.mesh.coordinates(loaded.devices - 2)
+    alone = build(graph, loaded.strategy, loaded.decisions, place, device="cuda")
     assert alone.instructions == before.instructions
 
 
