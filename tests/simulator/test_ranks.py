@@ -7,12 +7,13 @@ from itertools import pairwise
 
 import pytest
 
+from shardwright.cli._program import rank_lines
 from shardwright.cluster import Cluster, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_pipeline
 from shardwright.plans import Plan
-from shardwright.program import Kind
+from shardwright.program import Kind, Phase
 from shardwright.simulator import simulate_plan_pipeline
 from shardwright.simulator.engine import Streams
 from shardwright.zoo.reference import resolve
@@ -99,4 +100,19 @@ def test_gradients_of_micro_batches_are_added_up_in_time(graph: Graph) -> None:
         arrivals = [event.seconds for event in times.events.events if event.kind is Kind.ARRIVE]
         expected = 3 * (count - 1) / count * times.bytes.kept / bandwidth
         assert arrivals and sum(arrivals) == pytest.approx(expected)
-        assert (times.events.computed(times.events.passes["W"]) >= expected > 0) == (count > 1)
+        assert (times.events.computed(times.events.passes["B"]) >= expected > 0) == (count > 1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_is_priced_of_a_stage_is_what_it_runs(graph: Graph, schedule: str) -> None:
+    """Backward passes are in two where the schedule has them so, and nowhere else."""
+    plan = plan_pipeline(graph, parse_cluster("2x1xH100"), Pipelining(2, 4, schedule), Options(search="data-parallel"))
+    timeline = simulate_plan_pipeline(plan, graph)
+    assert timeline.seconds == plan.prediction.step_seconds
+    for rank in range(2):
+        listed = [line.instruction for line in rank_lines(plan, graph, rank) if line.program is not None]
+        events = timeline.times[rank, 4].events
+        once = [events.events[n].instruction for n in events.passes["B"] if events.events[n].kind is not Kind.ARRIVE]
+        first = [i for i in listed if i.phase is Phase.BACKWARD and i.microbatch == 0]
+        assert [(i.kind, i.name) for i in once] == [(i.kind, i.name) for i in first]
+        assert bool(events.passes["W"]) == (schedule == "zb-h1")

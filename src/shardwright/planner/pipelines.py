@@ -127,13 +127,11 @@ def _planned(
     decisions: list[Decisions] = [
         replace(one, otherwise=ByPrice(mesh)) for one, mesh in zip(written, meshes, strict=True)
     ]
-    times = stage_times(
-        Pipeline.of(graph, stages, count, order, asked.batch_norm), meshes, decisions, options.optimizer
-    )
+    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
+    halves = stage_times(pipe, meshes, decisions, options.optimizer, split=True)
     limit = float(min(mesh.device.usable_memory for mesh in meshes))
     limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
-    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    order = _scheduled(pipe, times, cluster, asked.schedule, limit, options)
+    order = _scheduled(pipe, halves, cluster, asked.schedule, limit, options)
     if micro.tail is not None:
         order = order.forwards_first()
         note = (
@@ -142,9 +140,9 @@ def _planned(
         graph = replace(graph, notes=(*graph.notes, note))
     pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
     check(pipe)
-    timeline = simulated(pipe, times, cluster, meshes)
+    timeline = simulated(pipe, stage_times(pipe, meshes, decisions, options.optimizer), cluster, meshes)
     stages = [replace(s, prediction=p) for s, p in zip(stages, timeline.stages, strict=True)]
-    bound = _least_seconds(pipe, times, cluster)
+    bound = _least_seconds(pipe, halves, cluster)
     return _plan(graph, cluster, options, stages, timeline, order, bound, limit, asked, reference)
 
 

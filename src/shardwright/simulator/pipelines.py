@@ -171,9 +171,10 @@ def pass_times(
     received: Sequence[str] = (),
     what_if: WhatIf | None = None,
 ) -> PassTimes:
-    """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds."""
-    program, weights_from = built.program, built.weights
-    assert weights_from is not None
+    """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds. Of a backward pass in one,
+    all counts as that of the inputs."""
+    program = built.program
+    weights_from = len(program.instructions) if built.weights is None else built.weights
     count, recorded = len(program.graph.parameters), not random_nodes(program)
     events = list(with_runtime(price(program, mesh).events, count, mesh.device, RUNTIME, recorded))
     added = _added_up(program, mesh, microbatches)
@@ -192,7 +193,8 @@ def pass_times(
     def end(border: int) -> float:
         return max((simulated.ends[place[n]] for n in passes if n < border), default=0.0)
 
-    forward, inputs, total = end(program.forward.stop), end(weights_from), simulated.seconds
+    forward, total = end(program.forward.stop), simulated.seconds
+    inputs = total if built.weights is None else end(weights_from)
     return PassTimes(
         forward,
         inputs - forward,
@@ -254,9 +256,12 @@ def stage_times(
     decisions: Sequence[Decisions],
     optimizer: str,
     what_if: WhatIf | None = None,
+    *,
+    split: bool = False,
 ) -> dict[tuple[int, int], PassTimes]:
     """What the passes of all stages take, for every size of micro-batch: on the slowest of unlike devices, with the bytes of
-    the one that holds most."""
+    the one that holds most. Backward passes are in two where the schedule has them so, or everywhere (``split``), for
+    whoever looks for a schedule."""
     found = {}
     for number, stage in enumerate(pipe.stages):
         for size in pipe.parts:
@@ -264,10 +269,11 @@ def stage_times(
             received = tuple(pipe.parts[size][number].received)
             asked = what_if and what_if.among({axis.name for axis in mesh.axes})
             places = unlike_places(stage.strategy, mesh) if mesh.kinds else [(0,) * len(mesh.axes)]
+            halves = split or pipe.splits(number)
             for place in places:
                 rank, kind = stage.ranks[int(np.ravel_multi_index(place, mesh.sizes))], mesh.device.kind
                 built = pipe.program(
-                    number, size, rank, decisions[number], device=kind, split=True, optimizer=optimizer
+                    number, size, rank, decisions[number], device=kind, split=halves, optimizer=optimizer
                 )
                 every.append(pass_times(built, mesh.at(place), len(pipe.micro.sizes), received, asked))
             slowest = max(every, key=lambda one: one.forward + one.inputs + one.weights)
@@ -316,7 +322,7 @@ def simulate_plan_pipeline(
     orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)
     pipe = Pipeline.of(graph, plan.stages, count, orders[0], plan.batch_norm)
     try:
-        times = stage_times(pipe, meshes, decided, plan.optimizer)
+        times = stage_times(pipe, meshes, decided, plan.optimizer, split=len(orders) > 1)
     except LoweringError as error:
         if count == plan.microbatches:
             raise
@@ -324,6 +330,7 @@ def simulate_plan_pipeline(
     if len(orders) > 1:
         work = work_of(pipe, times, plan.cluster)
         pipe = replace(pipe, schedule=min(orders, key=lambda order: run(order, work).makespan))
+        times = stage_times(pipe, meshes, decided, plan.optimizer)
     if count != plan.microbatches and pipe.micro.tail is not None:
         pipe = replace(pipe, schedule=pipe.schedule.forwards_first())
     if what_if is None or not what_if.changes:
