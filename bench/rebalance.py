@@ -1,4 +1,4 @@
-"""Replays of two production jobs with stragglers: what sharing the work anew reaches, and what is possible.
+"""Replays of three production jobs with stragglers: what sharing the work anew reaches, and what is possible.
 
 python -m bench.rebalance > bench/measured/rebalance.md
 
@@ -7,11 +7,12 @@ Seconds of deciding are processor time of one core. Data: tests/data/stragglers.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from bench.published.rebalance import as_run, rebalance, step_seconds
+from bench.published.rebalance import Job, as_run, rebalance, step_seconds
+from bench.published.rebalance.sequences import Sequences, as_measured, deal_out, seconds_of
 from bench.published.rebalance.traces import read_job
+from shardwright.files import read_json
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "stragglers"
 
@@ -21,7 +22,8 @@ def main() -> None:
     print("|---|---|--:|--:|--:|--:|--:|---|")
     for name in ("AR", "ST"):
         path = DATA / f"{name}.json"
-        running, measured = read_job(path), json.loads(path.read_text())
+        running, measured = read_job(path), read_json(path)
+        assert isinstance(running, Job)
         before = step_seconds(running, as_run(running))
         print(f"| {name} | none (measured {measured['mean_measured']:.2f}) | {before:.3f} | 1.000 | | | | |")
         for layers, blocks in (("fixed", None), ("common", None), ("own", None), ("common", 8), ("own", 8)):
@@ -36,6 +38,17 @@ def main() -> None:
                 f"| {found.lower_bound:.3f} | {regained} | {found.seconds:.2f} | {found.answer.describe()} |",
                 flush=True,
             )
+    path = DATA / "SE.json.xz"
+    sequences, measured = read_job(path), read_json(path)
+    assert isinstance(sequences, Sequences)
+    steps = range(sequences.shape[0])
+    before = sum(seconds_of(sequences, step, as_measured(sequences)) for step in steps) / len(steps)
+    found = deal_out(sequences)
+    regained = 100 * (before - found.cost) / (before - found.lower_bound)
+    listed = measured["reference"]["microbatches_reassigned_lpt_1f1b"]
+    print(f"| SE | none (measured {measured['mean_measured']:.2f}) | {before:.3f} | 1.000 | | | | |")
+    print(f"| SE | sequences, longest first | {found.cost:.3f} | {found.cost / before:.3f} | {found.lower_bound:.3f} "
+          f"| {regained:.1f} % | {found.seconds:.2f} | listed for longest first: {listed} |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from rich.table import Table
 
 from bench.published.formats import solve_file
 from bench.published.rebalance import as_run, rebalance, step_seconds
+from bench.published.rebalance.sequences import Sequences, as_measured, deal_out, seconds_of
 from bench.published.rebalance.traces import read_job
-from shardwright.errors import ShardwrightError
+from shardwright.errors import ProblemError, ShardwrightError
 
 app = typer.Typer(name="python -m bench.published", no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console() if Console().is_terminal else Console(width=140)
@@ -36,7 +37,7 @@ def joint(
     devices: Annotated[int | None, typer.Option(help="Piper: devices instead of the file's")] = None,
     memory: Annotated[float | None, typer.Option(help="Piper: GiB per device instead of the file's")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Piper: GiB/s of a link instead of the file's")] = None,
-    model: Annotated[str | None, typer.Option(help="Aceso: which model of the file")] = None,
+    model: Annotated[str | None, typer.Option(help="Aceso, Galvatron: which model or problem of the file")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Cut PROBLEM into stages, give them devices and ways to run, and prove how good that is.
@@ -78,6 +79,13 @@ def share_anew(
     Example: python -m bench.published rebalance tests/data/stragglers/AR.json --layers common
     """
     running = read_job(job)
+    if isinstance(running, Sequences):
+        if layers != "fixed" or blocks is not None:
+            raise ProblemError(
+                f"the sequences of {job} differ.", "Leave --layers and --blocks out: sequences are dealt."
+            )
+        _show_sequences(job, running, as_json)
+        return
     before, found = step_seconds(running, as_run(running)), rebalance(running, layers, blocks)
     if as_json:
         answer = {"name": job.stem, "as_run": before, **asdict(found)}
@@ -92,6 +100,30 @@ def share_anew(
             for replica, (share, cuts) in enumerate(zip(found.answer.shares, found.answer.cuts, strict=True))
         ],
         f"Decided in {found.seconds:.2f} s.",
+    )
+
+
+def _show_sequences(job: Path, running: Sequences, as_json: bool) -> None:
+    steps = range(running.shape[0])
+    before = sum(seconds_of(running, step, as_measured(running)) for step in steps) / len(steps)
+    found = deal_out(running)
+    if as_json:
+        print(json.dumps({"name": job.stem, "as_run": before, **asdict(found)}, indent=1, default=str))
+        return
+    _table(
+        f"{job.stem}: sequences differ; {before:.4g} s as run, {found.cost:.4g} s dealt longest first, bound "
+        f"{found.lower_bound:.4g} ({_quality(found.optimal, found.gap)})",
+        ["step", "as run, s", "dealt anew, s", "micro-batches of a replica"],
+        [
+            [
+                str(step),
+                f"{seconds_of(running, step, as_measured(running)):.4g}",
+                f"{seconds_of(running, step, dealt):.4g}",
+                f"{min(map(len, dealt))}–{max(map(len, dealt))}",
+            ]
+            for step, dealt in enumerate(found.answer)
+        ],
+        f"Decided in {found.seconds:.2f} s for {len(steps)} steps.",
     )
 
 

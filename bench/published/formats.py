@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.published.aceso import check, read_aceso, solve_aceso
 from bench.published.galvatron import read_galvatron, solve_galvatron
 from bench.published.piper import read_piper, solve_piper, stage_rows
+from bench.published.reading import read_source
 from shardwright.errors import ProblemError
-from shardwright.files import read_json
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,8 @@ def solve_file(
     >>> solve_file("galvatron_llama28.json").optimal  # doctest: +SKIP
     True
     """
-    data = read_json(path)
     name = Path(path).stem
-    if isinstance(data, list) and len(data) == 1:
-        data = data[0]
+    data = read_source(path, model)
     keys = set(data) if isinstance(data, dict) else set()
     if {"nodes", "edges", "mbsInBatch"} <= keys:
         piper = read_piper(data, devices=devices, memory=memory, bandwidth=bandwidth, name=name)
@@ -52,9 +50,19 @@ def solve_file(
         return _report(name, "Piper", "time per sample", found, stage_rows(piper, found.answer))
     _refuse(name, devices=devices, memory=memory, bandwidth=bandwidth)
     if {"pipelines", "microbatches"} <= keys:
-        _refuse(name, model=model)
-        choice = solve_galvatron(read_galvatron(data))
-        return _report(name, "Galvatron", "seconds per step", choice, [asdict(choice.answer)])
+        tables = read_galvatron(data)
+        choice = solve_galvatron(tables)
+        rows = [
+            {
+                "pipeline": choice.answer.pipeline,
+                "layers": ", ".join(f"{count} × {way}" for way, count in layers),
+                "ends": "tp {} sp {} zero {}".format(*choice.answer.ends),
+                "largest_degree": choice.answer.largest_degree,
+                "memory_mb": megabytes,
+            }
+            for layers, megabytes in zip(choice.answer.layers, choice.answer.memory_mb, strict=True)
+        ]
+        return _report(tables.name, "Galvatron", "seconds per step", choice, rows)
     if {"models", "bandwidth_gb_per_s_within_node"} <= keys:
         aceso = read_aceso(data, model)
         plan = solve_aceso(aceso)

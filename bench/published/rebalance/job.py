@@ -39,7 +39,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("forward", "backward"):
             table = np.asarray(getattr(self, name), float)
-            if table.ndim != 2 or not np.isfinite(table).all() or (table <= 0).any():
+            if table.ndim != 2 or 0 in table.shape or not np.isfinite(table).all() or (table <= 0).any():
                 raise ProblemError(
                     f"{name} is not a table [replica][stage] of positive seconds.",
                     "Give every worker's measured seconds.",

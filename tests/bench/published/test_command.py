@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from shardwright.errors import ProblemError
 
 DATA = Path(__file__).parents[2] / "data" / "joint"
+CHUNKS8 = "llama-28-layers-seq8192-chunks8"
 
 
 def test_a_published_problem_as_json_and_as_a_table() -> None:
@@ -23,12 +24,14 @@ def test_a_published_problem_as_json_and_as_a_table() -> None:
 
 
 def test_galvatron_by_its_file() -> None:
-    result = CliRunner().invoke(app, ["joint", str(DATA / "galvatron_llama28.json"), "--json"])
+    result = CliRunner().invoke(app, ["joint", str(DATA / "galvatron_llama28.json"), "--model", CHUNKS8, "--json"])
     assert 64 / json.loads(result.stdout)["cost"] == pytest.approx(2.5246283459)
 
 
 def test_an_option_that_does_not_apply_and_a_file_that_is_no_problem(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["joint", str(DATA / "galvatron_llama28.json"), "--devices", "4"])
+    result = CliRunner().invoke(
+        app, ["joint", str(DATA / "galvatron_llama28.json"), "--model", CHUNKS8, "--devices", "4"]
+    )
     assert isinstance(result.exception, ProblemError)
     assert "--devices" in result.exception.remedy
     other = tmp_path / "other.json"

@@ -10,6 +10,14 @@ from random import Random
 import numpy as np
 import pytest
 from bench.published.rebalance import Balance, Job, as_run, possible, rebalance, step_seconds
+from bench.published.rebalance.sequences import (
+    Sequences,
+    as_measured,
+    deal_longest_first,
+    deal_out,
+    possible_seconds,
+    seconds_of,
+)
 from bench.published.rebalance.traces import read_job
 
 from shardwright.errors import ProblemError
@@ -125,3 +133,53 @@ def test_unknown_moves_are_refused() -> None:
         rebalance(ST, "all")
     with pytest.raises(ProblemError, match="0 blocks"):
         rebalance(ST, "own", 0)
+
+
+def test_uneven_sequences_are_dealt_longest_first() -> None:
+    """As run 9.07 s. Taken for slow workers, they had made the job slower; longest first was listed with 7.1132 s."""
+    job = read_job(DATA / "SE.json.xz")
+    assert isinstance(job, Sequences) and (job.slowness == 1).all()  # and nobody is slow
+    before = np.mean([seconds_of(job, step, as_measured(job)) for step in range(job.shape[0])])
+    assert before == pytest.approx(9.0652, abs=1e-4)
+    found = deal_out(job)
+    assert found.cost < 7.1132 and found.lower_bound == pytest.approx(6.5669, abs=1e-4)
+    for dealt in found.answer:
+        assert sorted(sequence for own in dealt for sequence in own) == list(range(256))
+
+
+def measured(seed: int, *, slow: float = 1.0, uneven: float = 0.0, noise: float = 0.01) -> Sequences:
+    """Ten steps of four replicas of two stages with six micro-batches."""
+    draw = np.random.default_rng(seed)
+    work = np.exp(draw.normal(0.0, uneven, (10, 4, 1, 6))) * np.array([1.0, 1.5])[:, None]
+    work = work * np.exp(draw.normal(0.0, noise, (10, 4, 2, 6)))
+    work[:, 2, 1] *= slow
+    return Sequences(work, 2 * work, hop=0.01, fixed=0.1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slow_workers_are_told_from_uneven_work(seed: int) -> None:
+    worker, sequences = measured(seed, slow=1.6), measured(seed, uneven=0.4)
+    assert not worker.uneven and not measured(seed).uneven and sequences.uneven
+    assert worker.slowness[2, 1] == pytest.approx(1.6, rel=0.03) and (worker.slowness != 1).sum() == 1
+    assert (sequences.slowness == 1).all()
+    both = measured(seed, slow=2.0, uneven=0.2)
+    assert both.uneven and both.slowness[2, 1] == pytest.approx(2.0, rel=0.2) and (both.slowness != 1).sum() == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_dealing_of_sequences_is_below_the_bound(seed: int) -> None:
+    job, random = measured(seed, slow=1.0 + seed % 2, uneven=0.3), Random(seed)
+    least = possible_seconds(job, 0)
+    assert least <= seconds_of(job, 0, deal_longest_first(job, 0)) <= seconds_of(job, 0, as_measured(job))
+    for _ in range(100):
+        sequences = list(range(24))
+        random.shuffle(sequences)
+        cuts = sorted(random.choices(range(25), k=3))
+        dealt = tuple(tuple(sequences[a:b]) for a, b in pairwise((0, *cuts, 24)))
+        assert seconds_of(job, 0, dealt) >= least * (1 - 1e-12)
+
+
+def test_a_job_is_never_made_slower() -> None:
+    job = measured(0, uneven=0.4)
+    found = deal_out(job)
+    assert found.cost <= np.mean([seconds_of(job, step, as_measured(job)) for step in range(10)])
