@@ -23,6 +23,8 @@ from shardwright.cluster import (
     preset_names,
     toml_text,
 )
+from shardwright.cluster.hardware import RESERVES
+from shardwright.cluster.serial import device_from, device_to
 from shardwright.errors import ClusterError
 
 
@@ -205,3 +207,26 @@ def test_a_cluster_file_without_any_group_is_one_sentence(tmp_path) -> None:
     (tmp_path / "empty.toml").write_text("group = []")
     with pytest.raises(ClusterError, match="has no nodes"):
         parse_cluster(str(tmp_path / "empty.toml"))
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_leave_room_for_what_is_not_the_plans(name: str) -> None:
+    """Context, NCCL and fragmentation are named, positive and kept free, of what CUDA reports as the device's total."""
+    device = preset(name)[0].device
+    taken = dict(device.reserves)
+    assert taken.keys() == RESERVES.keys() and all(size > 0 for size in taken.values())
+    total = device.memory - taken["driver"]
+    assert device.usable_memory == total - taken["context"] - taken["communication"] - taken["fragmentation"]
+    assert 0.8 * device.memory < device.usable_memory < 0.98 * total
+    reported = {"A100-40GB": 39.50, "A100-80GB": 79.15, "H100": 79.15, "V100": 15.75, "RTX-2080Ti": 10.73}.get(name)
+    assert reported is None or total <= reported * 2**30
+    assert device_from(device_to(device), "again").reserves == device.reserves
+
+
+def test_reserves_are_named_or_one_number_and_leave_something() -> None:
+    table = {"name": "x", "memory": 100, "bandwidth": 1.0, "peak_flops": {"float32": 1.0}}
+    assert device_from({**table, "reserved": 30}, "x").usable_memory == 70
+    assert device_from({**table, "reserved": {"mine": 30, "yours": 20}}, "x").usable_memory == 50
+    for wrong in (100, -1, {"mine": "much"}, [1], {"mine": True}, {"mine": 1e300}):
+        with pytest.raises(ClusterError):
+            device_from({**table, "reserved": wrong}, "x")

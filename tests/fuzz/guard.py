@@ -22,8 +22,8 @@ from typing import Any
 from shardwright.caches import root
 from shardwright.errors import ShardwrightError
 
-PROCESSOR_SECONDS = 10.0
-CLOCK_SECONDS = 120.0
+PROCESSOR_SECONDS = 20.0
+CLOCK_SECONDS = 400.0
 BYTES = 2 << 30
 FORBIDDEN_EVENTS = (
     "subprocess.Popen",

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fuzz.mutations import CHANGES, NUMBERS, TORN, WORDS, changed, deepened, torn
+from fuzz.mutations import NUMBERS, WORDS, changed, deepened, torn
 from shardwright.errors import ShardwrightError
 
 CANARY = """
@@ -364,57 +364,3 @@ def _run_words(folder: Path, drawn: Any) -> None:
     if verb[:4] == SMALL and (not words or words[0].strip() in ("0.5", "1", "2", "3", "7", "1e+18", "1e+300")):
         words = ["nan"]  # a whole search is no case for a fuzzer
     command(*verb, *words)
-
-
-TARGETS = (
-    Target(
-        "plans",
-        0.26,
-        st.tuples(st.booleans(), st.booleans(), CHANGES, TORN, st.sampled_from(PLAN_COMMANDS)),
-        _run_plan,
-        lambda: [_plan(staged) for staged in (False, True)],
-    ),
-    Target(
-        "recorded steps",
-        0.04,
-        st.tuples(st.booleans(), CHANGES, TORN),
-        _run_trace,
-        lambda: [_trace(staged) for staged in (False, True)],
-    ),
-    Target(
-        "clusters",
-        0.15,
-        st.tuples(CHANGES, TORN, st.sampled_from([(), ("--json",), ("--toml",)])),
-        _run_cluster,
-        _cluster,
-    ),
-    Target(
-        "choose problems",
-        0.15,
-        st.tuples(CHANGES, TORN, st.sampled_from(METHODS)),
-        _run_choose,
-        _compile_choosing,
-    ),
-    Target(
-        "place problems",
-        0.15,
-        st.tuples(st.sampled_from([WORKLOAD, KINDS]), CHANGES, TORN, st.sampled_from(PLACE_OPTIONS)),
-        _run_place,
-        _compile_placing,
-    ),
-    Target(
-        "checkpoints",
-        0.1,
-        st.tuples(
-            st.sampled_from(["torn", "torn", "calls", "entry", "place"]),
-            TORN,
-            TORN,
-            st.floats(0, 1, exclude_max=True),
-            st.sampled_from([None, 3, -1, 10**30, "x", "../x", "/etc/passwd", [], {}]),
-        ),
-        _run_checkpoint,
-        _checkpoint,
-    ),
-    Target("caches", 0.05, st.tuples(CHANGES, TORN), _run_cache, _kept),
-    Target("command lines", 0.1, st.tuples(st.sampled_from(VERBS), st.lists(TOKENS, max_size=3)), _run_words),
-)

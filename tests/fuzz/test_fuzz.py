@@ -9,8 +9,9 @@ import os
 
 import pytest
 
+from fuzz.everything import TARGETS
 from fuzz.fuzzer import fuzz
-from fuzz.targets import TARGETS, Target
+from fuzz.targets import Target
 
 CASES = int(os.environ.get("SHARDWRIGHT_FUZZ", "500"))
 

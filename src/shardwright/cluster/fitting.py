@@ -62,8 +62,17 @@ def _measured_peaks(data: Mapping[str, Any]) -> Device:
         bandwidth=bandwidth,
         launch_overhead=data["dispatch"]["add"][0],
         peak_flops=tuple(sorted(rates.items())),
+        reserves=_reserves(machine),
         source="best rates measured",
     )
+
+
+def _reserves(machine: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """What to keep free on a GPU that no preset knows; its memory is what CUDA reports, without the driver's part."""
+    if machine["kind"] != "cuda":
+        return ()
+    share = int(0.02 * machine.get("memory", 0))
+    return ("context", 600_000_000), ("communication", 700_000_000), ("fragmentation", share)
 
 
 def _curves(points: list[dict[str, Any]], device: Device) -> list[tuple[str, Curve]]:

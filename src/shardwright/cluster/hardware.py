@@ -17,6 +17,17 @@ Ratios = tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 MOST_DEVICES = 1_000_000
 """In one cluster; more is a slip of the pen."""
 NEVER_CALIBRATED = "datasheet, never calibrated"
+RESERVES = {
+    "driver": "what the driver and ECC keep of the memory on the datasheet: CUDA reports the rest as the device's total",
+    "context": "a process's CUDA context with the kernels of PyTorch, cuBLAS and cuDNN: PyTorch's allocator says that "
+    "0.5 to 0.6 GiB of `non-PyTorch memory` are in use (TianheWu/CoSeR issue 10 on an A100, Wan-Video/Wan2.1 issue 465)",
+    "communication": "NCCL's buffers: 544 to 688 MB a communicator on A100s with NVLink (NVIDIA/nccl issue 964), and a mesh "
+    "of two axes has two; 1.06 GB on eight H100s, context included, before the first all-to-all (issue 1685: that took "
+    "3.3 GB more); proportional to the channels, few of which PCIe has",
+    "fragmentation": "2 % of the memory: what a step reserves was within 1.8 % of what is predicted on our own H200 "
+    "(docs/benchmarks/device.md)",
+}
+"""What presets keep free of a device's memory, and why so much."""
 
 
 def _require_positive(owner: str, **figures: float) -> None:
@@ -30,7 +41,8 @@ class Device:
     """One accelerator or processor: the memory of one, its peak rates, and how it was calibrated.
 
     ``peak_flops`` are pairs (dtype, flops per second); ``"tf32"`` stands for float32 convolutions on tensor cores.
-    ``launch_overhead`` is the host's time to issue one operator. ``reserved`` bytes of memory belong to the driver.
+    ``launch_overhead`` is the host's time to issue one operator. ``reserves`` are pairs (who, bytes) of memory that no plan
+    may count on: what the driver keeps, the process's context, NCCL's buffers, the allocator's fragmentation.
     """
 
     name: str
@@ -39,7 +51,7 @@ class Device:
     bandwidth: float
     launch_overhead: float
     peak_flops: tuple[tuple[str, float], ...]
-    reserved: int = 0
+    reserves: tuple[tuple[str, int], ...] = ()
     source: str = ""
     profile: Profile | None = None
 
@@ -50,6 +62,14 @@ class Device:
         _require_positive(
             owner, memory=self.memory, bandwidth=self.bandwidth, launch_overhead=self.launch_overhead, **self.rates
         )
+        for who, taken in self.reserves:
+            if not 0 <= taken < float("inf"):
+                raise ClusterError(f"{owner}: {who} reserves {taken!r} bytes.", "Correct the key 'reserved'.")
+        if self.usable_memory <= 0:
+            raise ClusterError(
+                f"{owner}: of {self.memory} bytes {self.reserved} are reserved, and none is left.",
+                "Correct the key 'reserved'.",
+            )
         if "float32" not in self.rates:
             raise ClusterError(f"{owner}: peak_flops has no 'float32'.", "Add peak_flops.float32, in flops per second.")
 
@@ -62,7 +82,13 @@ class Device:
         return self.rates.get(dtype, self.rates["float32"])
 
     @property
+    def reserved(self) -> int:
+        """Bytes that no plan may count on, whoever takes them."""
+        return sum(taken for _, taken in self.reserves)
+
+    @property
     def usable_memory(self) -> int:
+        """What is left for a plan: parameters, optimizer state, activations and all other tensors."""
         return self.memory - self.reserved
 
     @property

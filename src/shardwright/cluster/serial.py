@@ -150,10 +150,16 @@ def device_from(table: Mapping[str, Any], where: str) -> Device:
         bandwidth=_number(table, "bandwidth", where),
         launch_overhead=_number(table, "launch_overhead", where, 5e-6),
         peak_flops=peaks,
-        reserved=int(_number(table, "reserved", where, 0)),
+        reserves=_reserves(table.get("reserved", {}), f"{where}: key 'reserved'"),
         source=_get(table, "source", str, where, ""),
         profile=None if profile is None else profile_from(profile, f"{where}.profile"),
     )
+
+
+def _reserves(value: Any, what: str) -> tuple[tuple[str, int], ...]:
+    """Bytes by who takes them, or one number for all."""
+    named = value if isinstance(value, dict) else {"device": value}
+    return tuple((who, int(_finite(taken, f"{what}, {who}"))) for who, taken in named.items() if taken != 0)
 
 
 def device_to(device: Device) -> dict[str, Any]:
@@ -162,7 +168,7 @@ def device_to(device: Device) -> dict[str, Any]:
         "name": device.name,
         "kind": device.kind,
         "memory": device.memory,
-        "reserved": device.reserved,
+        "reserved": dict(device.reserves),
         "bandwidth": device.bandwidth,
         "launch_overhead": device.launch_overhead,
         "source": device.source,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardwright.errors import PlanError
 from shardwright.graph import Op
 from shardwright.operators.rules import OpRules
+from shardwright.records import shown
 
 COLOURS = {
     "batch": "#4477aa",
@@ -35,6 +37,8 @@ def cut_of(loop: str | None, rules: OpRules, labels: Mapping[str, str]) -> str:
     """The word for one axis of an operator's split."""
     if loop is None:
         return "whole"
+    if loop not in rules.by_name:
+        raise PlanError(f"The plan cuts a loop {shown(loop)} of an operator that has none of that name.", "Plan again.")
     if not rules.by_name[loop].divides:
         return "open sum"
     if label := labels.get(loop, ""):
