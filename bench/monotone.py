@@ -18,7 +18,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -174,7 +174,7 @@ def checks(seed: int, everything: bool = False) -> dict[str, Any]:
 
 def table(path: Path) -> str:
     """How often each property was looked at, was violated, and how far."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     seen: dict[str, list[tuple[float, int]]] = {}
     for row in rows:
         for what, worse in row["worse"].items():
@@ -194,6 +194,28 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run; none where there was none yet."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    output: Path,
+    row_of: Callable[[int], dict[str, Any]],
+    violations: Callable[[dict[str, Any]], dict[str, float]],
+) -> None:
+    """Append a row for every seed that has none yet, with the processor's seconds; show violations as they come."""
+    done = {row["seed"] for row in read_rows(output)}
+    for seed in seeds:
+        if seed not in done:
+            began = time.process_time()
+            row = row_of(seed) | {"cpu": time.process_time() - began}
+            with output.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(seed, row["cluster"], f"{row['cpu']:.1f} s", violations(row) or "", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=int, default=500)
@@ -204,17 +226,9 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.table:
         return print(table(asked.table))
-    done = (
-        {json.loads(line)["seed"] for line in asked.output.read_text().splitlines()} if asked.output.exists() else set()
-    )
-    for seed in range(asked.first, asked.first + asked.models):
-        if seed not in done:
-            began = time.process_time()
-            row = checks(seed, asked.all) | {"cpu": time.process_time() - began}
-            with asked.output.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            bad = {what: worse for what, worse in row["worse"].items() if worse > TOLERANCE}
-            print(seed, row["cluster"], row["ops"], f"{row['cpu']:.1f} s", bad or "", file=sys.stderr, flush=True)
+    row_of = lambda seed: checks(seed, asked.all)
+    violations = lambda row: {what: worse for what, worse in row["worse"].items() if worse > TOLERANCE}
+    run_seeds(range(asked.first, asked.first + asked.models), asked.output, row_of, violations)
     print(table(asked.output))
 
 

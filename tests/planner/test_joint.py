@@ -65,7 +65,8 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         assert (again.stages, again.schedule) == (plan.stages, plan.schedule)
         check(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule))
         assert joint.best.bound_seconds <= one.step_seconds
-        assert plan.proof.step_bound == min(joint.best.bound_seconds, plan.prediction.step_seconds) > 0
+        bound, step = joint.best.bound_seconds, plan.prediction.step_seconds
+        assert plan.proof.step_bound == (bound if bound <= step else 0.0)  # overlap may undercut a bound on sums
 
 
 @pytest.fixture(scope="module")
