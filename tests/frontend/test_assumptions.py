@@ -69,5 +69,30 @@ def test_without_values_the_line_is_named_and_the_remedy_works() -> None:
     model = Deciding()
     with pytest.raises(CaptureError, match=r"test_assumptions\.py") as refusal:
         capture(model.to("meta"), (torch.randn(2, 4, device="meta"), LENGTHS.to("meta")))
-    assert "real" in refusal.value.remedy
+    assert "built on the CPU" in refusal.value.remedy
     capture(Deciding(), (torch.randn(2, 4), LENGTHS))
+
+
+class Scaled(nn.Module):
+    """Decides by a number with a fraction, asks it twice on a line, and computes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = self.linear(x).square().mean()
+        if loss.item() > 0.5 and loss.item() < 1e9:
+            return loss * loss.item()
+        return 2 * loss
+
+
+def test_a_branch_on_a_number_with_a_fraction_is_an_assumption() -> None:
+    large, small = torch.full((2, 4), 9.0), torch.zeros(2, 4)
+    model = Scaled()
+    graph = faithful(model, (large,), meta=False)
+    assert targets(graph).count("shardwright.assumed.default") == 2
+    nn.init.zeros_(model.linear.bias)
+    with pytest.raises(AssumptionBroken, match="captured for True, this batch gives False"):
+        replay(graph, model, (small,))
+    replay(graph, model, (large + 1,))

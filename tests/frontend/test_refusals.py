@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shardwright.errors import CaptureError
 from shardwright.frontend import capture
+from shardwright.verification.precision import all_double
 
 
 class Base(nn.Module):
@@ -219,3 +220,23 @@ def test_what_is_missing_in_export_alone_is_to_be_given() -> None:
         capture(MaskOutsideOfExport(), (x,))
     assert "optional arguments" in refusal.value.remedy
     assert capture(MaskOutsideOfExport(), (x, torch.ones(3))).ops
+
+
+def test_the_line_is_the_models_also_while_everything_is_computed_in_double() -> None:
+    """Verification's own functions stand between the model and PyTorch then."""
+    with all_double(), pytest.raises(CaptureError, match=r"test_refusals\.py:\d+") as refusal:
+        capture(Branching(), (torch.zeros(2, 3, device="meta"),))
+    assert "precision.py" not in str(refusal.value)
+    with all_double():
+        graph = capture(Branching(threshold=False), (torch.zeros(2, 3),))
+    assert all("test_refusals.py" in op.source for op in graph.ops)
+
+
+class Branching(nn.Module):
+    def __init__(self, threshold: bool = True) -> None:
+        super().__init__()
+        self.linear, self.threshold = nn.Linear(3, 3), threshold
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(x)
+        return x.float() * 2 if self.threshold and x.sum() > 0 else x.half().float()

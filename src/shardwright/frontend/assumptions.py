@@ -10,27 +10,22 @@ whole tensor, so that all of them go on or stop together.
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shardwright import _torch_compat, process_wide
 from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers
 from shardwright.errors import AssumptionBroken, CaptureError
 from shardwright.frontend.checks import answer_of_check
-from shardwright.frontend.diagnose import short_path
+from shardwright.frontend.provenance import asking_frame, short_path
 
 NAME = "shardwright::assumed"
-_OURS = Path(__file__).parent
-_NOT_THE_MODEL = (f"{Path(torch.__file__).parent}/", f"{_OURS}/", _torch_compat.__file__, process_wide.__file__)
 _QUESTIONS = {
     torch.Tensor.__bool__,
     torch.Tensor.__int__,
@@ -46,13 +41,14 @@ _COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.al
 
 @dataclass
 class Answers:
-    """What a model read from its data, by the line that asked, in the order of asking."""
+    """What a model read from its data, by the line that asked, in the order of asking: by which function, and the answer."""
 
-    by_line: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    by_line: dict[str, list[tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
 
 
 class _Listening(TorchFunctionMode):
-    """Writes down every answer."""
+    """Writes down every answer. A number with a fraction stays a tensor, as it does while the model is exported: what is
+    asked of it then (``if loss.item() > 1.0``) is asked of tensors both times."""
 
     def __init__(self) -> None:
         self.answers = Answers()
@@ -60,25 +56,35 @@ class _Listening(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if function in _QUESTIONS or function in _COMPARISONS:
-            self.answers.by_line[_line()].append(result)
-        return result
+            self.answers.by_line[_line()].append((function, result))
+        return _scalar(args[0]) if function is torch.Tensor.item and isinstance(result, float) else result
 
 
 class _Assuming(TorchFunctionMode):
     """Gives the answers of another run, and leaves an operator for each that checks it."""
 
     def __init__(self, answers: Answers) -> None:
-        self.left = {line: iter(found) for line, found in answers.by_line.items()}
+        self.left = {line: list(found) for line, found in answers.by_line.items()}
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in _QUESTIONS and function not in _COMPARISONS:
             return function(*args, **(kwargs or {}))
         return self.answer(function, lambda: function(*args, **(kwargs or {})), *args, **(kwargs or {}))
 
+    def _next(self, function: Any, line: str) -> Any:
+        """The next answer to such a question on this line; what was asked in between only of numbers is passed over."""
+        left = self.left.get(line, [])
+        place = next((i for i, (asked, _) in enumerate(left) if asked is function), None)
+        if place is None:
+            return None
+        answer = left[place][1]
+        del left[: place + 1]
+        return answer
+
     def answer(self, function: Any, otherwise: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The answer of the other run to this question, or ``otherwise`` where it has none or none is needed."""
         line = _line()
-        answer = next(self.left.get(line, iter(())), None)
+        answer = self._next(function, line)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if answer is None or all(has_data(tensor) for tensor in tensors):
             return otherwise()
@@ -88,7 +94,9 @@ class _Assuming(TorchFunctionMode):
             asked = _compared(function, *args, **kwargs)
         elif _has_floats(answer):
             if function is torch.Tensor.item:
-                return tensors[0].detach().reshape(())  # a tensor without dims goes wherever a number goes
+                return _scalar(tensors[0])
+            if line.startswith("torch/"):
+                return otherwise()  # one of PyTorch's modules, which the refusal will name
             raise CaptureError(
                 f"The model reads the number {answer} from data at {line} to compute with it outside of tensors.",
                 "Keep it a tensor (no float(), no math functions), or pass the value in as a Python argument.",
@@ -97,6 +105,11 @@ class _Assuming(TorchFunctionMode):
             asked = tensors[0]
         torch.ops.shardwright.assumed(asked, json.dumps(answer), line)
         return answer
+
+
+def _scalar(x: Tensor) -> Tensor:
+    """What stands for ``x.item()``: a tensor without dims goes wherever a number goes."""
+    return x.detach().reshape(())
 
 
 def _compared(function: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -111,11 +124,9 @@ def _has_floats(answer: Any) -> bool:
 
 
 def _line() -> str:
-    """``package/file.py:line`` of the model's innermost frame."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
-        frame = frame.f_back
-    return f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+    """``package/file.py:line`` of who asks."""
+    frame = asking_frame()
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def answers_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:

@@ -30,6 +30,7 @@ from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
 from shardwright.frontend.checks import skipped_checks
+from shardwright.frontend.complex_numbers import scatter_pairs
 from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
 from shardwright.frontend.diagnose import explain_failure, looks_at_data
@@ -113,6 +114,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             drop_assertions(program.graph)
             program = functionalise(program)
             without_strides(program.graph)
+            scatter_pairs(program.graph)
             enclose_unknown_extents(program)
             dense_masks(program.graph)
             graph = convert(program, model, given)

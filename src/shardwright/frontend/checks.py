@@ -11,19 +11,15 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from shardwright import process_wide
+from shardwright.frontend.provenance import asking_frame
 from shardwright.process_wide import replaced
-
-_NOT_THE_MODEL = (*(f"{Path(file).parent}/" for file in (torch.__file__, __file__)), process_wide.__file__)
 
 
 @contextmanager
@@ -32,7 +28,7 @@ def skipped_checks() -> Iterator[None]:
 
     def answering(real: Any) -> Any:
         def answered(compared: torch.SymBool) -> bool:  # a comparison of ``x.item()``
-            answer = _answer(_asking_frame())
+            answer = _answer(asking_frame())
             return real(compared) if answer is None else answer
 
         return answered
@@ -43,21 +39,13 @@ def skipped_checks() -> Iterator[None]:
 
 def answered_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor is true; where only a check asks, what lets it pass."""
-    answer = _answer(_asking_frame())
+    answer = _answer(asking_frame())
     return torch.Tensor.__bool__(tensor) if answer is None else answer
 
 
 def answer_of_check() -> bool | None:
     """What the statement that asks wants to hear, if it only checks its data."""
-    return _answer(_asking_frame())
-
-
-def _asking_frame() -> FrameType | None:
-    """The innermost frame that is neither torch's nor of this package."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_MODEL):
-        frame = frame.f_back
-    return frame
+    return _answer(asking_frame())
 
 
 def _answer(frame: FrameType | None) -> bool | None:

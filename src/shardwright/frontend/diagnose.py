@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 import torch
 
 from shardwright.errors import CaptureError
-
-_TORCH = f"{Path(torch.__file__).parent}/"
-_OURS = f"{Path(__file__).parents[1]}/frontend/"
+from shardwright.frontend.provenance import of_the_model, short_path
 
 _CAUSES = (
     (
@@ -23,8 +20,8 @@ _CAUSES = (
     (
         r"[Dd]ata-?dependent|unbacked|GuardOnDataDependent|_local_scalar_dense|item\(\)|\.tolist\(\)",
         "its control flow depends on tensor values",
-        "Capture it with real tensors, not on meta: then what the example decides is assumed and checked in every step. "
-        "Or replace the branch with torch.where, or pass the value in as a Python argument.",
+        "Decide with torch.where, or pass the value in as a Python argument; a model built on the CPU, not on meta, may "
+        "also branch on it: what the example decides is then assumed and checked in every step.",
     ),
     (
         r"device meta|on the meta device|Cannot copy out of meta|meta tensor",
@@ -76,32 +73,17 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _place(frames: list[tuple[FrameType, int]], model: torch.nn.Module) -> str:
-    """``in module 'decoder.3' (Block) at my/model.py:17``."""
+    """``in module 'decoder.3' (Block) at my/model.py:17``: the innermost line of the model's own code, also where the module
+    that failed is one of PyTorch's; a line of PyTorch where there is none (a model that is one of its modules)."""
     names = {id(module): name for name, module in model.named_modules()}
-    inside = next((owner for frame, _ in reversed(frames) if id(owner := frame.f_locals.get("self")) in names), None)
-    path = "" if inside is None else names[id(inside)]
-    module = f"in module {path!r} ({type(inside).__name__})" if path else "in its forward"
-    lines = [
-        f"{short_path(frame.f_code.co_filename)}:{line}"
-        for frame, line in frames
-        if not frame.f_code.co_filename.startswith((_TORCH, _OURS, "<"))
-    ]
-    torch_lines = [
-        f"{short_path(frame.f_code.co_filename)}:{line}"
-        for frame, line in frames
-        if frame.f_locals.get("self") is inside and inside is not None
-    ]
-    found = torch_lines[-1:] if path and type(inside).__module__.startswith("torch.") else lines[-1:]
-    return f"{module} at {found[0]}" if found else module
+    modules = [i for i, (frame, _) in enumerate(frames) if id(frame.f_locals.get("self")) in names]
+    owner = frames[modules[-1]][0].f_locals["self"] if modules else model
+    module = f"in module {names[id(owner)]!r} ({type(owner).__name__})" if names.get(id(owner)) else "in its forward"
+    inside = frames[modules[0] :] if modules else frames  # not what called the model
+    shown = [f for f in inside if of_the_model(f[0].f_code.co_filename)] or [frames[i] for i in modules]
+    return f"{module} at {short_path(shown[-1][0].f_code.co_filename)}:{shown[-1][1]}" if shown else module
 
 
 def _first_line(error: Exception) -> str:
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {next((line for line in lines if line), '')[:300]}".rstrip(": .")
-
-
-def short_path(filename: str) -> str:
-    """A path as a reader knows it: from the package down, or the last two parts."""
-    if "/site-packages/" in filename:
-        return filename.split("/site-packages/")[-1]
-    return "/".join(filename.split("/")[-2:])

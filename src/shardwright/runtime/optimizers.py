@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import dtensor_handlers, local_of, locals_of
+from shardwright.runtime.shards import distributed
 from shardwright.runtime.whole_updates import know_whole_updates
 
 _COMPARED: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[bool, Any, Any]] = {}
@@ -32,8 +33,17 @@ def update_locally() -> None:
         packet = getattr(torch.ops.aten, name, None)
         for overload in () if packet is None else packet.overloads():
             handlers.setdefault(getattr(packet, overload), _updated)
+    handlers[torch.ops.aten.view_as_real.default] = _as_pairs
     handlers[torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default] = _unscaled
     know_whole_updates()
+
+
+def _as_pairs(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DTensor:
+    """Complex numbers as pairs, where they lie: optimizers update them so. PyTorch's own handler gathers what is cut along
+    the last dim, and the update of the copy would be lost (torch 2.13)."""
+    (given,) = args
+    shape, place = (*given.shape, 2), getattr(given, "place", None)
+    return distributed(operator(local_of(given)), given.device_mesh, given.placements, shape, place)
 
 
 def _unscaled(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -118,8 +118,8 @@ def _traced(model: torch.nn.Module, steps: Steps, run: Run, wide: bool) -> tuple
 
 
 def dtype_of(model: torch.nn.Module) -> torch.dtype:
-    """That of its first parameter."""
-    return next((p.dtype for p in model.parameters()), torch.float32)
+    """That of its first parameter, of complex numbers that of their parts."""
+    return next((p.dtype.to_real() for p in model.parameters()), torch.float32)
 
 
 def _twin(model: torch.nn.Module, steps: Steps, wide: bool) -> tuple[torch.nn.Module, Steps]:

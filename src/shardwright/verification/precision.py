@@ -17,7 +17,9 @@ from torch.overrides import TorchFunctionMode
 from shardwright._torch_compat import GROUPED_PRODUCT
 
 _SMALLER = {torch.float32, torch.float16, torch.bfloat16}
+_SMALLER_COMPLEX = {torch.complex64, torch.complex32}
 _NARROWING = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
+_NARROWING_COMPLEX = {torch.Tensor.cfloat, torch.Tensor.chalf}
 
 
 class _Double(TorchFunctionMode):
@@ -26,6 +28,8 @@ class _Double(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in _NARROWING:
             function = torch.Tensor.double
+        elif function in _NARROWING_COMPLEX:
+            function = torch.Tensor.cdouble
         elif function is GROUPED_PRODUCT and args[0].dtype == torch.float64 and args[1].dim() == 3:
             function = _grouped_product
         for value in args:
@@ -38,7 +42,9 @@ class _Double(TorchFunctionMode):
 
 
 def _widened(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value in _SMALLER else value
+    if not isinstance(value, torch.dtype):
+        return value
+    return torch.float64 if value in _SMALLER else torch.complex128 if value in _SMALLER_COMPLEX else value
 
 
 def _grouped_product(

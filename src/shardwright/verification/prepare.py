@@ -140,9 +140,15 @@ def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
 def widened(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model and its inputs in float64."""
+    """The model and its inputs in float64, complex numbers in complex128."""
 
     def wide(leaf: Any) -> Any:
-        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.double() if leaf.is_floating_point() else leaf.cdouble() if leaf.is_complex() else leaf
 
-    return model.double(), map_tree(wide, tuple(args)), map_tree(wide, dict(kwargs))
+    model = model.double()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_complex():  # PyTorch's double() leaves them as they are
+            tensor.data = tensor.data.cdouble()
+    return model, map_tree(wide, tuple(args)), map_tree(wide, dict(kwargs))
