@@ -39,6 +39,8 @@ _NORMS: dict[Any, str] = {
     Tensor.norm: "p",
 }
 """What takes norms, and what each calls their order."""
+_SCALES = frozenset([Tensor.mul_, torch._foreach_mul_])
+"""What clipping scales gradients with."""
 _pipelines = count()
 
 
@@ -115,6 +117,8 @@ class Norms(Whole):
         if func is torch.stack and len(args) == 1 and not kwargs and all(x.ndim == 0 for x in args[0]):
             ones = [x._ones[0] if isinstance(x, Norms) else whole(x) for x in args[0]]
             return Norms(ones, stacked=True)
+        if func is Tensor.to and args[1:] == (args[0].device,) and not kwargs:
+            return args[0]
         if func in _NORMS and isinstance(args[0], Norms) and args[0].ndim:
             asked = _asked(func, args, kwargs)
             if asked is not None:
@@ -134,15 +138,18 @@ class StageGradient(DTensor):
         cls, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        asked = _asked(func, args, kwargs) if func in _NORMS else None
-        if asked is not None:
-            given = list(args[0]) if func is torch._foreach_norm else [args[0]]
-            norms = [_norm(x, *asked) for x in given]
-            return tuple(norms) if func is torch._foreach_norm else norms[0]
+        if func in _NORMS:
+            asked = _asked(func, args, kwargs)
+            if asked is not None:
+                given = list(args[0]) if func is torch._foreach_norm else [args[0]]
+                norms = [_norm(x, *asked) for x in given]
+                return tuple(norms) if func is torch._foreach_norm else norms[0]
+        elif func in _SCALES and len(args) == 2 and not kwargs and getattr(args[1], "ndim", 0) == 0:
+            return _scaled(func, *args)
         made = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(made, DTensor):
+        if type(made) in _KINDS:
             _inherit([made], [[x] for x in args])
-        elif isinstance(made, list | tuple):
+        elif type(made) in (list, tuple):
             _inherit(made, [x for x in args if isinstance(x, list | tuple)])
         return made
 
@@ -170,6 +177,13 @@ def belongs_to(gradient: Tensor, stages: AllStages, copies: int) -> None:
     elif not isinstance(gradient, StageGradient):
         return
     gradient.stages, gradient.copies = stages, copies  # type: ignore[attr-defined]  # it is one now
+
+
+def _scaled(func: Any, gradients: Any, scale: Any) -> Any:
+    """Gradients times one number, in place: of parts as of whole tensors, on whatever meshes they lie."""
+    several = isinstance(gradients, list | tuple)
+    func([local_of(x) for x in gradients] if several else local_of(gradients), local_of(whole(scale)))
+    return None if several else gradients
 
 
 def stages_of(model: torch.nn.Module) -> list[AllStages]:
@@ -234,7 +248,7 @@ def _brought(ones: Sequence[_One], order: float, device: torch.device) -> Tensor
     if not ones:
         return torch.full((), _nothing(order), dtype=torch.float64, device=device)
     in_parts = order != 0 and all(one.order == order for one in ones)  # else a norm of norms, which are needed whole
-    norms = torch.stack([(one.part if in_parts else one.whole()).to(torch.float64) for one in ones])
+    norms = torch.stack([one.part if in_parts else one.whole() for one in ones]).to(torch.float64)
     if math.isinf(order):
         return _together(norms, order)
     shared = [one.holders if in_parts else one.gradient.copies * one.gradient.device_mesh.size() for one in ones]
