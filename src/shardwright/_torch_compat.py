@@ -404,21 +404,21 @@ def listen_on_loopback() -> None:
         importlib.import_module(f"torch.distributed.{name}").TCPStore = _store_on_loopback  # type: ignore[attr-defined]
 
 
-def _store_on_loopback(host_name: str, port: int, *args: Any, is_master: bool = False, **options: Any) -> Any:
+def _store_on_loopback(host_name: str, port: int, *, is_master: bool = False, **options: Any) -> Any:
     from torch.distributed import TCPStore
 
     if not is_master:
-        return TCPStore(host_name, port, *args, is_master=False, **options)
+        return TCPStore(host_name, port, is_master=False, **options)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
     except OSError:  # taken: by another store of this process, which several may share, or it says so itself
         listener.close()
-        return TCPStore("127.0.0.1", port, *args, is_master=True, **options)
+        return TCPStore("127.0.0.1", port, is_master=True, **options)
     listener.listen(2048)
     port = listener.getsockname()[1]
-    return TCPStore("127.0.0.1", port, *args, is_master=True, master_listen_fd=listener.detach(), **options)
+    return TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), **options)
 
 
 def in_backward() -> bool:

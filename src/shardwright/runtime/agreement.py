@@ -30,6 +30,7 @@ REMEDY = (
 )
 _SAMPLE = 256
 _rounds = itertools.count()
+_CAPTURED = "captured model"
 
 
 def agree(about: Mapping[str, str], seconds: float = SECONDS) -> None:
@@ -77,6 +78,12 @@ def exchanged(text: str, about: str, seconds: float = SECONDS) -> list[str]:
     return answers
 
 
+def _doing(about: str) -> str:
+    """What a rank does that speaks about something."""
+    first, new = "makes its first call", "captures the model for a call of a new kind, or in parallelize()"
+    return {"batch": first, _CAPTURED: new, "call": new}.get(about, f"compares its {about}")
+
+
 def common_graph(graph: Graph) -> Graph:
     """One graph for all ranks, where theirs differ in the order of operators alone: that of rank 0.
 
@@ -84,10 +91,12 @@ def common_graph(graph: Graph) -> Graph:
     (:mod:`shardwright.graph.computation`); splits go by the numbers of one of them. Graphs that compute different things
     are left for :func:`agree` to name.
     """
-    about = "model as captured"
-    if len(set(exchanged(fingerprint(graph), about))) == 1 or len(set(exchanged(computation(graph), about))) > 1:
+    if (
+        len(set(exchanged(fingerprint(graph), _CAPTURED))) == 1
+        or len(set(exchanged(computation(graph), _CAPTURED))) > 1
+    ):
         return graph
-    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "", about)[0])
+    return from_json(exchanged(to_json(graph) if dist.get_rank() == 0 else "", _CAPTURED)[0])
 
 
 def refuse_odd(what: str, digests: Mapping[int, object]) -> None:

@@ -153,7 +153,7 @@ class StageGradient(DTensor):
             _inherit(made, [x for x in args if isinstance(x, list | tuple)])
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StageGradient:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         made = memo[id(self)] = self.detach().clone()
         return made
 
