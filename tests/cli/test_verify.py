@@ -37,6 +37,8 @@ def test_two_processes_against_one(monkeypatch, capsys):
     assert found["communication"] and found["cut"]["operators"] > 0
     assert {"batch", "features", "reductions"} <= {other["strategy"] for other in others}
     assert others[-1]["strategy"] == "found" and others[-1]["dtype"] == "float32"
+    said = " ".join(document["compared"])
+    assert "3 passes on 3 different batches, step 2 adds up two" in said and "recomputed" in said and "ipeline" in said
 
 
 def test_one_process(monkeypatch, capsys):

@@ -1,8 +1,8 @@
 """A pipeline that is forced on a model: two stages, two micro-batches, every block computed again lightly.
 
 On a small model no pipeline pays, and then nothing of one is verified: that micro-batches add up, that a scaled loss scales
-what they kept, that a value meets its gradient in the other stage. The stages are the two halves of the operators, each on
-half of the processes and, where these are several, cut along the batch there.
+what they kept, that a value meets its gradient in the other stage. The stages are the two halves of the operators
+with parameters, each on half of the processes and, where these are several, cut along the batch there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def forced_pipeline(graph: Graph, devices: int, draws: int = 0) -> tuple[Plan | 
     """
     if devices % STAGES:
         return None, f"{devices} processes are no two halves"
-    names = [op.name for op in graph.ops]
-    cuts = [names[: len(names) // STAGES], names[len(names) // STAGES :]]
+    names, middle = [op.name for op in graph.ops], _middle(graph)
+    cuts = [names[:middle], names[middle:]]
     try:
         if not drawn_by_rows(graph, MICROBATCHES, draws):
             return None, "all rows share what it draws"
@@ -64,6 +64,12 @@ def forced_pipeline(graph: Graph, devices: int, draws: int = 0) -> tuple[Plan | 
         microbatches=MICROBATCHES,
         schedule=known_schedule("1f1b", STAGES, MICROBATCHES),
     ), ""
+
+
+def _middle(graph: Graph) -> int:
+    """Where the second half of the operators with parameters begins, so that both stages have something to train."""
+    reading = [n for n, op in enumerate(graph.ops) if not graph.parameter_of.keys().isdisjoint(op.inputs)]
+    return reading[len(reading) // STAGES] if len(reading) >= STAGES else len(graph.ops) // STAGES
 
 
 def drawn_by_rows(graph: Graph, count: int, draws: int) -> bool:

@@ -298,7 +298,7 @@ def forced_on(it: Subject, devices: int) -> tuple[list[tuple[str, Union[Plan, St
     if pipeline is not None:
         wanted.append((PIPELINE, pipeline))
     return wanted, [
-        f"{blocks} blocks are recomputed where parameters are sharded"
+        f"Where parameters are sharded {blocks} of {len(blocks_of(graph))} blocks are recomputed"
         if blocks
         else "Nothing is recomputed, as no module has several operators",
         f"The pipeline runs {MICROBATCHES} micro-batches a pass"
