@@ -37,7 +37,7 @@ class Meeting:
         self.width = 1 + 2 ** len(lines)
         turned = ranks.permute(*reversed(range(ranks.ndim))) if ranks.ndim == len(lines) else ranks
         self._ranks: list[int] = turned.flatten().tolist()
-        self._unread: Tensor | None = None
+        self._unread: list[Tensor] = []
 
     def tell(self, what: int, numbers: Mapping[int, Tensor] | None = None, at_once: bool = False) -> Tensor:
         """Every rank calls this with the kind of its call and integers by their columns (from 1 to ``width - 1``); gives
@@ -49,30 +49,30 @@ class Meeting:
         RunError
             When the ranks make different calls, or one makes none.
         """
-        self.settle()
         given = {0: _constant(what, self.device), **(numbers or {})}
         table = torch.stack([given.get(column, _constant(0, self.device)) for column in range(self.width)])[None]
         try:
             for line in self.lines:
                 table = start_gathering(table, line.size, line.group).wait()
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise RunError(
                 f"This rank {_WORDS[what & 3]}, and not all others do: the ranks make different calls, or one has ended or "
                 f"hangs ({reason}).",
                 REMEDY,
             ) from error
-        self._unread = table
+        self._unread.append(table)
         if at_once or self.device.type == "cpu":
             self.settle()
         return table
 
     def settle(self) -> None:
-        """Read what kind of call the others made last."""
-        if self._unread is None or not self.lines:
-            return
-        table, self._unread = self._unread, None
-        kinds = table[:, 0].tolist()
+        """Read what kinds of calls the others have made since this was last asked."""
+        unread, self._unread = self._unread, []
+        for table in unread if self.lines else ():
+            self._compare(table[:, 0].tolist())
+
+    def _compare(self, kinds: Sequence[int]) -> None:
         if len(set(kinds)) == 1:
             return
         told: dict[int, list[int]] = {}

@@ -99,6 +99,7 @@ class SameRows:
 
     def _settle(self) -> None:
         """Read the last answer."""
+        self._meeting.settle()
         if self._waiting is None:
             return
         gathered, keys = self._waiting
