@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import ModelError
+from shardwright.records import shown
 from shardwright.zoo import alexnet, bert, gpt, inception, llama, moe, rnn, rnnlm, transformer, wide_resnet
 from shardwright.zoo.sizes import checked_sizes, nearest
 
@@ -143,4 +144,21 @@ def build(name: str, **sizes: Any) -> Built:
     ...     model, args, kwargs = build("gpt", layers=24, width=1024, heads=16)
     """
     chosen = entry(name)
-    return chosen.build(**checked_sizes(name, chosen.sizes, sizes))
+    checked = checked_sizes(name, chosen.sizes, sizes)
+    try:
+        return chosen.build(**checked)
+    except ModelError:
+        raise
+    except (
+        RuntimeError,
+        ArithmeticError,
+        ValueError,
+        TypeError,
+        IndexError,
+    ) as problem:  # sizes that do not go together
+        why = (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(".")
+        asked = ", ".join(f"{key}={shown(value)}" for key, value in sizes.items())
+        raise ModelError(
+            f"{name} cannot be built with {asked or 'its sizes'}: {why}.",
+            "Check the sizes against each other: widths must be multiples of the numbers of heads.",
+        ) from problem

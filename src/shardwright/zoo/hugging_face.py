@@ -6,7 +6,6 @@ The head is the one the file or the class names; for a bare model type, the one 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 from torch import nn
 
 from shardwright.errors import ModelError
+from shardwright.files import read_json
+from shardwright.records import shown
 from shardwright.zoo.hf_inputs import example_inputs
 from shardwright.zoo.hf_small import small_sizes, without_dropout
-from shardwright.zoo.sizes import nearest, parse_sizes
+from shardwright.zoo.sizes import most_of, nearest, parse_sizes
 
 SMALL_LENGTH = 16
 
@@ -113,11 +114,9 @@ def _find(transformers: ModuleType, source: str, reference: str) -> tuple[Any, d
 
 def _read(path: Path, reference: str) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(f"There is no file {str(path)!r}, which {reference!r} names.", "Check the path.") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}.", "Give a Hugging Face config.json.") from None
+        fields = read_json(path, ModelError)
+    except ModelError as error:
+        raise ModelError(f"{error.message} {reference!r} names it.", "Give a Hugging Face config.json.") from None
     if not isinstance(fields, dict):
         raise ModelError(f"{path} holds no JSON object.", "Give a Hugging Face config.json.")
     return fields
@@ -125,6 +124,7 @@ def _read(path: Path, reference: str) -> dict[str, Any]:
 
 def _configure(config_class: Any, given: dict[str, Any], small: bool, sizes: dict[str, Any], reference: str) -> Any:
     sizes = dict(sizes)
+    _check_extents({**given, **sizes}, reference)
     try:
         config = config_class.from_dict(given) if given else config_class()
         dropout = None
@@ -149,6 +149,20 @@ def _configure(config_class: Any, given: dict[str, Any], small: bool, sizes: dic
             if getattr(config, name, None) is None:
                 setattr(config, name, 0)
     return config
+
+
+def _check_extents(fields: Any, reference: str, name: str = "") -> None:
+    """No number, however deep in a configuration, may ask for more than anybody builds."""
+    if isinstance(fields, dict):
+        for key, value in fields.items():
+            _check_extents(value, reference, str(key))
+    elif isinstance(fields, list):
+        for value in fields:
+            _check_extents(value, reference, name)
+    elif (
+        isinstance(fields, int) and abs(fields) > most_of(name) and "id" not in name.split("_")
+    ):  # token ids count nothing
+        raise ModelError(f"{name}={shown(fields)} in {reference!r} is not possible.", f"Give at most {most_of(name)}.")
 
 
 def _check_fields(config: Any, sizes: dict[str, Any], reference: str) -> None:

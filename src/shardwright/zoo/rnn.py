@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardwright.errors import ModelError
 from shardwright.zoo.layers import Embedding, random_tokens, token_loss
 
 
@@ -59,6 +60,10 @@ class UnrolledRNN(nn.Module):
         return token_loss(self.head(torch.stack(outputs, dim=1)), targets)
 
 
+MOST_CELLS = 10_000
+"""Each is a dozen operators of the graph."""
+
+
 def build(
     *,
     batch: int = 512,
@@ -68,5 +73,9 @@ def build(
     vocab: int = 10_000,
     dropout: float = 0.0,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if layers * seq > MOST_CELLS:
+        raise ModelError(
+            f"rnn: {layers} layers over {seq} steps are {layers * seq:,} cells.", f"Ask for at most {MOST_CELLS:,}."
+        )
     model = UnrolledRNN(layers, width, vocab, dropout)
     return model, (random_tokens(vocab, batch, seq), random_tokens(vocab, batch, seq)), {}

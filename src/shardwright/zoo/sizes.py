@@ -7,6 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shardwright.errors import ModelError
+from shardwright.records import shown
+
+MOST = 2**31 - 1
+"""Of any size; beyond it lie the extents that kernels count with 32 bits."""
+MOST_REPEATS = 1_000
+"""Of sizes that say how often something is built: the deepest published transformers have as many layers (DeepNet 2022)."""
+REPEATED = ("layer", "block", "depth", "stage", "expert", "group", "repeat", "hop", "codebook", "level")
+"""What such sizes have in their names, in the zoo and in configurations of Hugging Face."""
 
 WORDS = {"true": True, "false": False, "none": None}
 
@@ -48,6 +56,15 @@ def _value(text: str) -> Any:
     return text
 
 
+def most_of(name: str) -> int:
+    """The largest whole number that a size of this name may be.
+
+    >>> most_of("num_hidden_layers"), most_of("width")
+    (1000, 2147483647)
+    """
+    return MOST_REPEATS if any(word in name.lower() for word in REPEATED) else MOST
+
+
 def checked_sizes(model: str, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """``defaults`` overridden by ``given``, each of the right kind and range, or a :class:`ModelError`."""
     for name, value in given.items():
@@ -64,13 +81,14 @@ def _check(model: str, name: str, value: Any, default: Any) -> None:
     if isinstance(default, bool):
         good, wanted = isinstance(value, bool), "true or false"
     elif isinstance(default, float):
-        limit = 1.0 if name == "dropout" else float("inf")
+        limit = 1.0 if name == "dropout" else MOST
         good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < limit
-        wanted = "a number from 0 up to 1" if name == "dropout" else "a number that is not negative"
+        wanted = "a number from 0 up to 1" if name == "dropout" else f"a number from 0 to {MOST}"
     else:
-        good = (isinstance(value, int) and not isinstance(value, bool) and value >= 1) or (
+        most = most_of(name)
+        good = (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most) or (
             default is None and value is None
         )
-        wanted = "a whole number of at least 1"
+        wanted = f"a whole number from 1 to {most}"
     if not good:
-        raise ModelError(f"{model}: {name}={value} is not possible.", f"Give {wanted}.")
+        raise ModelError(f"{model}: {name}={shown(value)} is not possible.", f"Give {wanted}.")
