@@ -717,3 +717,7 @@ def end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
         with contextlib.suppress(RuntimeError):
             end(number, pool)
             release(number, pool)
+
+
+PACKING = torch._VF._pack_padded_sequence  # type: ignore[attr-defined]  # found when asked for
+"""What ``torch.nn.utils.rnn.pack_padded_sequence`` calls."""

@@ -119,6 +119,16 @@ class NeedsValue(Base):
         return self.layers[0](x) * self.attribute
 
 
+class Packed(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x[..., None], [4, 2], batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+
 @pytest.mark.parametrize(
     ("model", "fragments"),
     [
@@ -130,10 +140,12 @@ class NeedsValue(Base):
         (Autocast(), ["autocast"]),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)), ["'1' (BatchNorm1d)", "batchnorm.py"]),
         (NeedsValue().to("meta"), ["attribute", "meta"]),
+        (Packed(), ["test_refusals.py", "pack_padded_sequence", "lengths"]),
+        (nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4)), ["0.weight has no shape yet", "lazy"]),
     ],
 )
 def test_refusals_name_the_place_and_a_way_out(model: nn.Module, fragments: list[str]) -> None:
-    device = next(model.parameters()).device
+    device = list(model.parameters())[-1].device
     with pytest.raises(CaptureError) as refusal:
         capture(model, (torch.randn(2, 4, device=device),))
     for fragment in fragments:

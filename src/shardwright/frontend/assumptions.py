@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers
 from shardwright.errors import AssumptionBroken, CaptureError
 from shardwright.frontend.checks import answer_of_check
-from shardwright.frontend.provenance import asking_frame, short_path
+from shardwright.frontend.provenance import asking_line
 
 NAME = "shardwright::assumed"
 _QUESTIONS = {
@@ -56,7 +56,7 @@ class _Listening(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if function in _QUESTIONS or function in _COMPARISONS:
-            self.answers.by_line[_line()].append((function, result))
+            self.answers.by_line[asking_line()].append((function, result))
         return _scalar(args[0]) if function is torch.Tensor.item and isinstance(result, float) else result
 
 
@@ -83,7 +83,7 @@ class _Assuming(TorchFunctionMode):
 
     def answer(self, function: Any, otherwise: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
         """The answer of the other run to this question, or ``otherwise`` where it has none or none is needed."""
-        line = _line()
+        line = asking_line()
         answer = self._next(function, line)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if answer is None or all(has_data(tensor) for tensor in tensors):
@@ -121,12 +121,6 @@ def _compared(function: Any, one: Tensor, other: Tensor, *args: Any, **kwargs: A
 
 def _has_floats(answer: Any) -> bool:
     return any(_has_floats(item) for item in answer) if isinstance(answer, list) else isinstance(answer, float)
-
-
-def _line() -> str:
-    """``package/file.py:line`` of who asks."""
-    frame = asking_frame()
-    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def answers_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Answers:

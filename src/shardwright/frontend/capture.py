@@ -80,6 +80,7 @@ def capture(
     ['aten.linear.default']
     """
     _refuse_autocast(model)
+    _refuse_lazy(model)
     register_containers((args, kwargs), given=True)
     call: tuple[tuple[Any, ...], dict[str, Any]] = _distinct_inputs((tuple(args), dict(kwargs or {})))
     try:
@@ -147,6 +148,17 @@ def _refuse_autocast(model: torch.nn.Module) -> None:
                 f"The model is captured under torch.autocast({kind!r}, {torch.get_autocast_dtype(kind)}).",
                 "Capture it outside; for mixed precision build it in the lower one (model.to(torch.bfloat16)), plan it, and "
                 "call parallelize(float32_model, plan, compute_dtype=torch.bfloat16).",
+            )
+
+
+def _refuse_lazy(model: torch.nn.Module) -> None:
+    """Parameters of lazy modules have no shape before the first call."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise CaptureError(
+                f"Cannot capture {type(model).__name__}: {name} has no shape yet, because its module is lazy and was never "
+                "called.",
+                "Call the model once on the example inputs before (model(*args, **kwargs)), or give the module its sizes.",
             )
 
 

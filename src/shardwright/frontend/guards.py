@@ -17,9 +17,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from shardwright._torch_compat import PACKING
+from shardwright.errors import CaptureError
 from shardwright.frontend.checks import answered_tensor
 from shardwright.frontend.ctc import recorded_ctc_loss
 from shardwright.frontend.custom_functions import call_whole
+from shardwright.frontend.provenance import asking_line
 from shardwright.process_wide import replaced
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -46,10 +49,25 @@ def whole_functions() -> Iterator[None]:
         yield
 
 
+def _refuse_packing(*_: Any) -> Any:
+    """Packed sequences have as many rows as all lengths together."""
+    raise CaptureError(
+        f"At {asking_line()} sequences are packed (pack_padded_sequence): how many rows that makes depends on their "
+        "lengths, and a graph has fixed shapes.",
+        "Give the recurrent module the padded batch and leave padded positions out of the loss (ignore_index, or a mask "
+        "made of the lengths). A direction that runs backwards would read the padding first: reverse every sequence by its "
+        "own length with torch.gather, run a second module forwards over that, and reverse its result.",
+    )
+
+
 class ReplacedFunctions(TorchFunctionMode):
     """Within this mode a few functions do something else. One mode for all: every call of a trace goes through it."""
 
-    _instead: ClassVar = {torch.nn.functional.ctc_loss: recorded_ctc_loss, torch.Tensor.__bool__: answered_tensor}
+    _instead: ClassVar = {
+        torch.nn.functional.ctc_loss: recorded_ctc_loss,
+        torch.Tensor.__bool__: answered_tensor,
+        PACKING: _refuse_packing,
+    }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._instead.get(func, func)(*args, **(kwargs or {}))

@@ -47,6 +47,12 @@ def asking_frame() -> FrameType | None:
     return module
 
 
+def asking_line() -> str:
+    """``package/file.py:line`` of that frame."""
+    frame = asking_frame()
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
 def short_path(filename: str) -> str:
     """A path as a reader knows it: from the package down, or the last two parts."""
     if "/site-packages/" in filename:
