@@ -13,9 +13,12 @@ from shardwright.costs.deciding import ByPrice
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.operators import analyse
+from shardwright.operators.rules import LoopRule, OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Kind, build
+from shardwright.program.binding import Place, bind
 from shardwright.program.dataflow import Change, Compute, dataflow
+from shardwright.program.steps import Step
 from shardwright.program.validate import validate, validate_dataflow, validate_program, validate_together
 from shardwright.search.options import EVERYTHING, splits_of
 
@@ -185,3 +188,14 @@ def test_a_window_beside_another_cut_is_noticed(convolution):
     twice = replace(change, forward=(first, second._replace(dim=2, wants=first.wants)))
     with pytest.raises(LoweringError, match="break the nesting"):
         validate_dataflow(replace(with_node(flow, number, twice), values=tuple(values)))
+
+
+def test_a_dim_or_a_loop_that_is_not_there_is_refused() -> None:
+    """Plans come from files: routes of numbers without dims, splits along loops of other operators."""
+    place = Place((("a", 2),), (0,), (2,))
+    step = Step("reduce_scatter", 0, None, None, 8, 4, "sum")
+    with pytest.raises(LoweringError, match="does not apply"):
+        bind((step,), (Partial(),), (), place)
+    rules = OpRules((LoopRule("i", 4, (Shard(0),), (Shard(0),)),), "described", "matmul")
+    with pytest.raises(LoweringError, match="cut along 'n'; its loops are i"):
+        rules.layouts(("n",), "inputs", 1)

@@ -11,10 +11,10 @@ from torch.distributed.tensor import Replicate, Shard
 from lowering.strategies import mesh_with, random_strategy
 from runtime.pipelines import halves, pipeline_plan
 from runtime.workers import device_mesh
-from shardwright.errors import RunError
+from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.runtime import parallelize
-from shardwright.runtime.agreement import agree, check_finite
+from shardwright.runtime.agreement import agree, check_finite, together
 
 
 def model_and_strategy(seed: int = 0, width: int = 8):
@@ -154,3 +154,17 @@ def test_absent_rank_is_named_in_time(pool):
     answers = pool.run(absent)
     assert all("Rank 0 has not arrived" in message for message, _ in answers[1:])
     assert all(seconds < 120 for _, seconds in answers)  # the group itself would wait ten times as long
+
+
+def stops_alone(rank: int) -> str:
+    """A rank of a pipeline cannot make its stage: the others waited for it two minutes long."""
+    with together("programs"):
+        pass
+    with pytest.raises(PlanError if rank == 1 else RunError) as caught, together("programs"):
+        if rank == 1:
+            raise PlanError("There is no such loop.", "Plan again.")
+    return caught.value.message
+
+
+def test_a_rank_that_stops_takes_the_others_along(pair):
+    assert pair.run(stops_alone) == ["Rank 1 cannot go on: There is no such loop.", "There is no such loop."]

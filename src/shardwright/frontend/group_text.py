@@ -76,7 +76,7 @@ def _value(value: Any, known: set[str]) -> Value:
     if isinstance(value, list):
         return tuple(_value(item, known) for item in value)
     if not isinstance(value, dict):
-        return value  # type: ignore[no-any-return]  # what JSON holds beside lists and objects
+        return value  # what JSON holds beside lists and objects
     ((kind, inner),) = value.items()
     if kind in ("ref", "input"):
         name = f"value {inner}" if kind == "ref" else f"input {inner if type(inner) is int else None}"

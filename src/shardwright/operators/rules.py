@@ -15,6 +15,8 @@ from typing import Any, Union
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from shardwright.errors import LoweringError
+
 Placement = Union[Shard, Replicate, Partial]
 Layout = tuple[Placement, ...]
 """One placement per mesh axis, axes ordered from the slowest link to the fastest."""
@@ -125,6 +127,11 @@ class OpRules:
         """Per tensor of a side (``inputs`` or ``outputs``), one entry per mesh axis; made once for a split."""
         key = (split, side, count)
         if key not in self._layouts:
+            if unknown := [loop for loop in split if loop is not None and loop not in self.by_name]:
+                raise LoweringError(
+                    f"A {self.kind} operator is to be cut along {unknown[0]!r}; its loops are {', '.join(self.by_name)}.",
+                    "Plan again: the plan is damaged, or of another version.",
+                )
             sides = [None if loop is None else getattr(self.by_name[loop], side) for loop in split]
             made = [tuple(_WHOLE if s is None else s[i] for s in sides) for i in range(count)]
             self._layouts[key] = [_SAME.setdefault(layout, layout) for layout in made]

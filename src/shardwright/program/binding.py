@@ -84,7 +84,7 @@ def _bind_one(
 
     def extent_of(d: int) -> int:
         """Length of ``d`` before this axis cuts it; later axes must not cut it at all."""
-        if any(isinstance(need, (Shard, Window)) and need.dim == d for need in layout[axis + 1 :]):
+        if d >= len(shape) or any(isinstance(n, (Shard, Window)) and n.dim == d for n in layout[axis + 1 :]):
             raise _misfit(step, layout)
         cuts = [
             (place.cuts[a], place.coordinate[a])

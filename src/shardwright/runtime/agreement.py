@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright._torch_compat import default_store
-from shardwright.errors import RunError
+from shardwright.errors import RunError, ShardwrightError
 from shardwright.graph import Graph, fingerprint, from_json, to_json
 from shardwright.graph.computation import computation
 
@@ -82,6 +83,19 @@ def _doing(about: str) -> str:
     """What a rank does that speaks about something."""
     first, new = "makes its first call", "captures the model for a call of a new kind, or in parallelize()"
     return {"batch": first, _CAPTURED: new, "call": new}.get(about, f"compares its {about}")
+
+
+@contextmanager
+def together(about: str) -> Iterator[None]:
+    """What fails inside on one rank fails on all of them: nobody waits for a rank that has stopped. All ranks call this."""
+    try:
+        yield
+    except Exception as error:
+        exchanged(f"no {error.message if isinstance(error, ShardwrightError) else type(error).__name__}", about)
+        raise
+    for rank, answer in enumerate(exchanged("yes", about)):
+        if answer != "yes":
+            raise RunError(f"Rank {rank} cannot go on: {answer.removeprefix('no ')}", "See what that rank says.")
 
 
 def common_graph(graph: Graph) -> Graph:

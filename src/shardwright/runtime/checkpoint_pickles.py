@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -105,14 +106,14 @@ class _Reader:
             0x95: lambda: self._bytes(8),  # the length of what follows
         }
         for code, form in _NUMBERS.items():
-            does[code] = lambda number=struct.Struct(form): push(self._number(number))
+            does[code] = partial(self._push_number, struct.Struct(form))
         for counted, made in ((_TEXTS, _text), (_BYTES, bytes), (_LONGS, _long)):
             for code, form in counted.items():
-                does[code] = lambda size=struct.Struct(form), made=made: push(made(self._bytes(self._number(size))))
+                does[code] = partial(self._push_counted, struct.Struct(form), made)
         for code, form in _PUTS.items():
-            does[code] = lambda place=struct.Struct(form): self._remember(self._number(place))
+            does[code] = partial(self._put, struct.Struct(form))
         for code, form in _GETS.items():
-            does[code] = lambda place=struct.Struct(form): push(self._known(self._number(place)))
+            does[code] = partial(self._get, struct.Struct(form))
         while (code := self._bytes(1)[0]) != _STOP:
             if code not in does:
                 raise ValueError(f"it holds the instruction {code:#x}, which no checkpoint needs")
@@ -128,6 +129,21 @@ class _Reader:
 
     def _number(self, form: struct.Struct) -> Any:
         return form.unpack(self._bytes(form.size))[0]
+
+    def _push_number(self, form: struct.Struct) -> None:
+        self.stack.append(self._number(form))
+
+    def _push_counted(self, form: struct.Struct, made: Callable[[bytes], Any]) -> None:
+        self.stack.append(made(self._bytes(self._number(form))))
+
+    def _put(self, form: struct.Struct) -> None:
+        self._remember(self._number(form))
+
+    def _get(self, form: struct.Struct) -> None:
+        place = self._number(form)
+        if place not in self.memo:
+            raise ValueError("a value is used before it is there")
+        self.stack.append(self.memo[place])
 
     def _line(self) -> str:
         end = self.data.find(b"\n", self.at)
@@ -155,11 +171,6 @@ class _Reader:
 
     def _remember(self, place: int) -> None:
         self.memo[place] = self._top()
-
-    def _known(self, place: int) -> Any:
-        if place not in self.memo:
-            raise ValueError("a value is used before it is there")
-        return self.memo[place]
 
     def _extend(self, items: list[Any]) -> None:
         into = self._top()

@@ -22,6 +22,7 @@ from shardwright.program import Decisions
 from shardwright.program.pipeline import Pipeline, StageProgram, check
 from shardwright.program.steps import Line
 from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.runtime.agreement import together
 from shardwright.runtime.execution import Gradients, Rank
 from shardwright.runtime.passage import StagePart
 from shardwright.runtime.pipeline import Groups, PipelineModule
@@ -65,13 +66,14 @@ class Stages:
         decisions = tuple(replace(plan.stages[n].decisions, otherwise=ByPrice(plan.stage_mesh(n))) for n in every)
         own = tuple(number for number in every if rank in plan.stages[number].ranks)
         programs = {}
-        for number in own:
-            split = pipeline.splits(number)
-            for size in pipeline.parts:
-                one = pipeline.program(number, size, rank, decisions[number], device=kind, split=split)
-                validate_dataflow(one.program.flow)
-                validate_program(one.program)
-                programs[number, size] = one
+        with together("programs"):
+            for number in own:
+                split = pipeline.splits(number)
+                for size in pipeline.parts:
+                    one = pipeline.program(number, size, rank, decisions[number], device=kind, split=split)
+                    validate_dataflow(one.program.flow)
+                    validate_program(one.program)
+                    programs[number, size] = one
         workers = _workers(pipeline.workers, kind, known)
         return Stages(plan, pipeline, meshes, known, decisions, programs, own, workers)
 
