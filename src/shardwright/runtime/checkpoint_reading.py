@@ -26,7 +26,7 @@ from torch.futures import Future
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.files import read_bytes
 from shardwright.runtime.checkpoint_metadata import metadata_from
-from shardwright.runtime.checkpoint_sums import CHECKED, INSTEAD, Sums, read_sums
+from shardwright.runtime.checkpoint_sums import CHECKED, INSTEAD, Sums, read_sums, say_unchecked
 
 
 def read_metadata(folder: str | Path) -> parts.Metadata:
@@ -112,7 +112,10 @@ class _Planner(dcp.DefaultLoadPlanner):
 def load(state: dict[str, Any], folder: str | Path) -> None:
     """Fill ``state`` from a checkpoint directory; every rank calls this."""
     with _in_words(folder):
-        reader = _Reader(str(folder), *_read(folder))
+        metadata, sums = _read(folder)
+        if sums is None:
+            say_unchecked(folder)
+        reader = _Reader(str(folder), metadata, sums)
         dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=not dist.is_initialized())
 
 

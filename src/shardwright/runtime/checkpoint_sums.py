@@ -110,13 +110,9 @@ class Sums:
 
 
 def read_sums(folder: str | Path) -> Sums | None:
-    """The checksums of a checkpoint; none, and a line that says so, where it was written without."""
+    """The checksums of a checkpoint; none where it was written without."""
     path = Path(folder) / FILE
     if not path.exists():
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            _log.warning(
-                "%s has no checksums: damage in it may go unnoticed. Checkpoints saved from now on have them.", folder
-            )
         return None
     try:
         data = parse_json(read_text(path, RunError), repr(str(path)), RunError)
@@ -126,6 +122,14 @@ def read_sums(folder: str | Path) -> Sums | None:
     if document.format != FORMAT:
         raise RunError(f"{str(path)!r} is damaged, or of a later format than {FORMAT!r}.", INSTEAD)
     return Sums(folder, document)
+
+
+def say_unchecked(folder: str | Path) -> None:
+    """One line, from one rank, about a checkpoint without checksums."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _log.warning(
+            "%s has no checksums: damage in it may go unnoticed. Checkpoints saved from now on have them.", folder
+        )
 
 
 def _damaged(folder: str | Path, what: str) -> RunError:
