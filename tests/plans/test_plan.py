@@ -91,3 +91,24 @@ def test_the_proof_bounds_the_cost(made: Plan) -> None:
     assert made.proof.lower_bound <= made.proof.cost
     assert made.prediction.step_seconds > 0
     assert made.prediction.fits
+
+
+def test_another_model_is_known_by_its_parameters_before_it_is_captured(
+    made: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    from shardwright.runtime import parallelize
+
+    monkeypatch.setattr(
+        sys.modules["shardwright.runtime.parallelize"], "capture", lambda *call: pytest.fail("captured")
+    )
+    other = torch.nn.Sequential(torch.nn.Linear(32, 65), torch.nn.ReLU(), torch.nn.Linear(65, 8))
+    shape = r"another model: parameter 0.weight is float32\[64, 32\] in the plan and float32\[65, 32\] in the model"
+    with pytest.raises(PlanError, match=shape):
+        parallelize(other, made)
+    with pytest.raises(PlanError, match=r"parameter 0\.weight is .* and bfloat16"):
+        parallelize(_model().bfloat16(), made)
+    with pytest.raises(PlanError, match="and absent in the model"):
+        parallelize(torch.nn.Linear(32, 8), made)
+    made.check_parameters(_model().named_parameters(remove_duplicate=False))

@@ -303,3 +303,17 @@ def test_a_replaced_checkpoint_counts_until_the_new_one_has_its_name(saved) -> N
     assert checkpoints(folder.parent) == [folder]
     save_checkpoint(folder.parent, 3, model, optimizer)
     assert [path.name for path in folder.parent.iterdir()] == ["step-3"]
+
+
+def test_a_full_disk_is_one_sentence_and_the_checkpoints_before_stay(
+    saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given, **options):
+        raise OSError(28, "No space left on device")
+
+    _, model, optimizer = saved
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem._write_item", full)
+    with pytest.raises(RunError, match=r"step-4' cannot be written: No space left on device\. Free space"):
+        save_checkpoint(tmp_path / "run", 4, model, optimizer)
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "run", model, optimizer)["step"] == 3

@@ -35,6 +35,7 @@ def load_with_graph(path: Path, model: str | None = None, trust: bool = False) -
     if model is None and not (trust and plan.model) and (plan.captured is not None or not plan.model):
         return plan, plan.graph(trusted=trust)
     resolved = build_model(plan, model, trust)
+    plan.check_parameters(resolved.model.named_parameters(remove_duplicate=False))
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     plan.check(graph)
     return plan, graph

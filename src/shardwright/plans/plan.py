@@ -6,9 +6,11 @@ model is an error that says what differs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch.distributed.tensor import Shard
 
 from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
@@ -110,6 +112,9 @@ def _mode(training: bool) -> str:
 
 def _described(entry: tuple | None) -> str:
     return "absent" if entry is None else f"{entry[0]}{list(entry[1])}"
+
+
+OTHER_MODEL = "Plan again for this model and these inputs, or load the plan that belongs to them."
 
 
 @dataclass(frozen=True)
@@ -225,13 +230,30 @@ class Plan:
         stage = self.stages[number]
         return mesh_of(part_of(self.cluster, stage.ranks), stage.strategy.sizes).with_shares(stage.strategy.shares)
 
+    def check_parameters(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Refuse a model without the plan's parameters, before it is captured (which may take many seconds).
+
+        ``parameters`` are by every name they have. What a model has beyond those of the plan its graph may not read.
+
+        >>> plan.check_parameters(model.named_parameters(remove_duplicate=False))                  # doctest: +SKIP
+        """
+        found = {name: (str(held.dtype).removeprefix("torch."), tuple(held.shape)) for name, held in parameters}
+        for name, dtype, shape in self.signature.parameters:
+            if found.get(name) != (dtype, shape):
+                mine, theirs = _described((dtype, shape)), _described(found.get(name))
+                raise PlanError(
+                    f"This plan was made for another model: parameter {name} is {mine} in the plan and {theirs} in the "
+                    "model.",
+                    OTHER_MODEL,
+                )
+
     def check(self, graph: Graph) -> None:
         """Refuse a graph that is not the one this plan was made for, saying what differs."""
         actual = Signature.of(graph)
         if actual.fingerprint != self.signature.fingerprint:
             raise PlanError(
                 f"This plan was made for another model: {self.signature.difference(actual)}.",
-                "Plan again for this model and these inputs, or load the plan that belongs to them.",
+                OTHER_MODEL,
             )
         self._check_names(graph)
 

@@ -72,7 +72,13 @@ def save_checkpoint(
     state |= _drawn(model, _rank())
     state["extra"] = json.dumps({"step": step, **(extra or {})})
     state[CHECKED] = "CRC-32"
-    dcp.save(state, storage_writer=Writer(partial), no_dist=not dist.is_initialized())
+    try:
+        dcp.save(state, storage_writer=Writer(partial), no_dist=not dist.is_initialized())
+    except (dcp.CheckpointException, OSError, RuntimeError) as problem:  # every rank is told of the failure of any
+        raise RunError(
+            f"The checkpoint {str(final)!r} cannot be written: {_why(problem)}.",
+            "Free space on that disk or name another folder; the checkpoints before stay.",
+        ) from problem
     _meet()
     if first:
         replaced = final.with_suffix(".replaced")
@@ -117,6 +123,15 @@ def load_checkpoint(
         extra = extra if survived is None else {"step": survived}
         survive(Path(folder), (extra or known)["step"], model, optimizer)
     return extra
+
+
+def _why(problem: BaseException) -> str:
+    """The first reason in a failure to save: the operating system's words where it has some."""
+    if isinstance(problem, dcp.CheckpointException) and problem.failures:
+        rank, (cause, _) = min(problem.failures.items())
+        return f"rank {rank}: {_why(cause)}" if len(problem.failures) > 1 or rank else _why(cause)
+    told = getattr(problem, "strerror", None) or str(problem)
+    return (told.strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
 def _loaded(

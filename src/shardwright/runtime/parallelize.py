@@ -126,6 +126,8 @@ def parallelize(
     look_at_hooks(model)
     if graph is None:
         captured = model if compute_dtype is None else with_tensors(model, "meta", compute_dtype)
+        if isinstance(plan, Plan):
+            plan.check_parameters(captured.named_parameters(remove_duplicate=False))
         graph = _captured(captured, plan, args, kwargs)
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
