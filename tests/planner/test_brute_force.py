@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.cli.plan import fits_text
 from shardwright.cluster import Cluster, meshes_and_line, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -19,6 +20,8 @@ from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.planning import describe_graph
 from shardwright.planner.trials import Trials, predict
 from shardwright.plans import Plan, Prediction
+from shardwright.plans.serial import from_json, to_json
+from shardwright.reports.glance import race
 from shardwright.search.choose import evaluate
 
 ALL_DEVICES = Options(baselines=(), fewer_devices=False, gap=0.0)
@@ -154,15 +157,39 @@ def waist() -> Graph:
         return captured(model, 16384, wide)
 
 
-@pytest.mark.parametrize(("links", "stages"), [(0.01, 2), (1.0, 0)], ids=["slow", "fast"])
-def test_the_faster_of_one_mesh_and_stages_is_the_plan(links: float, stages: int) -> None:
-    """Over slow links two stages win by a sixth; over fast ones one mesh does."""
+def over(links: float) -> Plan:
+    """The faster of one mesh and stages, on links so many times as fast."""
     plain = parse_cluster("2xH100")
     [node] = plain.nodes
     link = replace(node.link, bandwidth=links * node.link.bandwidth)
     cluster = replace(plain, nodes=(replace(node, link=link),))
-    plan, joint = plan_jointly(waist(), cluster, replace(ALL_DEVICES, fewer_devices=True))
-    assert joint is not None and len(plan.stages) == stages
+    plan, joint = plan_jointly(waist(), cluster, Options(baselines=()))
+    assert joint is not None
     others = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
     assert plan.prediction.step_seconds == min(others)
     assert sorted(others)[1] > 1.1 * plan.prediction.step_seconds
+    return plan
+
+
+def test_two_stages_are_the_plan_where_links_are_slow() -> None:
+    assert len(over(0.01).stages) == 2
+
+
+@pytest.fixture(scope="module")
+def flat() -> Plan:
+    return over(1.0)
+
+
+def test_one_mesh_is_the_plan_where_links_are_fast(flat: Plan) -> None:
+    assert not flat.stages
+
+
+def test_rows_that_were_not_simulated_say_so(flat: Plan) -> None:
+    """Sums leave out what overlaps and what programs keep: nobody knows whether such a pipeline fits."""
+    rows = {c.name: c for c in flat.candidates if c.prediction is not None}
+    assert rows["auto"].simulated and fits_text(rows["auto"]) == "yes"
+    summed = [c for name, c in rows.items() if name != "auto"]
+    assert summed and not any(c.simulated for c in summed)
+    assert {fits_text(c) for c in summed} == {"unknown: by sums, not simulated"}
+    assert "by sums: not simulated, so it may not fit" in race(flat)
+    assert from_json(to_json(flat), "plan").candidates == flat.candidates

@@ -274,7 +274,8 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
 
 def _print(found: Any) -> None:
     fastest = min(
-        (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits), default=0.0
+        (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits and c.simulated),
+        default=0.0,
     )
     rows = []
     for candidate in found.candidates:
@@ -293,7 +294,7 @@ def _print(found: Any) -> None:
                 "summed, none hidden"
                 if candidate.mesh[0][0] == "stage"
                 else f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
-                ("yes" if p.fits else "no") + (", recomputed" if candidate.note else ""),
+                fits_text(candidate),
             ]
         )
     table(
@@ -312,6 +313,12 @@ def _print(found: Any) -> None:
         )
 
 
+def fits_text(candidate: Any) -> str:
+    if not candidate.simulated:
+        return "unknown: by sums, not simulated"
+    return ("yes" if candidate.prediction.fits else "no") + (", recomputed" if candidate.note else "")
+
+
 def _document(found: Any) -> dict[str, Any]:
     return {
         "model": found.model,
@@ -321,7 +328,13 @@ def _document(found: Any) -> dict[str, Any]:
         "proof": {**vars(found.proof), "gap": found.proof.gap},
         "calibration": found.calibration,
         "candidates": [
-            {"name": c.name, "mesh": c.mesh, "note": c.note, "prediction": c.prediction and vars(c.prediction)}
+            {
+                "name": c.name,
+                "mesh": c.mesh,
+                "note": c.note,
+                "simulated": c.simulated,
+                "prediction": c.prediction and vars(c.prediction),
+            }
             for c in found.candidates
         ],
         "replicated": found.replicated,

@@ -422,7 +422,7 @@ def _candidate(name: str, plan: JointPlan | str, said: Prediction | str | None =
         return Candidate(name, (("stage", 1),), None, plan)
     if isinstance(said, str):
         return Candidate(name, shape_of(plan), None, said)
-    return Candidate(name, shape_of(plan), said or predicted(plan))
+    return Candidate(name, shape_of(plan), said or predicted(plan), simulated=said is not None)
 
 
 def shape_of(plan: JointPlan) -> tuple[tuple[str, int], ...]:

@@ -65,6 +65,8 @@ class Candidate:
     mesh: tuple[tuple[str, int], ...]
     prediction: Prediction | None
     note: str = ""
+    simulated: bool = True
+    """Otherwise its seconds and bytes are sums of its operators', and nobody knows whether it fits or can be run."""
 
 
 @dataclass(frozen=True)

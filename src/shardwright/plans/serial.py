@@ -74,6 +74,7 @@ def to_json(plan: Plan) -> str:
         **({} if plan.serving is None else {"serving": vars(plan.serving)}),
         "candidates": [
             {"name": c.name, "mesh": c.mesh, "note": c.note, "prediction": c.prediction and vars(c.prediction)}
+            | ({} if c.simulated else {"simulated": False})
             for c in plan.candidates
         ],
         "replicated": [list(r) for r in plan.replicated],

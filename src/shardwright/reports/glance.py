@@ -115,6 +115,7 @@ def race(plan: Plan) -> str:
         ratio = p.step_seconds / plan.prediction.step_seconds
         said = f"{seconds_text(p.step_seconds)}, {ratio:.2f} ×, {bytes_text(p.memory_bytes)}"
         said += "" if p.fits else ", does not fit"
+        said += "" if candidate.simulated else ", by sums: not simulated, so it may not fit"
         inside = f'<span class="open" style="left:{100 - exposed:.2f}%;width:{exposed:.2f}%"></span>'
         bar = f'<span class="filled{look}" style="width:{width:.2f}%">{inside}</span>'
         rows.append(_line(who, bar, data("candidate " + name, p.step_seconds, said)))

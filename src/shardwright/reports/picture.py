@@ -108,6 +108,7 @@ def _candidate(plan: Plan, candidate: Candidate, items: list[Box | Words], top: 
         items.append(Box(LEFT, top, width - exposed, BAR, full))
         items.append(Box(LEFT + width - exposed, top, exposed, BAR, pale))
     note = f"{seconds_text(p.step_seconds)}, {bytes_text(p.memory_bytes)}" + ("" if p.fits else ", does not fit")
+    note += "" if candidate.simulated else ", by sums"
     items.append(Words(LEFT + width + 8, top + 13, note))
 
 
