@@ -14,7 +14,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from fuzz.mutations import CHANGES, NUMBERS, TORN, WORDS, changed, deepened, torn
-from fuzz.targets import _plan, command
+from fuzz.targets import _compile_choosing, _compile_placing, _plan, command
 from shardwright.errors import ShardwrightError
 
 TINY = """
@@ -120,7 +120,7 @@ CALLS: dict[tuple[str, ...], tuple[str, ...]] = {
             "--devices",
             "--cluster",
         ),
-        "--bandwidth",
+        *("--bandwidth", "--time-limit"),
     ),
     ("place", "tiny.py:build", "--cluster", "2xH100", "--time-limit", "0.2"): ("--batch", "--solver", "--cluster"),
     ("choose", "choice.json", "--time-limit", "0.2"): ("--time-limit", "--method", "--seed"),
@@ -179,7 +179,8 @@ def run_options(folder: Path, drawn: Any) -> None:
     for name, text in _files().items():
         (folder / name).write_text(text)
     os.chdir(folder)
-    os.environ["SHARDWRIGHT_CACHE"] = str(folder / "cache")
+    if call[0] == "cache":  # which may be cleared
+        os.environ["SHARDWRIGHT_CACHE"] = str(folder / "cache")
     words = [*call, *option.split(), *values]
     if call[0] == "run":
         words += ["--", "script.py"]
@@ -235,6 +236,17 @@ def run_models(folder: Path, drawn: Any) -> None:
         (folder / "config.json").write_bytes(torn(deepened(json.dumps(changed(CONFIG, changes))), tear))
         reference = "hf:config.json"
     command("explain", "plan.json", "--model", reference)
+
+
+def prepare_options() -> None:
+    """Plans are made and kernels compiled once, and not on a case's time."""
+    from shardwright.schedules import pipeline
+    from shardwright.search.schedule import find_schedule
+
+    _files()
+    find_schedule(pipeline((0, 1), 2), time_limit=0.2)
+    _compile_placing()
+    _compile_choosing()
 
 
 @cache

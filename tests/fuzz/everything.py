@@ -66,7 +66,7 @@ TARGETS = (
         st.tuples(st.sampled_from(targets.VERBS), st.lists(targets.TOKENS, max_size=3)),
         targets._run_words,
     ),
-    Target("options", 0.14, commands.DRAW_OPTIONS, commands.run_options, commands._files),
+    Target("options", 0.14, commands.DRAW_OPTIONS, commands.run_options, commands.prepare_options),
     Target("models", 0.06, commands.DRAW_MODELS, commands.run_models, commands._files),
     Target("schedules", 0.05, commands.DRAW_SCHEDULES, commands.run_schedule, commands._orders),
     Target("profiles", 0.03, commands.DRAW_PROFILES, commands.run_profile, targets._compile_placing),

@@ -252,23 +252,25 @@ class _Calls:
 
 
 @cache
-def _checkpoint() -> tuple[bytes, bytes]:
-    """The metadata and the one shard of a small checkpoint."""
+def _checkpoint() -> tuple[bytes, bytes, Any]:
+    """The metadata, the one shard and the checksums of a small checkpoint."""
     from shardwright.runtime.checkpoint import save_checkpoint
+    from shardwright.runtime.checkpoint_sums import FILE
 
     model = torch.nn.Linear(4, 4)
     with tempfile.TemporaryDirectory() as folder:
         made = save_checkpoint(folder, 1, model)
         (shard,) = made.glob("*.distcp")
-        return (made / ".metadata").read_bytes(), shard.read_bytes()
+        return (made / ".metadata").read_bytes(), shard.read_bytes(), json.loads((made / FILE).read_text())
 
 
 def _run_checkpoint(folder: Path, drawn: Any) -> None:
     from shardwright.runtime.checkpoint import load_checkpoint
     from shardwright.runtime.checkpoint_reading import read_metadata
+    from shardwright.runtime.checkpoint_sums import FILE
 
     what, tear, shard_tear, where, value = drawn
-    metadata, shard = _checkpoint()
+    metadata, shard, sums = _checkpoint()
     place = folder / "run" / "step-1"
     place.mkdir(parents=True)
     (place / "__0_0.distcp").write_bytes(torn(shard, shard_tear))
@@ -286,6 +288,9 @@ def _run_checkpoint(folder: Path, drawn: Any) -> None:
             index = list(data.storage_data)[int(where * len(data.storage_data))]
             setattr(data.storage_data[index], ("relative_path", "offset", "length")[int(where * 997) % 3], value)
         (place / ".metadata").write_bytes(pickle.dumps(data))
+    about = (place / ".metadata").read_bytes()
+    # Where something is torn the checksums notice it; who writes other metadata writes its checksum too.
+    (place / FILE).write_text(json.dumps(sums if where < 0.3 else {**sums, "metadata": zlib.crc32(about)}))
     try:
         load_checkpoint(folder / "run", torch.nn.Linear(4, 4))
     finally:

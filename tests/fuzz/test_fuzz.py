@@ -1,6 +1,6 @@
 """Whatever is in a file or on the command line: no traceback, no hang, no two gigabytes, no file elsewhere, no code run.
 
-500 cases here; ``SHARDWRIGHT_FUZZ=10000 pytest tests/fuzz`` runs as many as you like, ``python -m bench fuzz`` counts them.
+200 cases here; ``SHARDWRIGHT_FUZZ=10000 pytest tests/fuzz`` runs as many as you like, ``python -m bench fuzz`` counts them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fuzz.everything import TARGETS
 from fuzz.fuzzer import fuzz
 from fuzz.targets import Target
 
-CASES = int(os.environ.get("SHARDWRIGHT_FUZZ", "500"))
+CASES = int(os.environ.get("SHARDWRIGHT_FUZZ", "200"))
 
 
 @pytest.mark.timeout(0)

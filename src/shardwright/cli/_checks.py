@@ -7,16 +7,18 @@ import math
 from shardwright.errors import ShardwrightError
 from shardwright.records import shown
 
+WIDEST = 10_000
+"""Characters of a drawing."""
 MOST_SECONDS = 30 * 24 * 3600.0
 """A month: the most that any option may ask to be searched or waited for."""
 
 
-def check_seconds(**options: float | None) -> None:
+def check_seconds(*, zero: bool = False, **options: float | None) -> None:
     """Refuse a time that nobody would wait for.
 
     >>> check_seconds(time_limit=3.0)
     """
-    check_numbers(zero=False, **options)
+    check_numbers(zero=zero, **options)
     for name, value in options.items():
         if value is not None and value > MOST_SECONDS:
             raise ShardwrightError(

@@ -22,10 +22,10 @@ def choose(
 
     Example: shardwright choose problem.json.gz --time-limit 60
     """
-    from shardwright.cli._checks import check_numbers
+    from shardwright.cli._checks import check_seconds
     from shardwright.search.choose import evaluate, read_problem, solve
 
-    check_numbers(zero=True, time_limit=time_limit)
+    check_seconds(zero=True, time_limit=time_limit)
     loaded = read_problem(problem)
     solution = solve(loaded, time_limit=time_limit, seed=seed, method=method, overtime=0.0)
     indices = solution.answer.tolist()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._checks import check_numbers
+from shardwright.cli._checks import check_numbers, check_seconds, check_whole
 from shardwright.cli._show import bytes_text, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -51,11 +51,14 @@ def place(
 
     Example: shardwright place gpt:layers=12 --cluster 8xH200 --batch 8
     """
+    from shardwright.cluster.hardware import MOST_DEVICES
     from shardwright.search.place.problem import Rules
     from shardwright.search.place.report import limiting, stage_rows
     from shardwright.search.place.solve import place as solve
 
-    check_numbers(time_limit=time_limit, batch=batch, devices=devices, bandwidth=bandwidth, subgraphs=subgraphs)
+    check_seconds(time_limit=time_limit)
+    check_whole("--devices", devices, MOST_DEVICES)
+    check_numbers(batch=batch, devices=devices, bandwidth=bandwidth, subgraphs=subgraphs)
     rules = Rules(overlap=overlap, replicate=replicate, separate_passes=separate_passes)
     with progress(as_json) as say:
         say("reading")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardwright.cli._checks import check_numbers
+from shardwright.cli._checks import check_numbers, check_seconds
 from shardwright.cli._pipelines import pipelining, print_stages, stages_document
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._serving import check_serving, print_serving
@@ -130,7 +130,8 @@ def plan(
     from shardwright.plans import Plan
     from shardwright.zoo.reference import resolve
 
-    check_numbers(memory=memory, time_limit=time_limit, max_axes=max_axes)
+    check_numbers(memory=memory, max_axes=max_axes)
+    check_seconds(time_limit=time_limit)
     earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
     if earlier is None and not cluster:
         raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli._checks import check_seconds, check_whole
+from shardwright.cli._checks import WIDEST, check_seconds, check_whole
 from shardwright.cli._show import console, print_json, progress, table
 
 if TYPE_CHECKING:
     from shardwright.schedules import Pipeline, Schedule, Timing
 
 AUTO = "auto"
-WIDEST = 10_000
-"""Characters of a drawing."""
 
 
 def schedule(

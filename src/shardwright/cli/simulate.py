@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._checks import WIDEST, check_whole
 from shardwright.cli._pipelines import show_timeline
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
@@ -50,6 +51,7 @@ def simulate(
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
+    check_whole("--width", width, WIDEST)
     asked = WhatIf(_factors(link_rate or []), device_speed, host_speed)
     with progress(as_json) as say:
         say("reading the plan")
