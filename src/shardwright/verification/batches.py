@@ -8,13 +8,14 @@ along their second dim. What counts up from zero (positions, offsets) stays. Whe
 captured and another batch would be answered otherwise, every pass gets the example.
 
 The middle step adds up the gradients of two passes, as a training loop does whose batch is too large for one, so that
-an accumulation which forgets is seen.
+an accumulation which forgets is seen. Not every run has to do all of it (:func:`shortened`): operators are traced at the
+fourth pass, which takes longer than three passes do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ class Batch(NamedTuple):
     draws: Sequence[Tensor] | None = None
 
 
+Passes = Literal["all", "one", "two", "last"]
 Steps = Sequence[Sequence[Batch]]
 """The batches of every step: several are several passes whose gradients are added up."""
 
@@ -63,6 +65,19 @@ def varied(
         every = [batch if _answers_as_captured(model, graph, batch) else every[0] for batch in every]
     remaining = iter(every)
     return [[next(remaining) for _ in range(count)] for count in counts]
+
+
+def shortened(steps: Steps, passes: Passes) -> Steps:
+    """The batches of a run that takes one pass a step (``one``), ends with the step of two (``two``), or is only that step.
+
+    >>> few = shortened(repeated((), {}, 3), "last")
+    >>> len(few)
+    1
+    """
+    middle = len(steps) // 2
+    if passes == "one":
+        return [batches[:1] for batches in steps]
+    return steps if passes == "all" else steps[middle if passes == "last" else 0 : middle + 1]
 
 
 def told(steps: Steps) -> str:

@@ -30,7 +30,7 @@ from shardwright.plans.plan import Signature
 from shardwright.program.microbatches import WHOLE
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.parallelize import parallelize
-from shardwright.verification.batches import Steps, told, varied
+from shardwright.verification.batches import Passes, Steps, shortened, told, varied
 from shardwright.verification.compare import Verification
 from shardwright.verification.draws import drawing
 from shardwright.verification.forced import blocks_of, cut_by, forced_strategies, frugal
@@ -264,8 +264,10 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
             wanted += others
             compared |= dict.fromkeys(words)
         compared |= dict.fromkeys(_given_in_words(batches, count))
-        truth = truth_of(it.model, batches) if first and double and it.shown is None else None
+        own = first and double and it.shown is None
+        truths = functools.cache(lambda passes: truth_of(it.model, shortened(batches, passes)))  # noqa: B023
         for name, strategy in wanted:
+            passes = PASSES.get(name, "one")
             staged = isinstance(strategy, Plan) and bool(strategy.stages)
             axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
             priced = frugal(forced_mesh(devices)) if name != "found" and not staged else None
@@ -274,7 +276,8 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
                 "graph": it.graph,
                 "priced": priced,
             }
-            given: dict[str, Any] = {"steps": batches, "truth": truth, "shown": it.shown}
+            given: dict[str, Any] = {"steps": shortened(batches, passes), "shown": it.shown}
+            given["truth"] = truths(passes) if own else None
             answer = check(it.model, it.args, it.kwargs, strategy, name=name, **asked, **given)
             runs += [answer] if answer is not None else []
         if not all_agree(runs):  # what is wrong in double precision need not be looked at again
@@ -285,6 +288,8 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
 
 
 PIPELINE = "two stages, recomputed lightly"
+PASSES: dict[str, Passes] = {"found": "all", "batch": "two", PIPELINE: "last"}
+"""What of the batches a run is given; the others take one pass a step."""
 
 
 def forced_on(it: Subject, devices: int) -> tuple[list[tuple[str, Union[Plan, Strategy]]], list[str]]:
