@@ -719,5 +719,5 @@ def end_failed_capture(graph: Any, device: torch.device, pool: Any) -> None:
             release(number, pool)
 
 
-PACKING = torch._VF._pack_padded_sequence  # type: ignore[attr-defined]  # found when asked for
+PACKING = torch._VF._pack_padded_sequence
 """What ``torch.nn.utils.rnn.pack_padded_sequence`` calls."""

@@ -119,6 +119,19 @@ class NeedsValue(Base):
         return self.layers[0](x) * self.attribute
 
 
+class Penalised(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.layers[0](x).sum(), x, create_graph=True)
+        return slope.norm()
+
+
+class Nested(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.nested.nested_tensor([x[:, :4], x[:1, :4]], layout=torch.jagged)
+        return torch.nested.to_padded_tensor(self.layers[0](rows), 0.0)
+
+
 class Packed(Base):
     def __init__(self) -> None:
         super().__init__()
@@ -140,6 +153,8 @@ class Packed(Base):
         (Autocast(), ["autocast"]),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=None)), ["'1' (BatchNorm1d)", "batchnorm.py"]),
         (NeedsValue().to("meta"), ["attribute", "meta"]),
+        (Penalised(), ["test_refusals.py", "torch.autograd.grad"]),
+        (Nested(), ["test_refusals.py", "nested tensor"]),
         (Packed(), ["test_refusals.py", "pack_padded_sequence", "lengths"]),
         (nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4)), ["0.weight has no shape yet", "lazy"]),
     ],

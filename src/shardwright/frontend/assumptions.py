@@ -99,7 +99,7 @@ class _Assuming(TorchFunctionMode):
                 return otherwise()  # one of PyTorch's modules, which the refusal will name
             raise CaptureError(
                 f"The model reads the number {answer} from data at {line} to compute with it outside of tensors.",
-                "Keep it a tensor (no float(), no math functions), or pass the value in as a Python argument.",
+                "Keep it a tensor (no float(), no math functions; item() may be compared), or pass it in as an argument.",
             )
         else:
             asked = tensors[0]

@@ -13,6 +13,11 @@ from shardwright.frontend.provenance import of_the_model, short_path
 
 _CAUSES = (
     (
+        r"NestedTensor|nested_tensor|SymInt.*not tracked with proxy",
+        "it makes a nested tensor, whose rows have lengths of their own",
+        "Pad the rows to one length, and leave padded positions out with a mask.",
+    ),
+    (
         r"DynamicOutputShape|dynamic output shape|nonzero|masked_select|unbacked symint.*size",
         "the shape of a result depends on tensor values",
         "Use an operator with a fixed output shape: torch.where or a mask instead of boolean indexing or nonzero.",
@@ -62,7 +67,7 @@ def explain_failure(error: Exception, model: torch.nn.Module) -> CaptureError:
 def looks_at_data(error: Exception) -> bool:
     """Whether an export stopped because it would have to know the values of tensors."""
     text = f"{type(error).__name__} {error}"
-    return any(re.search(pattern, text) for pattern, _, _ in _CAUSES[:2])
+    return any(re.search(pattern, text) for pattern, _, _ in _CAUSES[1:3])
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -60,6 +60,16 @@ def _refuse_packing(*_: Any) -> Any:
     )
 
 
+def _refuse_gradients(*_: Any, **__: Any) -> Any:
+    """What autograd runs inside of a forward is not traced: its results would become constants."""
+    raise CaptureError(
+        f"At {asking_line()} the model calls torch.autograd.grad in its forward, and that gradient's operators cannot be "
+        "captured.",
+        "Write that gradient out as operators, or make both a torch.library.custom_op with register_fake and "
+        "register_autograd.",
+    )
+
+
 class ReplacedFunctions(TorchFunctionMode):
     """Within this mode a few functions do something else. One mode for all: every call of a trace goes through it."""
 
@@ -67,6 +77,7 @@ class ReplacedFunctions(TorchFunctionMode):
         torch.nn.functional.ctc_loss: recorded_ctc_loss,
         torch.Tensor.__bool__: answered_tensor,
         PACKING: _refuse_packing,
+        torch.autograd.grad: _refuse_gradients,
     }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -19,7 +19,7 @@ from shardwright._torch_compat import GROUPED_PRODUCT
 _SMALLER = {torch.float32, torch.float16, torch.bfloat16}
 _SMALLER_COMPLEX = {torch.complex64, torch.complex32}
 _NARROWING = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
-_NARROWING_COMPLEX = {torch.Tensor.cfloat, torch.Tensor.chalf}
+_NARROWING_COMPLEX = {torch.Tensor.cfloat, torch.Tensor.chalf}  # type: ignore[attr-defined]  # not in PyTorch's stubs
 
 
 class _Double(TorchFunctionMode):
@@ -29,7 +29,7 @@ class _Double(TorchFunctionMode):
         if function in _NARROWING:
             function = torch.Tensor.double
         elif function in _NARROWING_COMPLEX:
-            function = torch.Tensor.cdouble
+            function = torch.Tensor.cdouble  # type: ignore[attr-defined]  # as above
         elif function is GROUPED_PRODUCT and args[0].dtype == torch.float64 and args[1].dim() == 3:
             function = _grouped_product
         for value in args:

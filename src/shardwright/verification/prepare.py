@@ -145,10 +145,10 @@ def widened(
     def wide(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return leaf.double() if leaf.is_floating_point() else leaf.cdouble() if leaf.is_complex() else leaf
+        return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
 
     model = model.double()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_complex():  # PyTorch's double() leaves them as they are
-            tensor.data = tensor.data.cdouble()
+            tensor.data = tensor.data.to(torch.complex128)
     return model, map_tree(wide, tuple(args)), map_tree(wide, dict(kwargs))
