@@ -87,6 +87,15 @@ def test_damaged_files_are_one_sentence(text: str, tmp_path: Path) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("dtype", ["load", "hub", ""])
+def test_a_dtype_is_one(made: Plan, dtype: str) -> None:
+    """Examples of plans without a graph were made of ``getattr(torch, …)``."""
+    document = json.loads(to_json(made))
+    document["signature"]["inputs"][0][1] = dtype
+    with pytest.raises(PlanError, match="damaged"):
+        from_json(json.dumps(document))
+
+
 def test_the_proof_bounds_the_cost(made: Plan) -> None:
     assert made.proof.lower_bound <= made.proof.cost
     assert made.prediction.step_seconds > 0

@@ -16,6 +16,7 @@ from shardwright.cluster.serial import cluster_from
 from shardwright.errors import PlanError
 from shardwright.files import parse_json
 from shardwright.graph import Graph
+from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
 from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Serving, Signature
@@ -163,6 +164,9 @@ def _plan(data: _Document, where: str) -> Plan:
         raise PlanError(f"{where} is damaged: it has neither splits nor stages.", "Plan again.")
     schedule = schedule_from(data.schedule, where)
     check_pipeline(stages, data.microbatches, schedule)
+    for name, dtype, shape in (*data.signature.inputs, *data.signature.parameters):
+        if dtype not in DTYPE_BYTES or any(extent < 0 for extent in shape):
+            raise PlanError(f"{where} is damaged: {shown(name)} is {shown(dtype)}{shown(list(shape))}.", "Plan again.")
     if data.batch_norm not in (WHOLE, PER_PIECE):
         raise PlanError(f"{where} is damaged: its batch_norm is {shown(data.batch_norm)}.", "Plan again.")
     return Plan(
