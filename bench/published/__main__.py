@@ -38,6 +38,7 @@ def joint(
     memory: Annotated[float | None, typer.Option(help="Piper: GiB per device instead of the file's")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Piper: GiB/s of a link instead of the file's")] = None,
     model: Annotated[str | None, typer.Option(help="Aceso, Galvatron: which model or problem of the file")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds; then the best found so far, and its bound")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Cut PROBLEM into stages, give them devices and ways to run, and prove how good that is.
@@ -46,6 +47,7 @@ def joint(
 
     Example: python -m bench.published joint aceso_l4.json --model gpt-2.6B --json
     """
+    check_numbers(devices=devices, memory=memory, bandwidth=bandwidth, time_limit=time_limit)
     gib = 2.0**30
     found = solve_file(
         problem,
@@ -53,6 +55,7 @@ def joint(
         memory=memory and memory * gib,
         bandwidth=bandwidth and bandwidth * gib,
         model=model,
+        time_limit=time_limit,
     )
     if as_json:
         print(json.dumps(asdict(found), indent=1, default=str))
@@ -136,6 +139,13 @@ def main() -> None:
         if error.remedy:
             print(f"  {error.remedy}", file=sys.stderr)
         sys.exit(2)
+
+
+def check_numbers(**options: float | None) -> None:
+    """Refuse options that are no finite numbers above zero."""
+    for name, value in options.items():
+        if value is not None and not 0 < value < 1e15:
+            raise ProblemError(f"--{name.replace('_', '-')} {value} means nothing.", "Give a number above 0.")
 
 
 def _quality(optimal: bool, gap: float) -> str:

@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.published.anytime import Report, nobody
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.search.joint.problem import Floats
 from shardwright.search.solution import Solution
@@ -164,20 +165,26 @@ def _table(problem: AcesoProblem, devices: int) -> tuple[float, ...]:
     return problem.bandwidth_between if between else problem.bandwidth_within
 
 
-def solve_aceso(problem: AcesoProblem) -> Solution[AcesoPlan]:
+def solve_aceso(problem: AcesoProblem, report: Report = nobody) -> Solution[AcesoPlan]:
     """The best plan over all micro-batch sizes; the bound is the least of theirs."""
     from bench.published.aceso_stages import MicrobatchSearch
 
     started = time.perf_counter()
     searches = [MicrobatchSearch(problem, size) for size in _microbatches(problem)]
     best: Solution[AcesoPlan] | None = None
-    bounds = []
-    for search in sorted(searches, key=lambda s: s.work_bound):
+    bounds: list[float] = []
+    ordered = sorted(searches, key=lambda s: s.work_bound)
+
+    def so_far(found: Solution[AcesoPlan]) -> None:
+        least = min(found.cost, ordered[len(bounds)].work_bound, *bounds)  # that of the present size is the next least
+        report(replace(found, lower_bound=least, optimal=False))
+
+    for search in ordered:
         limit = best.cost if best else np.inf
         if search.work_bound >= limit:
             bounds.append(search.work_bound)
             continue
-        found, bound = search.solve(limit)
+        found, bound = search.solve(limit, so_far)
         bounds.append(bound)
         if found is not None and (best is None or found.cost < best.cost):
             best = found

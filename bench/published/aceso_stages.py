@@ -11,7 +11,7 @@ upper end; a run that continues into the next layer's first operator counts only
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -27,6 +27,7 @@ from bench.published.aceso import (
     check,
     hop_ms,
 )
+from bench.published.anytime import Report, nobody
 from bench.published.fronts import both, front, in_a_row, least_cost, least_costs, rough_costs, steps_of
 from shardwright.errors import Infeasible
 from shardwright.search.joint.compose import compose, may_be_below
@@ -81,7 +82,7 @@ class Profile:
     microbatch: int
     tp: int
     fronts: dict[tuple[Part, float, int], Front] = field(default_factory=dict)
-    _priced: dict[Part, tuple[np.ndarray, Floats, Floats, Floats, Floats]] = field(default_factory=dict)
+    _priced: dict[Part, tuple[np.ndarray, Floats, Floats, Floats, Floats, Floats]] = field(default_factory=dict)
 
     @cached_property
     def rows(self) -> Floats:
@@ -91,8 +92,8 @@ class Profile:
     def kept(self) -> Floats:
         return activations(self.problem, self.rows, 0)
 
-    def priced_patterns(self, part: Part) -> tuple[np.ndarray, Floats, Floats, Floats, Floats]:
-        """Patterns of a part; their milliseconds, megabytes saved, and largest run: surely, and at most."""
+    def priced_patterns(self, part: Part) -> tuple[np.ndarray, Floats, Floats, Floats, Floats, Floats]:
+        """Patterns of a part; their milliseconds, megabytes saved, and largest run: surely, if it ends here, and at most."""
         first = len(self.problem.head) + (self.problem.layers - 1) * len(self.problem.layer)
         ops = slice(first + part.first, first + part.last)  # of the last layer, so that the tail may follow
         choices = patterns(part.last - part.first)
@@ -101,20 +102,22 @@ class Profile:
         milliseconds = choices @ self.rows[ops, 0] / 1e3
         together = choices[:, :-1] & choices[:, 1:]
         saved = together @ kept[:-1] if len(kept) > 1 else np.zeros(len(choices))
-        run, surely = np.zeros(len(choices)), np.zeros(len(choices))
+        run, surely, counted = (np.zeros(len(choices)) for _ in range(3))
         for i in range(len(kept) - 1):
             run = (run + kept[i]) * together[:, i]
-            cut_off = part.ends_stage and i == len(kept) - 2 and names[i] in ATTENTION_FACTORS
+            cut_off = i == len(kept) - 2 and names[i] in ATTENTION_FACTORS
             done = together[:, i] & (~together[:, i + 1] if i + 1 < together.shape[1] else True)
-            if not cut_off:
+            if not (cut_off and part.ends_stage):
+                counted = np.where(done, np.maximum(counted, run), counted)
+            if not (cut_off and (part.ends_stage or part.last == len(self.problem.layer))):  # the stage may end with it
                 surely = np.where(done, np.maximum(surely, run), surely)
         # The layer's last operator may be recomputed together with the next layer's first.
-        at_most = surely
+        at_most = counted
         if part.last == len(self.problem.layer) and not part.ends_stage and len(kept):
-            at_most = np.maximum(surely, (run + kept[-1]) * choices[:, -1])
-        return choices, milliseconds, saved, surely, at_most
+            at_most = np.maximum(counted, (run + kept[-1]) * choices[:, -1])
+        return choices, milliseconds, saved, surely, counted, at_most
 
-    def priced(self, part: Part) -> tuple[np.ndarray, Floats, Floats, Floats, Floats]:
+    def priced(self, part: Part) -> tuple[np.ndarray, Floats, Floats, Floats, Floats, Floats]:
         if part not in self._priced:
             self._priced[part] = self.priced_patterns(part)
         return self._priced[part]
@@ -124,8 +127,8 @@ class Profile:
         """Upper ends of brackets, rising, from 0: what a layer's useful patterns need, and the most any part may."""
         found = {0.0}
         for last in (len(self.problem.layer), len(self.problem.layer) + 1):
-            _, milliseconds, saved, surely, at_most = self.priced(Part(0, last, False))
-            for peaks in (surely, at_most):
+            _, milliseconds, saved, surely, counted, at_most = self.priced(Part(0, last, False))
+            for peaks in (surely, counted, at_most):
                 found |= {p for p in set(peaks.tolist()) if p in peaks[_on_front(milliseconds, saved, peaks <= p)]}
         first = len(self.problem.head) + (self.problem.layers - 1) * len(self.problem.layer)
         return np.array(sorted({*found, float(self.kept[first : first + len(self.problem.layer) + 1].sum())}))
@@ -137,16 +140,18 @@ class Profile:
 
     def allowed(self, part: Part, cap: float, mode: int) -> np.ndarray:
         """Patterns whose runs stay under a cap: at least (for bounds), whatever follows, or if every first is kept."""
-        choices, _, _, surely, at_most = self.priced(part)
+        choices, _, _, surely, counted, at_most = self.priced(part)
         if mode == WHATEVER_FOLLOWS:
             return at_most <= cap
-        fits = surely <= cap
-        return fits & ~choices[:, 0] if mode == FIRST_IS_KEPT and part.first == 0 else fits
+        if mode == AT_LEAST:
+            return surely <= cap
+        fits = counted <= cap
+        return fits & ~choices[:, 0] if part.first == 0 else fits
 
     def front_of(self, part: Part, cap: float, mode: int) -> Front:
         key = (part, cap, mode)
         if key not in self.fronts:
-            _, milliseconds, saved, _, _ = self.priced(part)
+            _, milliseconds, saved, *_ = self.priced(part)
             allowed = self.allowed(part, cap, mode)
             self.fronts[key] = front(milliseconds[allowed], saved[allowed])
         return self.fronts[key]
@@ -172,7 +177,10 @@ class StagePricer:
         self.kept = np.concatenate([[0.0], np.cumsum(kept)])
         self.into = np.array([hop_ms(mb, problem.bandwidth_within) for mb in rows[:, 2]])
         self.out = np.array([hop_ms(mb, problem.bandwidth_within) for mb in rows[:, 3]])
-        self.out_between = np.array([hop_ms(mb, problem.bandwidth_between) for mb in rows[:, 3]])
+        # What a transfer takes longer between nodes. The first stage's input is read where it is.
+        self.more_into = np.array([hop_ms(mb, problem.bandwidth_between) for mb in rows[:, 2]]) - self.into
+        self.more_into[0] = 0.0
+        self.more_out = np.array([hop_ms(mb, problem.bandwidth_between) for mb in rows[:, 3]]) - self.out
         # [i, j]: the largest reserved over i..j, both inclusive
         forward = np.maximum.accumulate(np.triu(np.broadcast_to(rows[:, 6], (n, n))), axis=1)
         backward = np.maximum.accumulate(np.triu(np.broadcast_to(rows[:, 7], (n, n))), axis=1)
@@ -182,10 +190,8 @@ class StagePricer:
         self._hulls: dict[tuple[Part, float, int], Floats] = {}
 
     def milliseconds(self, start: Ints, end: Ints) -> Floats:
-        """Without recomputing; the last stage's output may leave the node."""
-        last = (end == len(self.into)) & (self.problem.devices % self.problem.devices_per_node == 0)
-        out = np.where(last, self.out_between[end - 1], self.out[end - 1])
-        return self.base[end] - self.base[start] + self.into[start] + out
+        """Without recomputing, with both transfers inside a node."""
+        return self.base[end] - self.base[start] + self.into[start] + self.out[end - 1]
 
     def parts(self, start: int, end: int) -> tuple[tuple[Part, ...], int]:
         """The parts of layers at the ends of a stage, and the number of whole layers between them."""
@@ -323,7 +329,7 @@ class StagePricer:
             )
             cost, saved = rest[number][0][best], rest[number][1][best]
             need -= saved
-            choices, milliseconds, gains, _, _ = self.profile.priced(part)
+            choices, milliseconds, gains, *_ = self.profile.priced(part)
             fits = self.profile.allowed(part, cap, mode) & (milliseconds == cost) & (gains == saved)
             flags[position : position + part.last - part.first] = choices[int(np.argmax(fits))]
             position += part.last - part.first
@@ -357,36 +363,69 @@ class MicrobatchSearch:
         """Seconds: the devices' work, evenly spread, for all micro-batches but the first, and that one's way through."""
         return ((self.microbatches - 1) * self.work[-1] / self.problem.devices + self.least_total) / 1e3
 
-    def solve(self, limit: float) -> tuple[Solution[AcesoPlan] | None, float]:
+    def solve(self, limit: float, report: Report = nobody) -> tuple[Solution[AcesoPlan] | None, float]:
         """A plan better than ``limit`` seconds if there is one, and a bound on all plans of this size.
 
-        All stages are priced roughly; what by their bounds belongs to no plan better than the one found so is
-        dropped; the rest is priced exactly.
+        First with cuts between layers only: a good plan, so a limit. Then all stages are priced roughly; what by their
+        bounds belongs to no plan better than the one found so is dropped; the rest is priced exactly.
         """
-        cuts = len(self.problem.operators) + 1
-        start, end = np.triu_indices(cuts, 1)
-        repeats = self.microbatches - 1
-        slowest = (limit * 1e3 - self.least_total) / repeats if repeats else np.inf
-        tables = [self._rough(number, start, end, slowest) for number in range(len(self.options))]
+        best = self._at_layers(limit)
+        cost = best.cost if best else limit
+        if best:
+            report(best)
+        start, end = np.triu_indices(len(self.problem.operators) + 1, 1)
+        tables = [self._rough(number, start, end, cost) for number in range(len(self.options))]
         rough = self._problem(tables)
-        if np.isfinite(limit) and not may_be_below(rough, limit * 1e3).any():
-            return None, limit
-        best = self._composed(rough, bounded=False)
-        cost = min(limit, best.cost) if best else limit
+        if not may_be_below(rough, cost * 1e3).any():
+            return best, self._with_idle_devices(tables, cost)
+        found = self._composed(rough, bounded=False)
+        if found is not None and found.cost < cost:
+            best, cost = found, found.cost
+            report(best)
         useful = may_be_below(rough, cost * 1e3)
         if not useful.any():
-            return best, cost
-        numbers = range(len(self.options))
-        rest = self._problem([self._exact(number, rough.candidates, useful) for number in numbers])
+            return best, self._with_idle_devices(tables, cost)
+        rest = self._problem([self._exact(number, rough.candidates, useful) for number in range(len(self.options))])
         found = self._composed(rest, bounded=True)
+        bound = cost if found is None else min(found.lower_bound, cost)
         if found is not None and found.cost < cost:
-            return found, min(found.lower_bound, cost)
-        return best, cost if found is None else min(found.lower_bound, cost)
+            best = found
+        return best, min(bound, self._with_idle_devices(tables, cost))
+
+    def _at_layers(self, limit: float) -> Solution[AcesoPlan] | None:
+        """The best plan with cuts between layers only, roughly priced, if it is better than the limit."""
+        head, length, total = len(self.problem.head), len(self.problem.layer), len(self.problem.operators)
+        places = np.array([0, *range(head, head + self.problem.layers * length + 1, length), total])
+        first, last = np.triu_indices(len(places), 1)
+        tables = [self._rough(number, places[first], places[last], limit) for number in range(len(self.options))]
+        found = self._composed(self._problem(tables), bounded=False)
+        return found if found is not None and found.cost < limit else None
 
     def _problem(self, tables: list[StageTable]) -> PipelineProblem:
         cuts = len(self.problem.operators) + 1
         objective = filled_and_drained(self.microbatches)
-        return PipelineProblem(self.problem.name, cuts, self.problem.devices, pack(tables), objective)
+        # Between nodes where the devices before (by the devices after: all others) fill whole nodes, and at the very end.
+        before = self.problem.devices - np.arange(self.problem.devices + 1)
+        far = (before > 0) & (before % self.problem.devices_per_node == 0)
+        return PipelineProblem(self.problem.name, cuts, self.problem.devices, pack(tables), objective, far)
+
+    def _with_idle_devices(self, tables: list[StageTable], cost: float) -> float:
+        """Seconds, ``cost`` at most, that no plan undercuts which leaves devices idle.
+
+        Nodes begin with a plan's first device, but compositions count devices from the last; with all devices in use both
+        are the same. Other plans are bounded as if they were in one node.
+        """
+        devices = self.problem.devices - 1
+        fitting = [table for table in tables if table.devices <= devices]
+        if not fitting or self.problem.devices < self.problem.devices_per_node:
+            return cost
+        near = replace(self._problem(fitting), devices=devices, far=np.zeros(devices + 1, dtype=bool))
+        if not may_be_below(near, cost * 1e3).any():
+            return cost
+        try:
+            return min(cost, compose(near).lower_bound / 1e3)
+        except Infeasible:
+            return cost
 
     def _composed(self, problem: PipelineProblem, *, bounded: bool) -> Solution[AcesoPlan] | None:
         """The best plan of some candidate stages, with the bound of these candidates."""
@@ -401,16 +440,20 @@ class MicrobatchSearch:
             stages.append(AcesoStage(stage.start, stage.end, tp, dp, flags))
         plan = AcesoPlan(self.microbatch, tuple(stages))
         seconds, memory = check(self.problem, plan)
-        if max(memory) > self.problem.memory_mb * (1 + 1e-9) or max(seconds) * 1e3 > found.cost * (1 + 1e-9):
+        whole = sum(stage.tp * stage.dp for stage in plan.stages) == self.problem.devices
+        slower = whole and max(seconds) * 1e3 > found.cost * (1 + 1e-9)
+        if max(memory) > self.problem.memory_mb * (1 + 1e-9) or slower:
             raise AssertionError(f"the plan's own rule disagrees with its price: {seconds}, {memory}")
         bound = min(found.lower_bound / 1e3, max(seconds))
         return Solution(plan, max(seconds), bound, bound >= max(seconds), found.seconds)
 
-    def _rough(self, number: int, start: Ints, end: Ints, slowest: float) -> StageTable:
+    def _rough(self, number: int, start: Ints, end: Ints, limit: float) -> StageTable:
         """The stages of one (tp, dp) that a plan under the limit may have: fast enough, leaving no more than others
         can do.
         """
         tp, dp = self.options[number]
+        repeats = self.microbatches - 1
+        slowest = (limit * 1e3 - self.least_total) / repeats if repeats else np.inf
         pricer, devices, total = self.pricers[tp, dp], tp * dp, len(self.problem.operators)
         base = pricer.milliseconds(start, end)
         useful = base <= slowest
@@ -422,7 +465,7 @@ class MicrobatchSearch:
         # The last stage holds one micro-batch, all others more.
         row, column = np.nonzero(np.arange(most)[None, :] < np.where(end == total, 1, most)[:, None])
         answer, bound = pricer.recomputing(start[row], end[row], column + 1, exact=False)
-        return _table(start, end, devices, number, base, most, row, column, answer, bound, slowest)
+        return _table(pricer, start, end, devices, number, base, most, row, column, answer, bound, slowest)
 
     def _exact(self, number: int, rows: Candidates, useful: np.ndarray) -> StageTable:
         """The useful steps of one (tp, dp), priced exactly."""
@@ -440,12 +483,12 @@ class MicrobatchSearch:
         row = np.repeat(row, counts)
         answer, bound = pricer.recomputing(start[row], end[row], held, exact=True)
         base = pricer.milliseconds(start, end)
-        return _table(start, end, devices, number, base, most, row, held - 1, answer, bound, np.inf)
+        return _table(pricer, start, end, devices, number, base, most, row, held - 1, answer, bound, np.inf)
 
 
 def _table(
-    start: Ints, end: Ints, devices: int, number: int, base: Floats, most: int, row: Ints, column: Ints, answer: Floats,
-    bound: Floats, slowest: float,
+    pricer: StagePricer, start: Ints, end: Ints, devices: int, number: int, base: Floats, most: int, row: Ints,
+    column: Ints, answer: Floats, bound: Floats, slowest: float,
 ) -> StageTable:  # fmt: skip
     """Prices of (row, column) as a table; what is slower than the limit is left out."""
     seconds, bounds = np.full((2, len(start), most), np.inf)
@@ -453,4 +496,7 @@ def _table(
     seconds[row[fits], column[fits]] = base[row[fits]] + answer[fits]
     bounds[row[fits], column[fits]] = base[row[fits]] + bound[fits]
     some = np.isfinite(bounds).any(axis=1)
-    return StageTable(start[some], end[some], devices, seconds[some], bounds[some], label=number)
+    return StageTable(
+        start[some], end[some], devices, seconds[some], bounds[some], label=number,
+        far_in=pricer.more_into[start[some]], far_out=pricer.more_out[end[some] - 1],
+    )  # fmt: skip

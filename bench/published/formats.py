@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.published.aceso import check, read_aceso, solve_aceso
+from bench.published.anytime import within
 from bench.published.galvatron import read_galvatron, solve_galvatron
 from bench.published.piper import read_piper, solve_piper, stage_rows
 from bench.published.reading import read_source
@@ -35,8 +36,11 @@ def solve_file(
     memory: float | None = None,
     bandwidth: float | None = None,
     model: str | None = None,
+    time_limit: float | None = None,
 ) -> JointReport:
     """Read a published problem of any known kind and solve it; sizes are in bytes.
+
+    After ``time_limit`` seconds the best found so far is the answer, with its bound.
 
     >>> solve_file("galvatron_llama28.json").optimal  # doctest: +SKIP
     True
@@ -46,12 +50,12 @@ def solve_file(
     keys = set(data) if isinstance(data, dict) else set()
     if {"nodes", "edges", "mbsInBatch"} <= keys:
         piper = read_piper(data, devices=devices, memory=memory, bandwidth=bandwidth, name=name)
-        found = solve_piper(piper)
+        found = within(time_limit, solve_piper, piper)
         return _report(name, "Piper", "time per sample", found, stage_rows(piper, found.answer))
     _refuse(name, devices=devices, memory=memory, bandwidth=bandwidth)
     if {"pipelines", "microbatches"} <= keys:
         tables = read_galvatron(data)
-        choice = solve_galvatron(tables)
+        choice = within(time_limit, solve_galvatron, tables)
         rows = [
             {
                 "pipeline": choice.answer.pipeline,
@@ -65,7 +69,7 @@ def solve_file(
         return _report(tables.name, "Galvatron", "seconds per step", choice, rows)
     if {"models", "bandwidth_gb_per_s_within_node"} <= keys:
         aceso = read_aceso(data, model)
-        plan = solve_aceso(aceso)
+        plan = within(time_limit, solve_aceso, aceso)
         _, memory_mb = check(aceso, plan.answer)
         rows = [
             {

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from bench.published.anytime import Report, nobody
 from bench.published.reading import between, check, read_source
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.records import read_record
@@ -154,7 +155,7 @@ def _check_pipeline(pipeline: Pipeline, devices: int) -> None:
         check(min(map(min, table)) >= 0, f"transition_seconds {where} are negative")
 
 
-def solve_galvatron(problem: GalvatronProblem) -> Solution[GalvatronChoice]:
+def solve_galvatron(problem: GalvatronProblem, report: Report = nobody) -> Solution[GalvatronChoice]:
     """The fastest choice that fits and its proof; the cost is seconds per step."""
     started = time.perf_counter()
     best: tuple[float, GalvatronChoice] | None = None
@@ -166,6 +167,7 @@ def solve_galvatron(problem: GalvatronProblem) -> Solution[GalvatronChoice]:
             bound = min(bound, least)
             if found is not None and (best is None or found[0] < best[0]):
                 best = found
+                report(Solution(best[1], best[0], 0.0, False, time.perf_counter() - started))
     if best is None:
         raise Infeasible(
             f"no strategies of {problem.name} fit into {problem.memory_limit_mb:g} MB.",

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.published.anytime import Report, nobody
 from bench.published.covering import cheapest_cover, cheapest_covers, cover_in_ratio_order
 from shardwright.errors import ProblemError, TooLarge
 from shardwright.search.joint.compose import Pipeline, compose
@@ -155,7 +156,7 @@ def _fixed(way: dict[str, Any]) -> tuple[Any, ...]:
     return way["parameterSize"], way["syncTimeFw"], way["syncTimeBw"]
 
 
-def solve_piper(problem: PiperProblem) -> Solution[Pipeline]:
+def solve_piper(problem: PiperProblem, report: Report = nobody) -> Solution[Pipeline]:
     """The best pipeline and its proof; see the module's paragraph for how.
 
     >>> solution = solve_piper(read_piper("bert32a100.json", devices=8, memory=80e9))  # doctest: +SKIP
@@ -167,6 +168,7 @@ def solve_piper(problem: PiperProblem) -> Solution[Pipeline]:
     by_ratio = [_coverings(problem, pairs, degree) for degree in problem.degrees]
     rough = compose(_problem(problem, pairs, by_ratio, np.inf, exact=False))
     if not rough.optimal:
+        report(rough)
         rough = compose(_problem(problem, pairs, by_ratio, rough.cost, exact=True))
     return Solution(rough.answer, rough.cost, rough.lower_bound, rough.optimal, time.perf_counter() - started)
 
