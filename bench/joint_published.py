@@ -8,7 +8,6 @@ of one solve; where kernels are compiled for the first time, run it twice. Nothi
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from bench.published.galvatron import read_galvatron, solve_galvatron
 from bench.published.piper import read_piper, solve_piper
 from bench.published.sailor import mean_error, predict, read_plans, read_profiles
 from shardwright.errors import Infeasible
+from shardwright.files import read_json
 
 DATA = Path(__file__).resolve().parents[1] / "tests" / "data" / "joint"
 GIB = 2**30
@@ -89,7 +89,7 @@ def aceso() -> int:
     print("| model | seconds per step | Aceso's plan by the same rules | ratio | bound | gap | CPU s (Aceso: 200 s) |")
     print("|---|---|---|---|---|---|---|")
     worse = 0
-    data = json.loads((DATA / "aceso_l4.json").read_text())
+    data = read_json(DATA / "aceso_l4.json")
     for name, theirs in ACESO.items():
         problem = read_aceso(data, name)
         found, seconds = timed(lambda problem=problem: solve_aceso(problem))

@@ -12,17 +12,20 @@ leaves.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bench.published.anytime import Report, nobody
-from shardwright.errors import Infeasible, ProblemError
+from bench.published.reading import REMEDY, between
+from bench.published.reading import check as require
+from shardwright.errors import Infeasible, ProblemError, TooLarge
+from shardwright.files import read_json
+from shardwright.records import read_record, shown
 from shardwright.search.joint.problem import Floats
 from shardwright.search.solution import Solution
 
@@ -30,6 +33,13 @@ LAYER_START = "enc-1st-layernorm"
 ATTENTION_FACTORS = {"enc-attention-dropout": 1.5, "enc-attention-softmax": 0.0}
 NEVER_RECOMPUTED = ("encoder-embedding", "gpt-post-process")
 DEGREES = (1, 2, 4, 8)
+MOST_DEVICES = 4096
+MOST_IN_LAYER = 16
+"""Operators of a layer: all ways to recompute them are listed."""
+MOST_STAGES = 5e7
+"""Candidate stages times devices: the tables of prices would not fit into memory."""
+SMALLEST_MB = 1e-3
+"""Of a transfer: the table of bandwidths begins with 1 MB, and smaller ones count from its end."""
 COLUMNS = (
     "forward_us",
     "backward_us",
@@ -87,31 +97,104 @@ class AcesoPlan:
     stages: tuple[AcesoStage, ...]
 
 
+@dataclass(frozen=True)
+class _Profile:
+    others_allowed: ClassVar[bool] = True
+    microbatch: int
+    tp: int
+    rows: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class _Model:
+    others_allowed: ClassVar[bool] = True
+    layers: int
+    devices: int
+    global_batch: int
+    head_ops: tuple[str, ...]
+    layer_ops: tuple[str, ...]
+    tail_ops: tuple[str, ...]
+    columns: tuple[str, ...]
+    profiles: tuple[_Profile, ...]
+
+
+@dataclass(frozen=True)
+class _Machine:
+    others_allowed: ClassVar[bool] = True
+    devices_per_node: int
+    memory_limit_mb: float
+    bandwidth_gb_per_s_within_node: tuple[float, ...]
+    bandwidth_gb_per_s_between_nodes: tuple[float, ...]
+    models: tuple[dict[str, Any], ...]
+
+
 def read_aceso(source: str | Path | dict[str, Any], model: str | None = None) -> AcesoProblem:
-    """One model of a file; ``model`` names it where the file has several."""
-    data: dict[str, Any] = source if isinstance(source, dict) else json.loads(Path(source).read_text())
-    known = {m["name"]: m for m in data["models"]}
+    """One model of a file; ``model`` names it where the file has several. Only that one need be right."""
+    data = source if isinstance(source, dict) else read_json(source, ProblemError)
+    machine = read_record(
+        _Machine, data, where="the file is no problem of Aceso's", error=ProblemError, remedy=REMEDY,
+    )  # fmt: skip
+    known = {str(m.get("name")): m for m in machine.models}
     if model is None and len(known) == 1:
         model = next(iter(known))
     if model is None or model not in known:
         raise ProblemError(f"there is no model {model!r} in the file.", f"It has: {', '.join(known)} (--model).")
-    chosen = known[model]
-    if tuple(chosen["columns"]) != COLUMNS:
-        raise ProblemError(f"the columns {chosen['columns']} are not {list(COLUMNS)}.", "Write them in this order.")
+    chosen = read_record(_Model, known[model], where=f"the model {model[:60]}", error=ProblemError, remedy=REMEDY)
+    _check_machine(machine)
+    _check_model(chosen)
     return AcesoProblem(
         name=model,
-        layers=chosen["layers"],
-        head=tuple(chosen["head_ops"]),
-        layer=tuple(chosen["layer_ops"]),
-        tail=tuple(chosen["tail_ops"]),
-        devices=chosen["devices"],
-        devices_per_node=data["devices_per_node"],
-        global_batch=chosen["global_batch"],
-        memory_mb=data["memory_limit_mb"],
-        bandwidth_within=tuple(data["bandwidth_gb_per_s_within_node"]),
-        bandwidth_between=tuple(data["bandwidth_gb_per_s_between_nodes"]),
-        profiles={(p["microbatch"], p["tp"]): np.array(p["rows"], dtype=np.float64) for p in chosen["profiles"]},
+        layers=chosen.layers,
+        head=chosen.head_ops,
+        layer=chosen.layer_ops,
+        tail=chosen.tail_ops,
+        devices=chosen.devices,
+        devices_per_node=machine.devices_per_node,
+        global_batch=chosen.global_batch,
+        memory_mb=machine.memory_limit_mb,
+        bandwidth_within=machine.bandwidth_gb_per_s_within_node,
+        bandwidth_between=machine.bandwidth_gb_per_s_between_nodes,
+        profiles={(p.microbatch, p.tp): np.array(p.rows, dtype=np.float64) for p in chosen.profiles},
     )
+
+
+def _check_machine(machine: _Machine) -> None:
+    within, beyond = machine.bandwidth_gb_per_s_within_node, machine.bandwidth_gb_per_s_between_nodes
+    between(machine.devices_per_node, 1, MOST_DEVICES, "devices_per_node")
+    between(machine.memory_limit_mb, 0, 1e12, "memory_limit_mb")
+    require(0 < len(within) == len(beyond) <= 64, "the tables of bandwidths have unlike lengths")
+    require(min(beyond) > 1e-6 and max(within) < 1e9, "a bandwidth is no number of GB/s")
+    require(
+        all(b <= a for a, b in zip(within, beyond, strict=True)), "transfers between nodes are faster than within one"
+    )
+
+
+def _check_model(model: _Model) -> None:
+    between(model.layers, 1, 10_000, "layers")
+    between(model.devices, 1, MOST_DEVICES, "devices")
+    between(model.global_batch, 1, 10**9, "global_batch")
+    between(len(model.layer_ops), 1, MOST_IN_LAYER, "the number of layer_ops")
+    between(len(model.head_ops), 1, 100, "the number of head_ops")
+    between(len(model.tail_ops), 1, 100, "the number of tail_ops")
+    chain = len(model.head_ops) + model.layers * len(model.layer_ops) + len(model.tail_ops)
+    if chain**2 / 2 * model.devices > MOST_STAGES:
+        raise TooLarge(f"{chain} operators on {model.devices} devices have too many stages.", "Give a smaller model.")
+    require(tuple(model.columns) == COLUMNS, f"the columns {shown(model.columns)} are not {list(COLUMNS)}")
+    require(bool(model.profiles), "profiles is empty")
+    count = len(model.head_ops) + len(model.layer_ops) + len(model.tail_ops)
+    for profile in model.profiles:
+        where = f"of micro-batch {profile.microbatch} and tp {profile.tp}"
+        between(profile.microbatch, 1, 10**6, f"microbatch {where}")
+        between(profile.tp, 1, MOST_DEVICES, f"tp {where}")
+        require(len(profile.rows) == count, f"the profile {where} has {len(profile.rows)} rows, not {count}")
+        require(
+            all(len(row) == len(COLUMNS) for row in profile.rows), f"a row of the profile {where} has other columns"
+        )
+        require(
+            all(0 <= x <= 1e12 for row in profile.rows for x in row), f"a number of the profile {where} is out of range"
+        )
+        sizes = [x for row in profile.rows for x in row[2:4]]
+        require(all(x == 0 or x >= SMALLEST_MB for x in sizes), f"a transfer of the profile {where} is too small")
 
 
 def hop_ms(megabytes: float, table: tuple[float, ...]) -> float:
@@ -119,7 +202,7 @@ def hop_ms(megabytes: float, table: tuple[float, ...]) -> float:
     if megabytes == 0:
         return 0.0
     k = math.floor(math.log2(megabytes))
-    return megabytes / table[min(k - 1 if k >= 1 else k, len(table) - 1)]
+    return megabytes / table[max(min(k - 1 if k >= 1 else k, len(table) - 1), -len(table))]
 
 
 def activations(problem: AcesoProblem, rows: Floats, start: int) -> Floats:

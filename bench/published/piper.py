@@ -11,19 +11,22 @@ whose bound lies above it, or which leaves more work than the other devices can 
 pipeline. The coverings of what remains are solved exactly, and so is the problem.
 """
 
+# ruff: noqa: N815 - the names of what is read are the format's
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bench.published.anytime import Report, nobody
 from bench.published.covering import cheapest_cover, cheapest_covers, cover_in_ratio_order
+from bench.published.reading import REMEDY, between, check
 from shardwright.errors import ProblemError, TooLarge
+from shardwright.files import read_json
+from shardwright.records import read_record
 from shardwright.search.joint.compose import Pipeline, compose
 from shardwright.search.joint.ideals import ideals_of, nested
 from shardwright.search.joint.problem import (
@@ -38,6 +41,9 @@ from shardwright.search.joint.problem import (
 from shardwright.search.solution import Solution
 
 MOST_IDEALS = 5_000
+MOST_DEVICES = 4096
+MOST_STAGES = 3e7
+"""Stages times devices: the tables of prices would not fit into memory."""
 MOST_VISITS = 100_000  # of one covering's search tree
 
 
@@ -71,6 +77,72 @@ class PiperProblem:
 
 
 @dataclass(frozen=True)
+class _Way:
+    others_allowed: ClassVar[bool] = True
+    timePerSample: float
+    parameterSize: float
+    memoryUsageA: float
+    memoryUsageB: float
+    syncTimeFw: dict[str, float]
+    syncTimeBw: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Node:
+    others_allowed: ClassVar[bool] = True
+    id: int | str
+    TMPCs: dict[str, tuple[_Way, ...]]
+
+
+@dataclass(frozen=True)
+class _Edge:
+    others_allowed: ClassVar[bool] = True
+    sourceId: int | str
+    destId: int | str
+    communicationCost: float
+
+
+@dataclass(frozen=True)
+class _File:
+    others_allowed: ClassVar[bool] = True
+    nodes: tuple[_Node, ...]
+    edges: tuple[_Edge, ...]
+    maxDevices: int
+    maxMemoryPerDevice: float
+    bandwidth: float
+    mbsInBatch: int
+
+
+def _check(file: _File) -> None:
+    between(len(file.nodes), 1, 20_000, "the number of nodes")
+    between(file.maxDevices, 1, MOST_DEVICES, "maxDevices")
+    between(file.maxMemoryPerDevice, 0, 1e30, "maxMemoryPerDevice")
+    between(file.bandwidth, 1e-30, 1e30, "bandwidth")
+    between(file.mbsInBatch, 1, 10**12, "mbsInBatch")
+    known = {node.id for node in file.nodes}
+    check(len(known) == len(file.nodes), "two nodes have the same id")
+    for edge in file.edges:
+        check({edge.sourceId, edge.destId} <= known, f"an edge joins {edge.sourceId!r:.40} and {edge.destId!r:.40}")
+        between(edge.communicationCost, 0, 1e30, "communicationCost")
+    for node in file.nodes:
+        where = f"of node {node.id!r:.40}"
+        for tensor, ways in node.TMPCs.items():
+            check(
+                tensor.isdecimal() and 0 < int(tensor[:9]) <= MOST_DEVICES,
+                f"a tensor degree {where} is {tensor[:20]!r}",
+            )
+            check(bool(ways), f"the degree {tensor} {where} has no way to run")
+            for way in ways:
+                sizes = (way.timePerSample, way.parameterSize, way.memoryUsageA, way.memoryUsageB)
+                numbers = (*sizes, *way.syncTimeFw.values(), *way.syncTimeBw.values())
+                check(all(0 <= number <= 1e30 for number in numbers), f"a number {where} is out of range")
+    check(
+        bool(set.intersection(*({int(t) for t in node.TMPCs} for node in file.nodes))),
+        "no tensor degree is every node's",
+    )
+
+
+@dataclass(frozen=True)
 class Pairs:
     """Pairs of ideals, one inside the other: ``member[p]`` are the nodes of the stage between them."""
 
@@ -93,7 +165,11 @@ def read_piper(
     """
     if not isinstance(source, dict):
         name = name or Path(source).stem
-    data: dict[str, Any] = source if isinstance(source, dict) else json.loads(Path(source).read_text())
+    data: dict[str, Any] = source if isinstance(source, dict) else read_json(source, ProblemError)
+    _check(
+        read_record(_File, data, where=f"{name or 'it'} is no problem of Piper's", error=ProblemError, remedy=REMEDY)
+    )
+    between(devices or 1, 1, MOST_DEVICES, "the number of devices")
     rows = {node["id"]: row for row, node in enumerate(data["nodes"])}
     edges = np.array([[rows[e["sourceId"]], rows[e["destId"]]] for e in data["edges"]], dtype=np.int64).reshape(-1, 2)
     tensor = sorted(set.intersection(*({int(t) for t in node["TMPCs"]} for node in data["nodes"])))
@@ -188,6 +264,10 @@ def pairs_of_ideals(problem: PiperProblem) -> Pairs:
     start, end = np.nonzero(nested(ideals))
     by_start = np.argsort(-start, kind="stable")
     start, end = start[by_start], end[by_start]
+    if len(start) * problem.devices > MOST_STAGES:
+        raise TooLarge(
+            f"{problem.name} has {len(start)} possible stages on {problem.devices} devices.", "Ask for fewer devices."
+        )
     return Pairs(len(ideals), start, end, ideals[end] & ~ideals[start])
 
 

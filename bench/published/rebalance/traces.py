@@ -15,6 +15,8 @@ from shardwright.errors import ProblemError
 from shardwright.files import read_json
 from shardwright.records import read_record
 
+MOST_MICROBATCHES = 20_000
+"""Of all replicas: they are dealt out one by one."""
 Table = tuple[tuple[float, ...], ...]
 
 
@@ -45,6 +47,7 @@ def read_job(path: str | Path) -> Job | Sequences:
     between(trace.dp, 1, 100_000, "dp")
     between(trace.microbatches_per_replica, 1, 100_000, "microbatches_per_replica")
     between(trace.hop_seconds_median, 0, 1e9, "hop_seconds_median")
+    between(trace.dp * trace.microbatches_per_replica, 1, MOST_MICROBATCHES, "dp times microbatches_per_replica")
     fixed = sum(trace.fixed_seconds.values())
     between(fixed, 0, 1e9, "the sum of fixed_seconds")
     if trace.forward_seconds is not None and trace.backward_seconds is not None:

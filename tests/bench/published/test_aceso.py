@@ -125,7 +125,9 @@ def test_small_chains_against_trying_everything(per_node: int, data: st.DataObje
                 if len(stages) == len(spans):
                     value = max(check(problem, AcesoPlan(size, tuple(stages)))[0])
                     best = min(best, value)
-                    ends = [(*stage.recompute[-2:], names[stage.end - 2]) for stage in stages if len(stage.recompute) > 1]
+                    ends = [
+                        (*stage.recompute[-2:], names[stage.end - 2]) for stage in stages if len(stage.recompute) > 1
+                    ]
                     if (True, True, "enc-attention-dropout") not in ends:
                         counted = min(counted, value)
     if not np.isfinite(best):
