@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.published.aceso import check, read_aceso, solve_aceso
+from bench.published.anytime import within
 from bench.published.galvatron import read_galvatron, solve_galvatron
 from bench.published.piper import read_piper, solve_piper
 from bench.published.sailor import mean_error, predict, read_plans, read_profiles
@@ -29,7 +30,13 @@ BERT = {  # time per sample: memory in GiB → by devices
     8: {8: 0.1658558, 32: 0.0415155, 64: 0.0202006, 128: 0.0101209, 512: 0.00256113},
     80: {8: 0.1220073, 32: 0.0308440, 64: 0.0156502, 128: 0.0080532, 512: 0.00227252},
 }
-RESNET = {4: 73.493286, 8: 63.433537, 16: 58.557710}
+RESNET = {
+    1.5: {16: None, 32: 50.977195},
+    2: {16: 76.521313, 32: 24.625899},
+    4: {8: 73.493286, 16: 35.333438, 32: 17.623958},
+    8: {8: 63.433537, 16: 31.634394, 32: 15.758026},
+    16: {8: 58.557710, 16: 29.278856},
+}
 GALVATRON = {  # samples/s that Galvatron's own test asserts, and the best seconds of every pipeline degree
     "llama-28-layers-seq8192-chunks32": (
         2.6485091404,
@@ -37,7 +44,9 @@ GALVATRON = {  # samples/s that Galvatron's own test asserts, and the best secon
     ),
     "llama-28-layers-seq8192-chunks8": (2.5246283459, {1: 25.35026595252753, 2: 30.033460973989346}),
 }
-ACESO = {"gpt-1.3B": 12.87365, "gpt-2.6B": 20.06465, "gpt-6.7B": 39.79164}
+ACESO = ("aceso_l4.json", "aceso_a10g.json.xz", "aceso_a100.json.xz")
+ACESO_SECONDS = 200.0
+"""Aceso's own search had as many."""
 
 
 def timed(solve: Callable[[], Any]) -> tuple[Any, float]:
@@ -51,7 +60,7 @@ def piper() -> int:
     )
     worse = 0
     cases = [("bert32a100", m, d, listed) for m, row in BERT.items() for d, listed in row.items()]
-    cases += [("piper_resnet50", m, 8, listed) for m, listed in RESNET.items()]
+    cases += [("piper_resnet50", m, d, listed) for m, row in RESNET.items() for d, listed in row.items()]
     for name, memory, devices, listed in cases:
         problem = read_piper(DATA / f"{name}.json", devices=devices, memory=memory * GIB, bandwidth=25 * GIB)
         try:
@@ -86,17 +95,23 @@ def galvatron() -> int:
 
 
 def aceso() -> int:
-    print("| model | seconds per step | Aceso's plan by the same rules | ratio | bound | gap | CPU s (Aceso: 200 s) |")
-    print("|---|---|---|---|---|---|---|")
+    """Every model of the three files; after Aceso's own 200 s with what is known then."""
+    print(
+        "| file | model | devices | seconds per step | Aceso's best plan by the same rules | ratio | bound | gap | s |"
+    )
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
     worse = 0
-    data = read_json(DATA / "aceso_l4.json")
-    for name, theirs in ACESO.items():
-        problem = read_aceso(data, name)
-        found, seconds = timed(lambda problem=problem: solve_aceso(problem))
-        _, memory = check(problem, found.answer)
-        worse += found.cost > theirs or found.gap > 0.05 or max(memory) > problem.memory_mb
-        print(f"| {name} | {found.cost:.5f} | {theirs} | {found.cost / theirs:.4f} | {found.lower_bound:.5f} | "
-              f"{100 * found.gap:.2f} % | {seconds:.1f} |", flush=True)  # fmt: skip
+    for file in ACESO:
+        data = read_json(DATA / file)
+        for model in data["models"]:
+            theirs = min(plan["predicted_ms"] for plan in model["plans"]) / 1e3
+            problem = read_aceso(data, model["name"])
+            found = within(ACESO_SECONDS, solve_aceso, problem)
+            _, memory = check(problem, found.answer)
+            worse += found.cost > theirs or max(memory) > problem.memory_mb
+            print(f"| {file.split('.')[0]} | {model['name']} | {problem.devices} | {found.cost:.5f} | {theirs:.5f} | "
+                  f"{found.cost / theirs:.4f} | {found.lower_bound:.5f} | {100 * found.gap:.2f} % | {found.seconds:.0f} |",
+                  flush=True)  # fmt: skip
     return worse
 
 

@@ -136,23 +136,28 @@ def _check_pipeline(pipeline: Pipeline, devices: int) -> None:
         between(count, 1, 10_000, f"layers_per_stage {where}")
     for degree in pipeline.buffer_mb:
         check(degree.isdecimal() and len(degree) < 10, f"buffer_mb {where} has the degree {degree[:40]!r}")
-    for way in (*pipeline.strategies, *pipeline.ends):
-        seconds = way.seconds_without_sync
-        numbers = [*seconds] if isinstance(seconds, tuple) else [seconds, way.seconds_with_sync]  # type: ignore[union-attr]
+    for one in pipeline.strategies:
+        check(min(one.seconds_without_sync, one.seconds_with_sync) >= 0, f"seconds of a strategy {where} are negative")
+        _check_way(one, pipeline.pp, devices, where)
+    for end in pipeline.ends:
+        seconds = end.seconds_without_sync
         check(
-            not isinstance(seconds, tuple) or len(seconds) == pipeline.pp,
-            f"an end {where} has another number of stages",
+            len(seconds) == pipeline.pp and min(seconds) >= 0, f"seconds_without_sync of an end {where} are not right"
         )
-        check(len(way.memory_mb_per_stage) == pipeline.pp, f"a memory_mb_per_stage {where} has another length")
-        check(min([*numbers, *way.memory_mb_per_stage]) >= 0, f"seconds or megabytes {where} are negative")
-        between(way.tp, 1, devices, f"tp {where}")
-        between(way.sp, 1, devices, f"sp {where}")
+        _check_way(end, pipeline.pp, devices, where)
     table, count = pipeline.transition_seconds, len(pipeline.strategies)
     if table:
         check(
             len(table) == count and all(len(row) == count for row in table), f"transition_seconds {where} is not square"
         )
         check(min(map(min, table)) >= 0, f"transition_seconds {where} are negative")
+
+
+def _check_way(way: Strategy | Ends, stages: int, devices: int, where: str) -> None:
+    memory = way.memory_mb_per_stage
+    check(len(memory) == stages and min(memory) >= 0, f"a memory_mb_per_stage {where} is not right")
+    between(way.tp, 1, devices, f"tp {where}")
+    between(way.sp, 1, devices, f"sp {where}")
 
 
 def solve_galvatron(problem: GalvatronProblem, report: Report = nobody) -> Solution[GalvatronChoice]:
@@ -318,8 +323,8 @@ def _ways_through(pipeline: Pipeline, classes: list[list[int]]) -> list[tuple[fr
         return [(frozenset(range(len(classes))), 0.0, tuple(range(len(classes))))]
     cost = np.array([[pipeline.transition_seconds[a[0]][b[0]] for b in classes] for a in classes])
     for a, b in itertools.product(range(len(classes)), repeat=2):
-        inside = {pipeline.transition_seconds[i][j] for i in classes[a] for j in classes[b]}
-        check(a == b or len(inside) == 1, "transition_seconds differ within a class of strategies")
+        changes = {pipeline.transition_seconds[i][j] for i in classes[a] for j in classes[b]}
+        check(a == b or len(changes) == 1, "transition_seconds differ within a class of strategies")
     check(bool((cost[:, :, None] + cost[None] >= cost[:, None, :] - 1e-12).all()), "a detour is cheaper than a change")
     found = []
     for size in range(1, len(classes) + 1):
