@@ -37,6 +37,7 @@ PLAN = ("plan", "gpt:small", "--cluster", "2xH100")
         (*PLAN, "--time-limit", "-1"),
         (*PLAN, "--batch", str(10**20)),
         (*PLAN, "--max-axes", "0"),
+        (*PLAN, "--max-axes", str(10**11)),
         ("plan", "gpt:small", "--cluster", f"{10**30}xH100"),
         ("plan", "gpt:small", "--cluster", f"local:{10**30}"),
         ("plan", "gpt:small", "--cluster", f"{10**9}x{10**9}xH100"),

@@ -26,6 +26,7 @@ from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
 from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan
 from shardwright.plans.plan import Asked, Signature
+from shardwright.records import shown
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.constraints import check_asked, meant_meshes
@@ -50,6 +51,14 @@ FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_de
 PIPELINES_NOT_SEARCHED = "Pipelines were not searched: --stages auto does."
 
 Progress = Callable[[str], None]
+
+
+MOST_AXES = 6
+"""An operator with k loops has up to (k + 1) to the power of the axes splits."""
+
+
+MOST_AXES = 6
+"""An operator with k loops has up to (k + 1) to the power of the axes splits."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,10 @@ class Options:
         for name in (self.search, *self.baselines):
             check_name(name)
         check_limits(self.memory_limit, self.time_limit)
+        if not 1 <= self.max_axes <= MOST_AXES:
+            raise ShardwrightError(
+                f"Meshes of up to {shown(self.max_axes)} axes are not searched.", f"Ask for 1 to {MOST_AXES} axes."
+            )
         if self.recompute not in ("auto", NOTHING, LIGHT, WHOLE):
             known = ", ".join(("auto", NOTHING, LIGHT, WHOLE))
             raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", f"Known: {known}.")
