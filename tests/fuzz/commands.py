@@ -126,7 +126,7 @@ CALLS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("choose", "choice.json", "--time-limit", "0.2"): ("--time-limit", "--method", "--seed"),
     ("calibrate",): ("", "--seconds", "--output", "--raw"),
     ("tour", "--yes", "--folder", "tour"): ("--model", "--cluster", "--folder"),
-    ("ops",): ("", "--coverage --model", "--coverage --write"),
+    ("ops",): ("", "--coverage --model", "--coverage --model nothing --write"),
     ("clusters",): ("",),
     ("models",): ("",),
     ("doctor", "--no-processes"): ("",),
