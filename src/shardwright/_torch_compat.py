@@ -41,6 +41,11 @@ def profiler_runs() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
+foreach_norm = torch._foreach_norm
+foreach_scale = torch._foreach_mul_
+"""What ``clip_grad_norm_`` takes norms and scales gradients with, many at once."""
+
+
 def flatten_tree(tree: Any) -> tuple[list[Any], Any]:
     """Leaves of a nested structure and the spec that restores it."""
     return pytree.tree_flatten(tree)

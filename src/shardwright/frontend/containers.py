@@ -55,7 +55,13 @@ def register_containers(value: Any, given: bool = False) -> None:
 
 
 def restored_tree(text: str) -> Any:
-    """The structure a graph remembers, in a process that may not have met its classes: they are registered."""
+    """The structure a graph remembers, in a process that may not have captured one: its classes are registered.
+
+    Raises
+    ------
+    CaptureError
+        Where this process does not have one of them.
+    """
     for name in names_in_tree(text):
         parts = name.split(".")
         for cut in range(len(parts) - 1, 0, -1):
@@ -64,6 +70,10 @@ def restored_tree(text: str) -> Any:
                 break
             except CaptureError:
                 continue
+    if missing := sorted(names_in_tree(text)):
+        raise CaptureError(
+            f"The graph names the class {missing[0]!r}, which this process does not have.", "Import its module first."
+        )
     return load_tree(text)
 
 

@@ -23,7 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import like_dtensor, local_of, without_torch_function, wrapper_tensor
+from shardwright._torch_compat import (
+    foreach_norm,
+    foreach_scale,
+    like_dtensor,
+    local_of,
+    without_torch_function,
+    wrapper_tensor,
+)
 from shardwright.errors import RunError
 from shardwright.runtime.border import Whole
 from shardwright.runtime.meeting import NORM, Meeting, kind
@@ -32,14 +39,14 @@ from shardwright.runtime.uneven import Uneven
 
 _OURS = (f"{Path(__file__).resolve().parents[1]}/", f"{Path(torch.__file__).parent}/")
 _NORMS: dict[Any, str] = {
-    torch._foreach_norm: "ord",
+    foreach_norm: "ord",
     torch.linalg.vector_norm: "ord",
     torch.linalg.norm: "ord",
     torch.norm: "p",
     Tensor.norm: "p",
 }
 """What takes norms, and what each calls their order."""
-_SCALES = frozenset([Tensor.mul_, torch._foreach_mul_])
+_SCALES = frozenset([Tensor.mul_, foreach_scale])
 """What clipping scales gradients with."""
 _pipelines = count()
 
@@ -141,9 +148,9 @@ class StageGradient(DTensor):
         if func in _NORMS:
             asked = _asked(func, args, kwargs)
             if asked is not None:
-                given = list(args[0]) if func is torch._foreach_norm else [args[0]]
+                given = list(args[0]) if func is foreach_norm else [args[0]]
                 norms = [_norm(x, *asked) for x in given]
-                return tuple(norms) if func is torch._foreach_norm else norms[0]
+                return tuple(norms) if func is foreach_norm else norms[0]
         elif func in _SCALES and len(args) == 2 and not kwargs and getattr(args[1], "ndim", 0) == 0:
             return _scaled(func, *args)
         made = super().__torch_function__(func, types, args, kwargs)
