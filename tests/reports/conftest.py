@@ -39,7 +39,7 @@ def planned(reference: str, cluster: Cluster | str, batch: int = 8, **options: A
 
 @pytest.fixture(scope="session")
 def gpt() -> Planned:
-    return planned("gpt:small", "2x2xH100", fewer_devices=False)
+    return planned("gpt:small", "2x2xH100", fewer_devices=False, one_axis=False)  # a page with two links
 
 
 @pytest.fixture(scope="session")

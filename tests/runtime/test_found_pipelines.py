@@ -120,7 +120,8 @@ def test_rows_dealt_out_between_unlike_devices_compute_the_numbers_of_one_proces
     """One mesh of two kinds of devices, the faster with more rows of the batch."""
     reference, cluster = "gpt:small,batch=16", parse_cluster("2xA100+2xH100")
     graph = built(reference)[3]
-    equal = plan_graph(graph, cluster, Options(search="data-parallel", baselines=(), fewer_devices=False))
+    options = Options(search="data-parallel", baselines=(), fewer_devices=False, one_axis=False)
+    equal = plan_graph(graph, cluster, options)
     shared = replace(equal.strategy, shares={"node": (0.25, 0.75)})
     plan = replace(equal, strategy=shared, decisions=decided(graph, shared, equal.mesh))
     path = str(tmp_path / "dealt.json")
