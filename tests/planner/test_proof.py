@@ -165,7 +165,7 @@ def test_a_bound_of_half_the_devices_that_was_dropped_is_dropped_for_all(
     monkeypatch.setattr(Trials, "floor", above)
     with torch.device("meta"):
         model, x = nn.Sequential(nn.Linear(512, 1024), nn.Linear(1024, 1)), torch.empty(64, 512)
-    found = plan_graph(capture(model, (x,), {}), parse_cluster("2xH200"), Options(baselines=(), search="data-parallel"))
+    found = plan_graph(capture(model, (x,), {}), parse_cluster("2xH200"), Options(baselines=()))
     assert not found.proof.lower_bound and not found.proof.step_bound
     assert any(note.startswith("no bound on the") for note in found.notes)
 

@@ -53,10 +53,10 @@ def test_the_same_reference_gives_the_same_numbers_whatever_the_ambient_seed() -
     [
         ("gtp", "did you mean gpt"),
         ("gpt:12", "'12'"),
-        ("gpt:layers=twelve", "layers=twelve"),
+        ("gpt:layers=twelve", "layers='twelve'"),
         ("nowhere.py:build", "no file 'nowhere.py'"),
         ("hf:gpt3", "gpt2"),
-        ("hf:nothing.json", "no file 'nothing.json'"),
+        ("hf:nothing.json", "Cannot read 'nothing.json'"),
         ("hf:llama:hiden_size=64", "did you mean hidden_size"),
         ("hf:llama:hidden_size=100,num_attention_heads=7", "hf:llama"),
         ("hf:blip_text_model", "no model class of its own"),
@@ -180,7 +180,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="from_the_future"):
         resolve(f"hf:{file}")
     file.write_text("[1, 2")
-    with pytest.raises(ModelError, match="cannot be read as JSON"):
+    with pytest.raises(ModelError, match="is not JSON"):
         resolve(f"hf:{file}")
 
 
