@@ -220,3 +220,27 @@ def test_dropout_that_is_a_whole_number_stays_one() -> None:
     config = SimpleNamespace(attn_pdrop=0, drop_path_rate=0.1)
     without_dropout(config)
     assert [type(value) for value in vars(config).values()] == [int, float]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fragment"),
+    [
+        ({"model_type": ["bert"]}, "the model type"),
+        ({"model_type": {}}, "the model type"),
+        ({"model_type": "bert", "architectures": [3]}, "architectures"),
+        ({"model_type": "bert", "architectures": {"BertModel": 1}}, "architectures"),
+    ],
+)
+def test_what_names_no_model_class_is_one_sentence(tmp_path: Path, fields: dict[str, object], fragment: str) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match=fragment):
+        resolve(f"hf:{file}")
+
+
+def test_a_configuration_names_model_classes_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "bert", "architectures": ["logging", "BertForMaskedLM"]}))
+    assert type(resolve(f"hf:{file}:small").model).__name__ == "BertForMaskedLM"

@@ -91,13 +91,16 @@ def _find(transformers: ModuleType, source: str, reference: str) -> tuple[Any, d
     if source.endswith(".json"):
         fields = _read(Path(source), reference)
         model_type = fields.pop("model_type", None)
-        if model_type not in transformers.CONFIG_MAPPING:
+        if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
             raise ModelError(
-                f"{source} has the model type {model_type!r}, which this transformers does not know.",
+                f"{source} has the model type {shown(model_type)}, which this transformers does not know.",
                 "Check the file's `model_type`, or install a newer transformers.",
             )
-        named = [getattr(transformers, name, None) for name in fields.get("architectures") or ()]
-        heads = [head for head in named if head is not None]
+        names = fields.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ModelError(f"{source}: architectures is {shown(names)}.", "Give a list of names of model classes.")
+        named = [getattr(transformers, name, None) for name in names]
+        heads = [head for head in named if getattr(head, "config_class", None) is not None]
         return transformers.CONFIG_MAPPING[model_type], fields, heads[0] if heads else None
     if source in transformers.CONFIG_MAPPING:
         return transformers.CONFIG_MAPPING[source], {}, None
