@@ -9,7 +9,7 @@ import pytest
 from shardwright.cli._program import rank_lines
 from shardwright.plans import Plan
 from shardwright.program.instructions import Instruction
-from shardwright.program.passes import homeward
+from shardwright.program.passes import reduced_apart
 from shardwright.runtime.assistant.fewer import as_one_stage
 
 PLANS = Path(__file__).resolve().parents[2] / "bench" / "predictions" / "plans"
@@ -26,7 +26,7 @@ def test_the_same_instructions_in_the_same_order(name: str) -> None:
         mesh, stage = rank_lines(plan, graph, rank), rank_lines(staged, graph, rank)
         program = mesh[0].program
         assert program is not None
-        once = {*homeward(program)}
+        once = {*reduced_apart(program).sections["R"]}
         passes = [line.instruction for number, line in enumerate(mesh) if number not in once]
         home = [line.instruction for number, line in enumerate(mesh) if number in once]
         update = passes.pop()

@@ -66,12 +66,11 @@ def test_a_split_backward_pass_is_sound_and_has_its_weights_last(graph: Graph) -
     pipeline = _pipeline(graph, 2, 2, "zb-h1")
     plan = pipeline_plan(graph, halves(graph, 2), 2, "zb-h1")
     decisions = ByPrice(plan.stage_mesh(1))
-    whole = pipeline.program(1, 4, 1, decisions).program
+    whole = pipeline.program(1, 4, 1, decisions)
     wanted = [whole.flow.rest[name] for name in pipeline.parts[4][1].wanted]
-    split, border = split_backward(whole, wanted)
+    split = split_backward(whole, wanted)
     validate_program(split)
-    first = [str(i.kind) for i in split.instructions[split.backward.start : border]]
-    rest = [str(i.kind) for i in split.instructions[border:]]
+    first, rest = ([str(split.instructions[n].kind) for n in split.sections[kind]] for kind in "IW")
     assert "weight" not in first
     assert rest.count("weight") == 4
     assert first.count("input") == 4

@@ -22,6 +22,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import Strided, backward
 from shardwright.program.gradients import GradientFlow
 from shardwright.program.instructions import Kind, Phase, Program
+from shardwright.program.passes import built_sections
 from shardwright.program.reading import Reading
 from shardwright.program.writer import Writer
 
@@ -117,8 +118,7 @@ class _Builder:
             tuple(self.home.buckets),
             self.sizes,
             self.optimizer,
-            range(forward),
-            range(forward, len(instructions)),
+            built_sections(instructions, forward),
             self.gradients,
             roots,
             self.again,

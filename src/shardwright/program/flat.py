@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardwright.graph.core import DTYPE_BYTES
-from shardwright.program.instructions import Instruction, Kind, Phase, Program
-from shardwright.program.passes import homeward
-from shardwright.program.pipeline import Message, Pipeline, StageProgram
-from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+from shardwright.program.instructions import REDUCE, UPDATE, Instruction, Kind, Phase, Program
+from shardwright.program.pipeline import Message, Pipeline
+from shardwright.schedules import FORWARD
 
 
 class Line(NamedTuple):
@@ -24,7 +23,7 @@ class Line(NamedTuple):
     program: Program | None
 
 
-def flat(pipeline: Pipeline, rank: int, programs: Mapping[tuple[int, int], StageProgram]) -> tuple[Line, ...]:
+def flat(pipeline: Pipeline, rank: int, programs: Mapping[tuple[int, int], Program]) -> tuple[Line, ...]:
     """What a rank does in one step, from the programs of its stages by number and size of micro-batch.
 
     Example
@@ -35,35 +34,33 @@ def flat(pipeline: Pipeline, rank: int, programs: Mapping[tuple[int, int], Stage
 
 
 class _Flat:
-    def __init__(self, pipeline: Pipeline, rank: int, programs: Mapping[tuple[int, int], StageProgram]) -> None:
+    def __init__(self, pipeline: Pipeline, rank: int, programs: Mapping[tuple[int, int], Program]) -> None:
         self.pipeline, self.rank, self.programs = pipeline, rank, programs
         self.done: list[Line] = []
         self.base: dict[tuple[int, int], int] = {}
         self.number: dict[tuple[int, int, int], int] = {}
         self.slots = 0
-        self.home = {key: {*homeward(p.program), *_updates(p.program)} for key, p in programs.items()}
 
     def lines(self) -> tuple[Line, ...]:
         for step in self.pipeline.steps(self.rank):
             stage, kind, microbatch = step.action
             size = self.pipeline.micro.sizes[microbatch]
-            built = self.programs[stage, size]
+            program = self.programs[stage, size]
             phase = Phase.FORWARD if kind == FORWARD else Phase.BACKWARD
             came = {}
             for message in step.receives:
-                slot = self._offset(stage, microbatch, built.program) + _arrives(message, built.program)
+                slot = self._offset(stage, microbatch, program) + _arrives(message, program)
                 came[slot] = self._parcel(Kind.RECEIVE, phase, message, stage, slot, ())
-            for local in _range(built, kind):
-                if local not in self.home[stage, size]:
-                    self._write(built.program, local, stage, microbatch, came)
+            for local in program.sections[kind]:
+                self._write(program, local, stage, microbatch, came)
             for message in step.sends:
-                slot = self._offset(stage, microbatch, built.program) + _leaves(message, built.program)
+                slot = self._offset(stage, microbatch, program) + _leaves(message, program)
                 self._parcel(Kind.SEND, phase, message, stage, slot, (len(self.done) - 1,))
         largest = max(self.pipeline.micro.sizes)
-        for (stage, size), built in self.programs.items():
+        for (stage, size), program in self.programs.items():
             if size == largest:
-                for local in sorted(self.home[stage, size]):
-                    self._write(built.program, local, stage, len(self.pipeline.micro.sizes), {})
+                for local in (*program.sections[REDUCE], *program.sections[UPDATE]):
+                    self._write(program, local, stage, len(self.pipeline.micro.sizes), {})
         return tuple(self.done)
 
     def _offset(self, stage: int, microbatch: int, program: Program) -> int:
@@ -97,21 +94,6 @@ class _Flat:
         made = Instruction(kind, phase, what, f"rank {other}", reads, writes, after)
         self.done.append(Line(made._replace(bytes=size, stage=stage, microbatch=message.microbatch), None))
         return len(self.done) - 1
-
-
-def _updates(program: Program) -> list[int]:
-    return [number for number in program.backward if program.instructions[number].kind is Kind.UPDATE]
-
-
-def _range(built: StageProgram, kind: str) -> range:
-    program = built.program
-    middle = program.backward.start if built.weights is None else built.weights
-    return {
-        FORWARD: program.forward,
-        BACKWARD: program.backward,
-        INPUT: range(program.backward.start, middle),
-        WEIGHT: range(middle, program.backward.stop),
-    }[kind]
 
 
 def _results(program: Program) -> dict[str, int]:

@@ -24,6 +24,8 @@ from shardwright.program.steps import BoundStep, Step
 from shardwright.program.sums import Leg, ReplicaSum
 
 COMPUTE = "compute"
+REDUCE, UPDATE = "R", "U"
+"""Passes that stand beside those of a schedule: the reduction of gradients after the last of these, and the optimizer."""
 
 
 class Phase(str, Enum):
@@ -149,9 +151,11 @@ class Slot(NamedTuple):
 class Program:
     """What one rank does in one step.
 
-    ``slots`` are the values; the first of them are those of ``flow``. ``forward`` and ``backward`` are the instructions of
-    either part (recomputation belongs to the backward part). ``gradients`` maps the values of ``flow`` whose gradient is
-    known in the end to that gradient's slot; ``roots`` those the backward pass starts from.
+    ``slots`` are the values; the first of them are those of ``flow``. ``sections`` has the instructions of every kind of
+    pass, in their order: forward (``F``); backward (``B``, to which recomputation belongs) and, where it is in two, its
+    halves (``I``, ``W``); the reduction of gradients (``R``), unless the backward pass reduces them as it goes; the
+    optimizer (``U``). ``gradients`` maps the values of ``flow`` whose gradient is known in the end to that
+    gradient's slot; ``roots`` those the backward pass starts from.
     """
 
     flow: Dataflow
@@ -160,8 +164,7 @@ class Program:
     buckets: tuple[Bucket, ...]
     sizes: Sizes
     optimizer: str
-    forward: range
-    backward: range
+    sections: Mapping[str, tuple[int, ...]]
     gradients: Mapping[int, int]
     roots: Mapping[int, int]
     again: frozenset[int]
@@ -170,6 +173,21 @@ class Program:
     """Node → the slot of what it keeps of its own for its backward."""
     elsewhere: Mapping[int, int]
     """Values handed out that are not in the slot of their own number → the slot they are in."""
+
+    @property
+    def forward(self) -> range:
+        """The instructions of the forward pass: the first ones."""
+        return range(len(self.sections["F"]))
+
+    @property
+    def backward(self) -> range:
+        """Everything that follows the forward pass."""
+        return range(len(self.sections["F"]), len(self.instructions))
+
+    @cached_property
+    def arrivals(self) -> tuple[int, ...]:
+        """Where gradients of parameters are known: a pass adds them to those kept back, the reduction starts there."""
+        return tuple(number for number in self.backward if self.instructions[number].kind is Kind.ARRIVE)
 
     @cached_property
     def communication(self) -> dict[tuple[str, str], tuple[int, int]]:

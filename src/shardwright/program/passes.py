@@ -1,21 +1,43 @@
-"""The backward pass of a program in two: the gradients that others wait for, and those of weights, which can wait.
+"""The sections of a program: which of its instructions every kind of pass performs.
 
-What leads to the gradients of a stage's inputs comes first, in its order; all the rest follows (Qi et al., zero-bubble
-pipeline parallelism, ICLR 2024). A gradient that the rest still reads must not be added to in place meanwhile, so such sums
-get memory of their own; neither are sums over ranks made in its place.
+A program is built with gradients reduced inside its backward pass, as they become known. Where those of several
+microbatches are added up first, their reduction is a section of its own (:func:`reduced_apart`). A backward pass may be in
+two (:func:`split_backward`): what leads to the gradients of a stage's inputs comes first, in its order; all the rest follows
+(Qi et al., zero-bubble pipeline parallelism, ICLR 2024). A gradient that the rest still reads must not be added to in place
+meanwhile, so such sums get memory of their own; neither are sums over ranks made in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from shardwright.program.instructions import Instruction, Kind, Program
+from shardwright.program.instructions import REDUCE, UPDATE, Instruction, Kind, Program
 from shardwright.program.writer import last_uses
+from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
+
+Sections = dict[str, tuple[int, ...]]
 
 
-def split_backward(program: Program, wanted: Iterable[int]) -> tuple[Program, int]:
-    """The same program with everything first that leads to the gradients of these values; and where the rest begins."""
+def built_sections(instructions: Sequence[Instruction], forward: int) -> Sections:
+    """Those of a program as it is built; its first instructions, so many, are the forward pass."""
+    update = tuple(n for n, i in enumerate(instructions) if i.kind is Kind.UPDATE)
+    backward = tuple(n for n in range(forward, len(instructions)) if n not in update)
+    return {FORWARD: tuple(range(forward)), BACKWARD: backward, UPDATE: update}
+
+
+def reduced_apart(program: Program) -> Program:
+    """The same program with the reduction of gradients as a section of its own. It starts from :attr:`Program.arrivals`."""
+    if REDUCE in program.sections:
+        return program
+    apart = _reduction(program)
+    sections = {kind: tuple(n for n in numbers if n not in apart) for kind, numbers in program.sections.items()}
+    return replace(program, sections={**sections, REDUCE: tuple(sorted(apart))})
+
+
+def split_backward(program: Program, wanted: Iterable[int]) -> Program:
+    """The same program with its backward pass in two, everything first that leads to the gradients of these values; and
+    with the reduction of gradients apart."""
     start = program.backward.start
     backward = list(enumerate(program.instructions))[start:]
     needed = {program.gradients[value] for value in wanted if value in program.gradients}
@@ -27,7 +49,8 @@ def split_backward(program: Program, wanted: Iterable[int]) -> tuple[Program, in
     nodes = {program.instructions[number].node for number in first}
     first |= {n for n, i in backward if i.kind is Kind.EXCHANGE and i.node in nodes}
     first |= {n for n, i in backward if i.kind is Kind.AWAIT and not i.writes and first.intersection(i.after)}
-    order = [*range(start), *sorted(first), *(number for number, _ in backward if number not in first)]
+    late = [number for number, _ in backward if number not in first]
+    order = [*range(start), *sorted(first), *late]
     place = {number: here for here, number in enumerate(order)}
     moved = [_moved(program.instructions[number], here, place) for here, number in enumerate(order)]
     border = start + len(first)
@@ -42,14 +65,18 @@ def split_backward(program: Program, wanted: Iterable[int]) -> tuple[Program, in
     handed_out = {*program.elsewhere.values(), *(v for v in program.flow.results if v not in program.elsewhere)}
     handed_out |= {program.elsewhere.get(v, v) for _, v in program.flow.mutations}
     instructions = last_uses(moved, slots, handed_out)
-    changed = replace(program, instructions=instructions, slots=tuple(slots), backward=range(start, len(instructions)))
-    return changed, border
+    whole = built_sections(instructions, start)
+    halves = {
+        INPUT: tuple(n for n in whole[BACKWARD] if n < border),
+        WEIGHT: tuple(n for n in whole[BACKWARD] if n >= border),
+    }
+    return reduced_apart(replace(program, instructions=instructions, slots=tuple(slots), sections={**whole, **halves}))
 
 
-def homeward(program: Program) -> tuple[int, ...]:
+def _reduction(program: Program) -> frozenset[int]:
     """The instructions that bring gradients of parameters home once they are known: from arrival to deposit."""
     reached: set[int] = set()
-    chosen: list[int] = []
+    chosen: set[int] = set()
     started: set[int] = set()
     for number in program.backward:
         instruction = program.instructions[number]
@@ -58,10 +85,10 @@ def homeward(program: Program) -> tuple[int, ...]:
         awaits = kind is Kind.AWAIT and not started.isdisjoint(instruction.after)
         reads = kind is not Kind.UPDATE and not reached.isdisjoint(instruction.reads)
         if ends or awaits or reads:
-            chosen.append(number)
+            chosen.add(number)
             started.add(number)
             reached.update(instruction.writes)
-    return tuple(chosen)
+    return frozenset(chosen)
 
 
 def _moved(instruction: Instruction, here: int, place: dict[int, int]) -> Instruction:

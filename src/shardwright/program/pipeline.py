@@ -23,7 +23,7 @@ from shardwright.program.build import build
 from shardwright.program.decisions import Decisions, Written
 from shardwright.program.instructions import Program
 from shardwright.program.microbatches import WHOLE, Microbatches, microbatches
-from shardwright.program.passes import split_backward
+from shardwright.program.passes import reduced_apart, split_backward
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.program.transfers import Border, Parcel, border
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
@@ -63,13 +63,6 @@ class Step(NamedTuple):
     action: Action
     receives: tuple[Message, ...]
     sends: tuple[Message, ...]
-
-
-class StageProgram(NamedTuple):
-    """The program of one stage on one rank; ``weights``: where the second half of a split backward pass begins."""
-
-    program: Program
-    weights: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +159,7 @@ class Pipeline:
         split: bool = False,
         training: bool = True,
         optimizer: str = "adamw",
-    ) -> StageProgram:
+    ) -> Program:
         """What a rank does for one micro-batch of a stage; ``split``: its backward pass in two."""
         part, strategy = self.parts[size][stage], self.stages[stage].strategy
         program = build(
@@ -180,8 +173,8 @@ class Pipeline:
             sent=(*part.sent, *self._read_by_the_tail),
         )
         if not split:
-            return StageProgram(program, None)
-        return StageProgram(*split_backward(program, [program.flow.rest[name] for name in part.wanted]))
+            return reduced_apart(program)
+        return split_backward(program, [program.flow.rest[name] for name in part.wanted])
 
     def splits(self, stage: int) -> bool:
         """Whether the schedule has the backward passes of a stage in two anywhere."""

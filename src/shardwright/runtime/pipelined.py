@@ -60,7 +60,7 @@ def pipelined(
     stages = Stages.of(plan, graph, kind, {})
     shards: Shards = {}
     for number in stages.own:
-        flow = stages.largest(number).program.flow
+        flow = stages.largest(number).flow
         shards |= _materialised(model, flow, shards, stages.meshes[number], weights, initialise, keep, strict)
     aside = aside_of(model, stages.pipeline, stages.device)
     if not keep:

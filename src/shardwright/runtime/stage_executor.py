@@ -11,23 +11,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shardwright.program.passes import homeward
-from shardwright.program.pipeline import StageProgram
+from shardwright.program import Program
+from shardwright.program.instructions import REDUCE
 from shardwright.runtime.actions import Run
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.homeward import KeptBack
+from shardwright.schedules import INPUT
 
 
 class StageExecutor(Executor):
     """The program of a stage for micro-batches of one size."""
 
-    def __init__(self, built: StageProgram, rank: Rank) -> None:
-        super().__init__(built.program, rank)
+    def __init__(self, program: Program, rank: Rank) -> None:
+        super().__init__(program, rank)
         self.gradients = rank.gradients
-        first = self.program.backward.start
-        self._weights_from = None if built.weights is None else built.weights - first
-        way = set(homeward(self.program))
+        halves, way = program.sections.get(INPUT), set(program.sections[REDUCE])
+        self._weights_from = None if halves is None else len(halves)
         self._homeward = [row for row in self._backward if row[0] in way]
 
     def backward_inputs(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.costs.deciding import ByPrice
 from shardwright.graph import Graph
 from shardwright.plans import Plan
-from shardwright.program import Decisions
-from shardwright.program.pipeline import Pipeline, StageProgram, check
+from shardwright.program import Decisions, Program
+from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.steps import Line
 from shardwright.program.validate import validate_dataflow, validate_program
 from shardwright.runtime.agreement import together
@@ -45,7 +45,7 @@ class Stages:
     meshes: tuple[DeviceMesh, ...]
     known: Meshes
     decisions: tuple[Decisions, ...]
-    programs: Mapping[tuple[int, int], StageProgram]
+    programs: Mapping[tuple[int, int], Program]
     own: tuple[int, ...]
     workers: Line | None
     """All ranks that have stages, on those ranks."""
@@ -71,8 +71,8 @@ class Stages:
                 split = pipeline.splits(number)
                 for size in pipeline.parts:
                     one = pipeline.program(number, size, rank, decisions[number], device=kind, split=split)
-                    validate_dataflow(one.program.flow)
-                    validate_program(one.program)
+                    validate_dataflow(one.flow)
+                    validate_program(one)
                     programs[number, size] = one
         workers = _workers(pipeline.workers, kind, known)
         return Stages(plan, pipeline, meshes, known, decisions, programs, own, workers)
@@ -86,7 +86,7 @@ class Stages:
         """That of this rank's first stage; any, where it has none."""
         return self.meshes[self.own[0] if self.own else 0]
 
-    def largest(self, stage: int) -> StageProgram:
+    def largest(self, stage: int) -> Program:
         """The program of a stage for the largest micro-batches."""
         return self.programs[stage, max(self.pipeline.parts)]
 
@@ -114,7 +114,7 @@ class Stages:
             groups = {name: mesh.get_group(name).group_name for name, _ in self.plan.stages[number].strategy.axes}
             for size in self.pipeline.parts:
                 one, part = self.programs[number, size], self.pipeline.parts[size][number]
-                constants = [constant(c, one.program.flow, self.device) for c in part.graph.constants]
+                constants = [constant(c, one.flow, self.device) for c in part.graph.constants]
                 place = Rank(mesh, self.device, groups, gradients, home, constants, *precision, "whole", "whole")
                 parts[number, size] = StagePart.of(StageExecutor(one, place), part, place, self.decisions[number])
         made = PipelineModule(

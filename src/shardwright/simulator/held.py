@@ -10,7 +10,7 @@ after the other: each is let go of when it has been scattered, packed or given t
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,7 +55,7 @@ def stage_bytes(
     """What a stage holds. ``received`` are tensors of other stages, ``home`` the instructions that run once a step."""
     use = memory(program, device)
     forward, count = program.forward.stop, len(program.instructions)
-    arrivals = [n for n in sorted(home) if program.instructions[n].kind is Kind.ARRIVE]
+    arrivals = program.arrivals
     kept = sum(gradient_bytes(program, n) for n in arrivals)
     resting, inside = 0, np.zeros(count + 1)
     held = later = 0
@@ -93,7 +93,7 @@ def _count(change: np.ndarray, born: int, dies: int, storage: Storage) -> None:
     change[dies + 1] -= storage.bytes
 
 
-def _added(storage: Storage, arrivals: list[int], home: Collection[int], count: int) -> int:
+def _added(storage: Storage, arrivals: Sequence[int], home: Collection[int], count: int) -> int:
     """Where a gradient is let go of: when it has been added to those before it, if it is a parameter's."""
     if storage.dies not in home and storage.dies < count - 1:
         return storage.dies
@@ -118,7 +118,7 @@ def _most_going_home(program: Program, device: Device, home: Collection[int]) ->
             slots[slot] = slots[slot]._replace(alias=-1, bytes=size)
             waiting += size
             change[place] -= size
-    here = replace(program, instructions=tuple(instructions), slots=tuple(slots), forward=range(0))
+    here = replace(program, instructions=tuple(instructions), slots=tuple(slots), sections={FORWARD: ()})
     for storage in lifetimes(here, device):
         if storage.born >= 0:
             _count(change, storage.born, storage.dies, storage)

@@ -22,9 +22,9 @@ from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, StagePrediction
-from shardwright.program import Decisions, Kind, Program
-from shardwright.program.passes import homeward
-from shardwright.program.pipeline import Pipeline, StageProgram
+from shardwright.program import Decisions, Program
+from shardwright.program.instructions import REDUCE, UPDATE
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.recording import random_nodes
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Timing, pipeline, run
 from shardwright.schedules import Pipeline as Work
@@ -165,7 +165,7 @@ class PipelineTimeline:
 
 
 def pass_times(
-    built: StageProgram,
+    program: Program,
     mesh: Mesh,
     microbatches: int,
     received: Sequence[str] = (),
@@ -173,16 +173,15 @@ def pass_times(
 ) -> PassTimes:
     """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds. Of a backward pass in one,
     all counts as that of the inputs."""
-    program = built.program
-    weights_from = len(program.instructions) if built.weights is None else built.weights
+    sections, start = program.sections, program.backward.start
+    weights_from = start + len(sections[INPUT]) if INPUT in sections else len(program.instructions)
     count, recorded = len(program.graph.parameters), not random_nodes(program)
     events = list(with_runtime(price(program, mesh).events, count, mesh.device, RUNTIME, recorded))
     added = _added_up(program, mesh, microbatches)
     events = [event._replace(seconds=added.get(n, event.seconds)) for n, event in enumerate(events)]
     if what_if is not None and what_if.changes:
         events = list(scaled(events, mesh, what_if))
-    updates = (n for n, i in enumerate(program.instructions) if i.kind is Kind.UPDATE)
-    home = frozenset((*homeward(program), *updates))
+    home = frozenset((*sections[REDUCE], *sections[UPDATE]))
     once = home - added.keys()
     passes = [n for n in range(len(events)) if n not in once]
     place = {number: here for here, number in enumerate(passes)}
@@ -194,7 +193,7 @@ def pass_times(
         return max((simulated.ends[place[n]] for n in passes if n < border), default=0.0)
 
     forward, total = end(program.forward.stop), simulated.seconds
-    inputs = total if built.weights is None else end(weights_from)
+    inputs = end(weights_from) if INPUT in sections else total
     return PassTimes(
         forward,
         inputs - forward,
@@ -211,8 +210,7 @@ def _added_up(program: Program, mesh: Mesh, microbatches: int) -> dict[int, floa
     if microbatches == 1:
         return {}
     share = 3 * (microbatches - 1) / microbatches / mesh.device.bandwidth
-    arrivals = (n for n in program.backward if program.instructions[n].kind is Kind.ARRIVE)
-    return {n: share * gradient_bytes(program, n) for n in arrivals}
+    return {n: share * gradient_bytes(program, n) for n in program.arrivals}
 
 
 def moved(event: Event, place: Mapping[int, int]) -> Event:
