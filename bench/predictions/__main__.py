@@ -11,7 +11,7 @@ import sys
 from fnmatch import fnmatch
 from time import process_time
 
-from shardwright.program.listing import listed_lines
+from shardwright.program.listing import listed
 
 from .rows import Row, opened, plan_row, rank_lines
 from .searches import SEARCHES, searched
@@ -35,8 +35,8 @@ def listing(name: str) -> None:
     plan, graph = opened(PLANS / f"{name}.json")
     for rank in range(plan.devices):
         print(f"rank {rank}")
-        for row in listed_lines(rank_lines(plan, graph, rank)):
-            print("  ", *(f"{key}={row[key]}" for key in row if key != "number"))
+        for row in listed(rank_lines(plan, graph, rank)):
+            print("  ", *(f"{key}={row[key]}" for key in row if key not in ("number", "frees")))
 
 
 def main() -> int:

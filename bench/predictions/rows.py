@@ -23,9 +23,9 @@ from shardwright.costs.memory import memory
 from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.plans.stages import stage_text, strategy_text
-from shardwright.program.flat import Line
 from shardwright.program.instructions import Instruction
-from shardwright.program.listing import listed_lines
+from shardwright.program.listing import listed
+from shardwright.program.tasks import Line
 from shardwright.simulator import simulate_plan, simulate_plan_pipeline
 from shardwright.simulator.timeline import Timeline, simulate, unlike_places
 
@@ -133,10 +133,10 @@ def rank_kinds(plan: Plan, graph: Graph) -> dict[str, Row]:
 
 def _phases(lines: Sequence[Line]) -> dict[str, str]:
     """Per phase: how many instructions, a digest of what they do, one of how they are linked."""
-    rows = listed_lines(lines)
+    rows = listed(lines)
     whats: dict[str, list[str]] = {}
     links: dict[str, list[str]] = {}
-    for row, (instruction, _) in zip(rows, lines, strict=True):
+    for row, (instruction, *_) in zip(rows, lines, strict=True):
         whats.setdefault(row["phase"], []).append(_what(row, instruction))
         links.setdefault(row["phase"], []).append(_links(instruction))
     return {phase: f"{len(whats[phase])} {digest(whats[phase])} {digest(links[phase])}" for phase in whats}

@@ -11,7 +11,6 @@ from shardwright.costs.deciding import ByPrice
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.program.flat import flat
 from shardwright.program.passes import split_backward
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.transfers import Holding, parcels
@@ -83,8 +82,7 @@ def test_the_list_of_a_rank_holds_every_pass_once_and_everything_before_its_use(
     plan = pipeline_plan(graph, halves(graph, 2), 2, "zb-h1")
     pipeline = _pipeline(graph, 2, 2, "zb-h1")
     decisions = ByPrice(plan.stage_mesh(1))
-    programs = {(1, 4): pipeline.program(1, 4, 1, decisions, split=True)}
-    lines = [line.instruction for line in flat(pipeline, 1, programs)]
+    lines = [line.instruction for line in pipeline.step(1, [decisions, decisions]).lines()]
     kinds = [str(line.kind) for line in lines]
     assert kinds.count("receive") == kinds.count("send") == 2
     assert kinds.count("weight") == kinds.count("input") == 2 * 4

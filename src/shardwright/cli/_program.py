@@ -10,7 +10,7 @@ from shardwright.cli._show import bytes_text, print_json, table
 if TYPE_CHECKING:
     from shardwright.graph import Graph
     from shardwright.plans import Plan
-    from shardwright.program.flat import Line
+    from shardwright.program.tasks import Line
 
 
 def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
@@ -24,8 +24,8 @@ def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
     from shardwright.costs.deciding import ByPrice
     from shardwright.errors import ShardwrightError
     from shardwright.program import build
-    from shardwright.program.flat import Line, flat
     from shardwright.program.pipeline import Pipeline
+    from shardwright.program.tasks import Line
 
     if not 0 <= rank < plan.devices:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
@@ -39,25 +39,17 @@ def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
         return tuple(Line(instruction, program) for instruction in program.instructions)
     assert plan.schedule is not None  # a plan with stages has one
     pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
-    programs = {}
-    for number, stage in enumerate(plan.stages):
-        mesh = plan.stage_mesh(number)
-        decisions = replace(stage.decisions, otherwise=ByPrice(mesh))
-        for size in pipeline.parts if rank in stage.ranks else ():
-            split, kind = pipeline.splits(number), mesh.device.kind
-            programs[number, size] = pipeline.program(
-                number, size, rank, decisions, device=kind, split=split, optimizer=plan.optimizer
-            )
-    return flat(pipeline, rank, programs)
+    meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
+    priced = [replace(s.decisions, otherwise=ByPrice(mesh)) for s, mesh in zip(plan.stages, meshes, strict=True)]
+    return pipeline.step(rank, priced, device=meshes[0].device.kind, optimizer=plan.optimizer).lines()
 
 
 def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     """The program of one rank."""
-    from shardwright.program.listing import listed, listed_lines
+    from shardwright.program.listing import listed
 
-    lines = rank_lines(plan, graph, rank)
+    rows = listed(rank_lines(plan, graph, rank))
     if plan.stages:
-        rows = listed_lines(lines)
         if as_json:
             print_json({"rank": rank, "instructions": rows})
             return
@@ -65,8 +57,6 @@ def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
         pieces = {number: str(number) for number in range(plan.microbatches)}
         _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows], stages=True)
         return
-    assert lines[0].program is not None  # no parcels on one mesh
-    rows = listed(lines[0].program)
     if as_json:
         print_json({"rank": rank, "coordinate": list(plan.mesh.coordinates(rank)), "instructions": rows})
         return

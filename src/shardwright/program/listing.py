@@ -1,4 +1,4 @@
-"""A program, read aloud: one line for every instruction, numbered as everything else numbers them."""
+"""A step, read aloud: one line for every instruction, numbered as everything else numbers them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.program.dataflow import Compute
-from shardwright.program.flat import Line
 from shardwright.program.instructions import COMPUTE, Instruction, Kind, Program
+from shardwright.program.tasks import Line
 
 
-def listed(program: Program) -> list[dict[str, Any]]:
-    """Every instruction as plain values: number, phase, stage, micro-batch, what it does, its stream, what it waits for,
-    bytes communicated, and the values that nobody needs afterwards."""
-    rows = listed_lines([Line(instruction, program) for instruction in program.instructions])
-    for row, instruction in zip(rows, program.instructions, strict=True):
-        row["frees"] = [program.slots[slot].tensor or program.slots[slot].role for slot in instruction.last]
-    return rows
+def listed(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """Every line as plain values: number, phase, stage, micro-batch, what it does, its stream, what it waits for, bytes
+    communicated, and the values that nobody needs afterwards."""
+    return [_row(number, *line) for number, line in enumerate(lines)]
 
 
-def listed_lines(lines: Sequence[Line]) -> list[dict[str, Any]]:
-    """The same of a rank of a pipeline, whose instructions are of several programs."""
-    return [
-        {
-            "number": number,
-            "phase": instruction.phase.value,
-            "stage": instruction.stage,
-            "microbatch": instruction.microbatch,
-            "kind": instruction.kind.value,
-            "what": instruction.name if program is None else _what(program, instruction),
-            "stream": "compute" if instruction.stream == COMPUTE else f"link {instruction.stream}",
-            "waits_for": list(instruction.after),
-            "bytes": instruction.bytes,
-            "module": instruction.module,
-        }
-        for number, (instruction, program) in enumerate(lines)
-    ]
+def _row(number: int, instruction: Instruction, program: Program | None, first: int) -> dict[str, Any]:
+    freed = [] if program is None else [program.slots[slot - first] for slot in instruction.last]
+    return {
+        "number": number,
+        "phase": instruction.phase.value,
+        "stage": instruction.stage,
+        "microbatch": instruction.microbatch,
+        "kind": instruction.kind.value,
+        "what": instruction.name if program is None else _what(program, instruction),
+        "stream": "compute" if instruction.stream == COMPUTE else f"link {instruction.stream}",
+        "waits_for": list(instruction.after),
+        "bytes": instruction.bytes,
+        "module": instruction.module,
+        "frees": [slot.tensor or slot.role for slot in freed],
+    }
 
 
 def _what(program: Program, instruction: Instruction) -> str:

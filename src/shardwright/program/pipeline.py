@@ -1,8 +1,9 @@
-"""A pipeline as programs: what every rank does in which order, what it sends and what it waits for.
+"""A plan as programs: a graph cut into micro-batches and stages, and what every rank does with them in which order.
 
 The stages of a rank are built like any program, each from its own graph (:mod:`~shardwright.program.stages`), mesh and
 strategy, once for every size of micro-batch. The schedule says in which order their passes run; around every pass stand the
-parcels that it waits for and those that it sends. Sends wait for nobody, and a rank waits for parcels only where a pass
+parcels that it waits for and those that it sends (:class:`~shardwright.program.tasks.Step`). One mesh is the cut into one
+micro-batch and one stage, which changes nothing. Sends wait for nobody, and a rank waits for parcels only where a pass
 reads them, so ranks can wait for each other for ever only if the order of passes itself goes round in a circle:
 :func:`check` plays the orders of all ranks together before anything runs, and proves that every parcel that is sent is
 received, between the same two ranks, in the order in which it was sent.
@@ -14,18 +15,19 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.program.build import build
 from shardwright.program.decisions import Decisions, Written
-from shardwright.program.instructions import Program
+from shardwright.program.instructions import REDUCE, UPDATE, Program
 from shardwright.program.microbatches import WHOLE, Microbatches, microbatches
 from shardwright.program.passes import reduced_apart, split_backward
 from shardwright.program.stages import StageGraph, stage_graphs
-from shardwright.program.transfers import Border, Parcel, border
+from shardwright.program.tasks import Message, Step, Task
+from shardwright.program.transfers import Border, border
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
 
 
@@ -42,32 +44,9 @@ class Stage(Protocol):
     def decisions(self) -> Written: ...
 
 
-class Message(NamedTuple):
-    """A parcel of one micro-batch between two ranks: of a value, or of its gradient."""
-
-    border: Border
-    gradient: bool
-    microbatch: int
-    parcel: Parcel
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        what = f"the gradient of {self.border.tensor}" if self.gradient else self.border.tensor
-        return f"{what} of micro-batch {self.microbatch} from rank {self.source} to rank {self.target}"
-
-
-class Step(NamedTuple):
-    """One pass of one micro-batch through one stage, what it waits for and what it sends."""
-
-    action: Action
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Everything that the ranks of a pipeline have in common."""
+    """Everything that all ranks have in common."""
 
     micro: Microbatches
     stages: tuple[Stage, ...]
@@ -156,11 +135,12 @@ class Pipeline:
         decisions: Decisions,
         *,
         device: str = "cpu",
-        split: bool = False,
+        split: bool | None = None,
         training: bool = True,
         optimizer: str = "adamw",
     ) -> Program:
-        """What a rank does for one micro-batch of a stage; ``split``: its backward pass in two."""
+        """What a rank does for one micro-batch of a stage; ``split``: its backward pass in two (by default where the
+        schedule has it so)."""
         part, strategy = self.parts[size][stage], self.stages[stage].strategy
         program = build(
             part.graph,
@@ -172,30 +152,73 @@ class Pipeline:
             optimizer=optimizer,
             sent=(*part.sent, *self._read_by_the_tail),
         )
-        if not split:
-            return reduced_apart(program)
-        return split_backward(program, [program.flow.rest[name] for name in part.wanted])
+        if self.splits(stage) if split is None else split:
+            return split_backward(program, [program.flow.rest[name] for name in part.wanted])
+        return program if self.reduces_inside else reduced_apart(program)
+
+    @property
+    def reduces_inside(self) -> bool:
+        """Whether the backward pass reduces gradients as it goes, behind its computation: one micro-batch through one
+        stage. With several, gradients are added up first. With several stages, backward passes run inside the call, and the
+        reduction waits for ``backward()``, where the caller may scale the loss or ask for no reduction."""
+        return len(self.stages) == len(self.micro.sizes) == 1 and not self.splits(0)
 
     def splits(self, stage: int) -> bool:
         """Whether the schedule has the backward passes of a stage in two anywhere."""
         return any(action.stage == stage and action.kind == INPUT for action in self.schedule.actions())
 
-    def steps(self, rank: int) -> tuple[Step, ...]:
-        """What one rank does, in order; nothing where it has no stage."""
+    def step(
+        self,
+        rank: int,
+        decisions: Sequence[Decisions],
+        *,
+        device: str = "cpu",
+        training: bool = True,
+        optimizer: str = "adamw",
+    ) -> Step:
+        """What one rank does in a step, from what is decided about every stage.
+
+        Raises
+        ------
+        LoweringError
+            When a strategy cannot be run; the message names the operator.
+        """
+        own = [number for number, stage in enumerate(self.stages) if rank in stage.ranks]
+        programs = {
+            (number, size): self.program(
+                number, size, rank, decisions[number], device=device, training=training, optimizer=optimizer
+            )
+            for number in own
+            for size in self.parts
+        }
+        return Step(programs, (*self.steps(rank), *self._closing(own)))
+
+    def _closing(self, own: Sequence[int]) -> Iterator[Task]:
+        """What follows the last pass of these stages."""
+        largest, count = max(self.micro.sizes), len(self.micro.sizes)
+        for stage in own:
+            if self.reduces_inside:
+                yield Task(Action(stage, UPDATE, 0), largest)
+            else:
+                yield Task(Action(stage, REDUCE, count), largest)
+                yield Task(Action(stage, UPDATE, count), largest)
+
+    def steps(self, rank: int) -> tuple[Task, ...]:
+        """The passes of one rank in the order of the schedule; nothing where it has no stage."""
         return self._every[rank] if rank < self.ranks else ()
 
     @cached_property
-    def _every(self) -> tuple[tuple[Step, ...], ...]:
-        return tuple(tuple(self._steps(rank)) for rank in range(self.ranks))
+    def _every(self) -> tuple[tuple[Task, ...], ...]:
+        return tuple(tuple(self._passes(rank)) for rank in range(self.ranks))
 
-    def _steps(self, rank: int) -> Iterator[Step]:
+    def _passes(self, rank: int) -> Iterator[Task]:
         own = [d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks]
         for action in self.schedule.orders[own[0]] if own else ():
+            size = self.micro.sizes[action.microbatch]
             if action.kind == WEIGHT:
-                yield Step(action, (), ())
+                yield Task(action, size)
                 continue
             back = action.kind != FORWARD
-            size = self.micro.sizes[action.microbatch]
             receives: list[Message] = []
             sends: list[Message] = []
             for one in self.borders[size]:
@@ -210,7 +233,7 @@ class Pipeline:
                         receives.append(message)
                     elif not arriving and message.source == rank:
                         sends.append(message)
-            yield Step(action, tuple(receives), tuple(sends))
+            yield Task(action, size, tuple(receives), tuple(sends))
 
     @cache  # noqa: B019 - one pipeline lives as long as the module that runs it
     def _messages(self, one: Border, gradient: bool, microbatch: int) -> tuple[Message, ...]:

@@ -40,6 +40,9 @@ def stage_graphs(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[StageGr
     -------
     >>> [s.sent for s in stage_graphs(graph, [first, second])]                                   # doctest: +SKIP
     """
+    results = tuple((place, out.name) for place, out in enumerate(graph.outputs) if isinstance(out, Ref))
+    if len(stages) == 1:
+        return (StageGraph(graph, {}, {}, results),)
     stage_of = {name: number for number, names in enumerate(stages) for name in names}
     of_op = {op.name: stage_of[origin(op.name)] for op in graph.ops}
     light = _light(graph)
@@ -47,7 +50,6 @@ def stage_graphs(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[StageGr
     for number in range(len(stages)):
         own = {op.name for op in graph.ops if of_op[op.name] == number and op.name not in light}
         members.append(_with_light(graph, own, light, number, of_op))
-    results = tuple((place, out.name) for place, out in enumerate(graph.outputs) if isinstance(out, Ref))
     made = [{name for op in ops for name in op.outputs if name} for ops in members]
     home: dict[str, int] = {}
     for number, names in enumerate(made):

@@ -4,15 +4,18 @@ The walk over a dataflow knows nothing of how it was made: it derives the layout
 operators' rules and the steps themselves, and refuses the first operator whose input does not arrive as its split needs it,
 the first step that does not apply, the first unreduced sum that reaches an operator which is not linear in it, and the first
 result that is left unreduced; every local operator was run on tensors without data, and its results are compared with the
-shards the layouts promise. The walk over a program checks that every value is written before it is read, used no more after
-its last use, and that whatever is started is awaited. The walk over the programs of all ranks together checks that the
-ranks of every group meet in the same collectives in the same order, so none waits for ever.
+shards the layouts promise. The walk over a program, section by section as they are performed, checks that every instruction
+has its section, that every value is written before it is read, used no more after its last use, and that whatever is started
+is awaited; a reduction that follows the last pass may read nothing of a pass but the gradients that arrived. The walk over
+the programs of all ranks together checks that the ranks of every group meet in the same collectives in the same order, so
+none waits for ever.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -23,12 +26,13 @@ from shardwright.operators.rules import Need, Window, input_layouts, largest_pla
 from shardwright.operators.strategy import Strategy
 from shardwright.program.binding import dual
 from shardwright.program.build import build
-from shardwright.program.dataflow import Change, Compute, Dataflow, dataflow
+from shardwright.program.dataflow import Change, Compute, Dataflow
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import why_not
-from shardwright.program.instructions import COMPUTE, Instruction, Kind, Program
+from shardwright.program.instructions import COMPUTE, REDUCE, UPDATE, Instruction, Kind, Program
 from shardwright.program.pieces import describe
 from shardwright.program.steps import BoundStep
+from shardwright.schedules import BACKWARD, FORWARD
 
 EVERY_RANK = 64
 """Programs of at most this many ranks are compared with each other; of larger meshes, those of the outermost ranks."""
@@ -52,22 +56,40 @@ def validate(graph: Graph, strategy: Strategy, decisions: Decisions) -> None:
     places = list(itertools.product(*(sizes if strategy.devices <= EVERY_RANK else ends)))
     programs = {}
     for place in places:
-        validate_dataflow(dataflow(graph, strategy, place, decisions, training=graph.training))
         programs[place] = build(graph, strategy, decisions, place, training=graph.training)
         validate_program(programs[place])
     validate_together(programs)
 
 
 def validate_program(program: Program) -> None:
-    """Refuse a program that reads what is not there, or leaves something under way."""
-    there = set(program.flow.rest.values())
-    starting = set(program.roots.values())
-    resting = {s for s, slot in enumerate(program.slots) if slot.role == "resting"}
+    """Refuse a program whose layouts do not fit together, that reads what is not there, or leaves something under way."""
+    validate_dataflow(program.flow)
+    sections, arrivals = program.sections, program.arrivals
+    reduced = tuple(n for n in sections.get(REDUCE, ()) if n not in arrivals)
+    walked = (sections[FORWARD], tuple(sorted({*sections[BACKWARD], *arrivals})), reduced, sections[UPDATE])
+    if sorted(n for numbers in walked for n in numbers) != list(range(len(program.instructions))):
+        raise _unsound(program, _misplaced(program, walked), "is not in exactly one section")
+    resting = {*program.flow.rest.values(), *(s for s, slot in enumerate(program.slots) if slot.role == "resting")}
     gone: set[int] = set()
-    under_way: set[int] = set()
-    for number, instruction in enumerate(program.instructions):
-        if number == program.backward.start:
-            there |= starting
+    there = _walk(program, walked[0], resting, resting, gone)
+    there = _walk(program, walked[1], there | set(program.roots.values()), resting, gone)
+    arrived = {slot for n in arrivals for slot in program.instructions[n].writes} if REDUCE in sections else set()
+    there |= _walk(program, reduced, arrived, resting, gone)
+    _walk(program, walked[3], there, resting, gone)
+
+
+def _misplaced(program: Program, walked: Iterable[Sequence[int]]) -> int:
+    """The first instruction that is in no section, or in several."""
+    count = Counter(n for numbers in walked for n in numbers)
+    return next(n for n in range(len(program.instructions)) if count[n] != 1)
+
+
+def _walk(program: Program, numbers: Iterable[int], given: set[int], resting: set[int], gone: set[int]) -> set[int]:
+    """Perform some instructions from the values that are there; gives those that are there in the end. ``gone``: values
+    whose last use has been."""
+    there, under_way = set(given), set[int]()
+    for number in numbers:
+        instruction = program.instructions[number]
         for slot in instruction.reads:
             if slot not in there and slot not in resting:
                 why = "after its last use" if slot in gone else "before it is made"
@@ -77,12 +99,11 @@ def validate_program(program: Program) -> None:
         gone.update(instruction.last)
         if instruction.stream != COMPUTE:
             under_way.add(number)
-        if instruction.kind is Kind.REDUCE:
-            under_way.difference_update(instruction.after)  # a leg waits for the leg before
-        if instruction.kind is Kind.AWAIT:
+        if instruction.kind in (Kind.AWAIT, Kind.REDUCE):  # a leg waits for the leg before
             under_way.difference_update(instruction.after)
     if under_way:
         raise _unsound(program, min(under_way), "is never awaited")
+    return there
 
 
 def validate_together(programs: Mapping[tuple[int, ...], Program]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.program.pipeline import Message, Step
+from shardwright.program.tasks import Message, Task
 from shardwright.program.transfers import Region, region_of
 from shardwright.waiting import wait_for
 
@@ -24,14 +24,14 @@ Pair = tuple[int, int]
 """The rank that sends and the rank that receives."""
 
 
-def channels(every: Sequence[Sequence[Step]]) -> Mapping[Pair, Any]:
+def channels(every: Sequence[Sequence[Task]]) -> Mapping[Pair, Any]:
     """A process group for every ordered pair of ranks, where the backend needs one; every rank calls this."""
     if dist.get_backend() != "nccl":
         return {}
     return {pair: dist.new_group(list(pair)) for pair in sorted(_pairs(every))}
 
 
-def _pairs(every: Sequence[Sequence[Step]]) -> dict[Pair, list[Message]]:
+def _pairs(every: Sequence[Sequence[Task]]) -> dict[Pair, list[Message]]:
     """What is sent between any two ranks, in order."""
     pairs: dict[Pair, list[Message]] = {}
     for message in (message for steps in every for step in steps for message in step.sends):
@@ -44,7 +44,7 @@ class Mail:
     """What one rank sends and receives in the steps of a pipeline."""
 
     def __init__(
-        self, every: Sequence[Sequence[Step]], rank: int, device: torch.device, channels: Mapping[Pair, Any]
+        self, every: Sequence[Sequence[Task]], rank: int, device: torch.device, channels: Mapping[Pair, Any]
     ) -> None:
         """``every``: the steps of all ranks; ``channels``: the process groups of pairs of ranks that have one."""
         self.rank, self.device, self._groups = rank, device, channels

@@ -21,8 +21,9 @@ from shardwright.lowering.collectives import run_steps
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Result
 from shardwright.program.naming import pass_name
-from shardwright.program.pipeline import Message, Pipeline, Step
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.stages import StageGraph
+from shardwright.program.tasks import Message, Task
 from shardwright.runtime.border import Crossing, entrance
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.mail import Mail
@@ -84,7 +85,7 @@ class Passage:
     arriving: Callable[[int, int], Tensor | None] = lambda place, microbatch: None
     """The gradient of this rank's part of an output, where the model hands one out that a gradient comes back to."""
 
-    def perform(self, steps: Sequence[Step], mail: Mail) -> None:
+    def perform(self, steps: Sequence[Task], mail: Mail) -> None:
         """Run these passes in order."""
         for number, step in enumerate(steps):
             mail.expect(step.receives)
@@ -100,19 +101,18 @@ class Passage:
         mail.finish()
         self.passes.finish()
 
-    def _part(self, step: Step) -> StagePart:
+    def _part(self, step: Task) -> StagePart:
         size = self.pipeline.micro.sizes[step.action.microbatch]
         return self.parts[step.action.stage, size]
 
-    def _forward(self, step: Step, mail: Mail) -> None:
+    def _forward(self, step: Task, mail: Mail) -> None:
         microbatch, part = step.action.microbatch, self._part(step)
         executor, graph = part.executor, part.part.graph
         received = {name: parts for (name, _), parts in _by_border(step.receives).items()}
         sources: list[Tensor] = [local_of(part.rank.held(p.tensor)).detach() for p in graph.parameters]
         sources += [local_of(part.rank.held(b.tensor)) for b in graph.buffers]
         sources += part.rank.constants
-        for entry in graph.inputs:
-            name = entry.tensor or ""
+        for name in (entry.tensor for entry in graph.inputs if entry.tensor is not None):
             if name in part.part.received:
                 shape = executor.flow.values[executor.flow.rest[name]].local.shape
                 sources.append(mail.receive(received[name], shape))
@@ -135,7 +135,7 @@ class Passage:
             tensor = tensor.narrow(dim, start, stop - start)
         return part.entrances[name](tensor).to(part.rank.device)
 
-    def _backward(self, step: Step, mail: Mail) -> None:
+    def _backward(self, step: Task, mail: Mail) -> None:
         microbatch, part = step.action.microbatch, self._part(step)
         executor, numbers = part.executor, part.results
         gradients: dict[int, Tensor | None] = {}
@@ -176,7 +176,7 @@ def _by_border(messages: Sequence[Message]) -> dict[tuple[str, int], list[Messag
     return found
 
 
-def only(every: Sequence[Sequence[Step]], forward: bool) -> tuple[tuple[Step, ...], ...]:
+def only(every: Sequence[Sequence[Task]], forward: bool) -> tuple[tuple[Task, ...], ...]:
     """The forward passes of every rank in their order, or the others."""
     kinds = (FORWARD,) if forward else (BACKWARD, INPUT, WEIGHT)
     return tuple(tuple(step for step in steps if step.action.kind in kinds) for steps in every)

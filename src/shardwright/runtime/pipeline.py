@@ -30,9 +30,10 @@ from shardwright.frontend.replay import values_of
 from shardwright.graph import Graph, Ref
 from shardwright.operators import analyse
 from shardwright.program.naming import closing_name
-from shardwright.program.pipeline import Pipeline, Step
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.recording import draws
 from shardwright.program.steps import Line
+from shardwright.program.tasks import Task
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Crossing, departure
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options, refuse_other_mode
@@ -58,7 +59,7 @@ from shardwright.runtime.ties import Tie
 class Groups:
     """Whom a rank meets in the steps of a pipeline: the steps of all ranks, and the process groups that these need."""
 
-    steps: tuple[tuple[Step, ...], ...]
+    steps: tuple[tuple[Task, ...], ...]
     pairs: Mapping[tuple[int, int], Any]
     ties: tuple[Tie, ...]
 
@@ -149,7 +150,7 @@ class PipelineModule(Owning):
         return self.pipeline.micro.body
 
     @property
-    def _backward_passes(self) -> tuple[Sequence[Step], Mail]:
+    def _backward_passes(self) -> tuple[Sequence[Task], Mail]:
         return self._orders["backward"][self._rank], self._mail["backward"]
 
     @property

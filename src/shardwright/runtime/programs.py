@@ -30,7 +30,7 @@ from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
 from shardwright.plans.transfer import carried, replicated
 from shardwright.program import Decisions, Program, build
-from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.program.validate import validate_program
 from shardwright.runtime.agreement import agree, common_graph
 from shardwright.runtime.calling import Calling, Form, refuse_other_mode
 from shardwright.runtime.execution import Execution
@@ -294,6 +294,5 @@ def built(
 ) -> Program:
     """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
     program = build(graph, strategy, decisions, coordinate, device=device.type, training=training)
-    validate_dataflow(program.flow)
     validate_program(program)
     return program

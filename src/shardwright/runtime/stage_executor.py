@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shardwright.program import Program
 from shardwright.program.instructions import REDUCE
+from shardwright.program.passes import reduced_apart
 from shardwright.runtime.actions import Run
 from shardwright.runtime.execution import Rank
 from shardwright.runtime.executor import Executor
@@ -24,9 +25,9 @@ class StageExecutor(Executor):
     """The program of a stage for micro-batches of one size."""
 
     def __init__(self, program: Program, rank: Rank) -> None:
-        super().__init__(program, rank)
+        super().__init__(reduced_apart(program), rank)
         self.gradients = rank.gradients
-        halves, way = program.sections.get(INPUT), set(program.sections[REDUCE])
+        halves, way = program.sections.get(INPUT), set(self.program.sections[REDUCE])
         self._weights_from = None if halves is None else len(halves)
         self._homeward = [row for row in self._backward if row[0] in way]
 
@@ -37,8 +38,8 @@ class StageExecutor(Executor):
         with torch.no_grad():
             self._perform(self._fused("inputs", self._backward[: self._weights_from]), run)
         found: dict[int, Tensor | None] = {}
-        for entry in self.flow.graph.inputs:
-            value = self.flow.rest[entry.tensor or ""]
+        for name in (entry.tensor for entry in self.flow.graph.inputs if entry.tensor is not None):
+            value = self.flow.rest[name]
             if value in self.program.gradients:
                 found[value] = run.slots[self.program.gradients[value]]
         return found

@@ -21,7 +21,7 @@ from shardwright.plans import Plan
 from shardwright.program import Decisions, Program
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.steps import Line
-from shardwright.program.validate import validate_dataflow, validate_program
+from shardwright.program.validate import validate_program
 from shardwright.runtime.agreement import together
 from shardwright.runtime.execution import Gradients, Rank
 from shardwright.runtime.passage import StagePart
@@ -71,7 +71,6 @@ class Stages:
                 split = pipeline.splits(number)
                 for size in pipeline.parts:
                     one = pipeline.program(number, size, rank, decisions[number], device=kind, split=split)
-                    validate_dataflow(one.flow)
                     validate_program(one)
                     programs[number, size] = one
         workers = _workers(pipeline.workers, kind, known)

@@ -24,6 +24,7 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, StagePrediction
 from shardwright.program import Decisions, Program
 from shardwright.program.instructions import REDUCE, UPDATE
+from shardwright.program.passes import reduced_apart
 from shardwright.program.pipeline import Pipeline
 from shardwright.program.recording import random_nodes
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Edge, Timing, pipeline, run
@@ -173,6 +174,7 @@ def pass_times(
 ) -> PassTimes:
     """What the passes of a stage take on one rank, and hold; ``what_if``: at other speeds. Of a backward pass in one,
     all counts as that of the inputs."""
+    program = reduced_apart(program)
     sections, start = program.sections, program.backward.start
     weights_from = start + len(sections[INPUT]) if INPUT in sections else len(program.instructions)
     count, recorded = len(program.graph.parameters), not random_nodes(program)
