@@ -256,6 +256,42 @@ def test_a_loss_may_be_computed_outside() -> None:
     POOL.run(outside, seconds=120)
 
 
+class Leaves(torch.nn.Module):
+    """Reads only some of what it is given, takes a number, hands out an input and one result twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, unread: torch.Tensor, factor: float = 2.0) -> tuple[Any, ...]:
+        y = self.used(x).tanh() * factor
+        return y, x, y, 3
+
+
+def accumulated(rank: int) -> None:
+    torch.manual_seed(0)
+    model, x = Leaves().double(), torch.randn(8, 6, dtype=torch.float64)
+    args = (x, torch.zeros(8, 2), 2.0)
+    graph, reference = captured(model, args), copy.deepcopy(model)
+    plan = pipeline_plan(graph, [[op.name for op in graph.ops]], 2, "1f1b", 4, 1)
+    parallel = parallelize(model, plan, args, graph=graph)
+    wanted, found = reference(*args), parallel(*args)
+    assert found[3] == 3
+    for mine, theirs in zip(found[:3], wanted[:3], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    (wanted[0] ** 2).sum().backward()
+    (found[0] ** 2).sum().backward()
+    for name, parameter in parallel.named_parameters():
+        expected = reference.get_parameter(name).grad
+        assert (parameter.grad is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(whole(parameter.grad), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_one_stage_keeps_what_nobody_reads() -> None:
+    POOL.run(accumulated, seconds=120)
+
+
 class Squared(Plain):
     """Gives its loss itself."""
 

@@ -136,7 +136,6 @@ class Pipeline:
         *,
         device: str = "cpu",
         split: bool | None = None,
-        training: bool = True,
         optimizer: str = "adamw",
     ) -> Program:
         """What a rank does for one micro-batch of a stage; ``split``: its backward pass in two (by default where the
@@ -148,13 +147,18 @@ class Pipeline:
             decisions,
             self.coordinate(stage, rank),
             device=device,
-            training=training,
+            training=self.trains,
             optimizer=optimizer,
             sent=(*part.sent, *self._read_by_the_tail),
         )
         if self.splits(stage) if split is None else split:
             return split_backward(program, [program.flow.rest[name] for name in part.wanted])
         return program if self.reduces_inside else reduced_apart(program)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether anything goes back."""
+        return any(action.kind != FORWARD for action in self.schedule.actions())
 
     @property
     def reduces_inside(self) -> bool:
@@ -173,7 +177,6 @@ class Pipeline:
         decisions: Sequence[Decisions],
         *,
         device: str = "cpu",
-        training: bool = True,
         optimizer: str = "adamw",
     ) -> Step:
         """What one rank does in a step, from what is decided about every stage.
@@ -185,13 +188,11 @@ class Pipeline:
         """
         own = [number for number, stage in enumerate(self.stages) if rank in stage.ranks]
         programs = {
-            (number, size): self.program(
-                number, size, rank, decisions[number], device=device, training=training, optimizer=optimizer
-            )
+            (number, size): self.program(number, size, rank, decisions[number], device=device, optimizer=optimizer)
             for number in own
             for size in self.parts
         }
-        return Step(programs, (*self.steps(rank), *self._closing(own)))
+        return Step(programs, (*self.steps(rank), *(self._closing(own) if self.trains else ())))
 
     def _closing(self, own: Sequence[int]) -> Iterator[Task]:
         """What follows the last pass of these stages."""
