@@ -82,11 +82,11 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     options = Options(search=name, baselines=(), fewer_devices=False, time_limit=20.0)
     plan = plan_graph(graph, cluster, options)
-    timeline = simulate(graph, plan.strategy, plan.mesh)
+    timeline = simulate(graph, plan.stages[0].strategy, plan.meshes[0])
     predicted: dict[str, int] = {}
     for (kind, _), (_, size) in timeline.priced.communication.items():
         predicted[kind] = predicted.get(kind, 0) + size
-    return to_json(plan), timeline.seconds, processor_seconds(timeline, plan.mesh), predicted
+    return to_json(plan), timeline.seconds, processor_seconds(timeline, plan.meshes[0]), predicted
 
 
 def processor_seconds(timeline: Any, mesh: Any) -> float:

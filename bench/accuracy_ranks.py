@@ -74,7 +74,10 @@ def make_plans(folder: Path, cases: tuple[Case, ...] = CASES) -> None:
         options = Options(search=case[0], baselines=(), fewer_devices=False, time_limit=30.0)
         plan = plan_graph(graph, parse_cluster(CLUSTER), options)
         plan.save(folder / f"{_slug(case)}.json")
-        print(f"{_slug(case)}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms", flush=True)
+        print(
+            f"{_slug(case)}: {plan.stages[0].strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.1f} ms",
+            flush=True,
+        )
 
 
 def measure_one(case: Case, folder: Path, device: str, repeats: int) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def measure_one(case: Case, folder: Path, device: str, repeats: int) -> dict[str
     from shardwright.runtime.parallelize import parallelize
 
     plan = Plan.load(folder / f"{_slug(case)}.json")
-    fake_rank.join_fake_group(plan.strategy.devices)
+    fake_rank.join_fake_group(plan.stages[0].strategy.devices)
     resolved = _model(case, "meta")
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     # Another PyTorch may fingerprint the same operators differently.
@@ -174,10 +177,10 @@ def predict(folder: Path, measured: Path) -> str:
         plan = Plan.load(folder / f"{_slug(tuple(row['case']))}.json")
         resolved = _model(tuple(row["case"]), "meta")
         graph = capture(resolved.model, resolved.args, resolved.kwargs)
-        timeline = simulate(graph, plan.strategy, plan.mesh)
+        timeline = simulate(graph, plan.stages[0].strategy, plan.meshes[0])
         events = [event._replace(seconds=0.0) if event.collective else event for event in timeline.events]
         alone = run([event._replace(host=0.0) for event in events]).seconds
-        compared = paced.compare(row["repeats"], events, plan.mesh.device)
+        compared = paced.compare(row["repeats"], events, plan.meshes[0].device)
         times.append(compared.error)
         devices.append(alone / statistics.median(compared.measured) - 1)
         name, reference, batch, _, dtype = row["case"]

@@ -42,8 +42,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators.strategy import Strategy
-from shardwright.plans import Plan, Prediction, Proof, Stage
-from shardwright.plans.plan import Signature
+from shardwright.plans import Plan, Stage
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import stage_graphs
 from shardwright.runtime import parallelize
@@ -141,10 +140,7 @@ def two_stages(graph: Graph) -> Plan:
         splits = {op.name: (None,) for op in part.graph.ops}
         strategy = Strategy((("a", 1),), splits, {name: (Replicate(),) for name in part.graph.sources})
         stages.append(Stage(tuple(cuts[rank]), (rank,), strategy))
-    unpriced = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True), Proof(0.0, 0.0, False, 0.0, "")
-    about = (Signature.of(graph), parse_cluster("local:2"), stages[0].strategy, "by hand", "adamw", *unpriced, "")
-    schedule = known_schedule("1f1b", 2, MICROBATCHES, 2)
-    return Plan("", *about, stages=tuple(stages), microbatches=MICROBATCHES, schedule=schedule)
+    return Plan.of(graph, stages, known_schedule("1f1b", 2, MICROBATCHES, 2))
 
 
 class Job:

@@ -214,7 +214,7 @@ def checks(seed: int, small: bool = False) -> dict[str, Any]:
         if summed < proof.lower_bound * (1 - ROUNDING):
             row["below"][f"sum of {what}"] = 1 - summed / proof.lower_bound
 
-    if not found.stages:
+    if found.whole:
         looked_at("the plan itself", found)
     for what, question in questions.items():
         if (plan := _answer(question)) is not None and plan.prediction.fits:

@@ -58,7 +58,7 @@ def make_plans(folder: Path) -> None:
         graph = capture(built.model, built.args, built.kwargs)
         plan = plan_graph(graph, parse_cluster(case[1]), Options(case[0], (), fewer_devices=False))
         plan.save(folder / _file(case))
-        print(f"{_file(case)}: {plan.strategy.axes}")
+        print(f"{_file(case)}: {plan.stages[0].strategy.axes}")
 
 
 def _train(model: Any, built: Any, device: str) -> list[float]:

@@ -117,7 +117,9 @@ def make_plans() -> None:
         options = Options(search, (), max_axes=1, pins=pins, fewer_devices=False)
         plan = plan_graph(graph, parse_cluster(f"{WORLD}xH200"), options)
         if name == ALONE:  # a bundle that is full at once
-            plan = replace(plan, decisions=replace(plan.decisions, sizes=replace(plan.decisions.sizes, bundle=0)))
+            stage = plan.stages[0]
+            decisions = replace(stage.decisions, sizes=replace(stage.decisions.sizes, bundle=0))
+            plan = replace(plan, stages=(replace(stage, decisions=decisions),))
         plan.save(_file(name, blocks))
         found = counts(graph, plan)
         notes.append({"name": name, "blocks": blocks, "counts": found, "inside": inside(graph, plan)})

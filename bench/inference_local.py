@@ -83,7 +83,9 @@ def predict(reference: str, sizes: dict[str, int], search: str, cluster: Any) ->
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     options = Options(search=search, baselines=(), fewer_devices=False)
     plan = plan_serving(lambda calls: graph, cluster, options, cache=sizes.get("cache", 0))
-    return plan, processor_seconds(simulate(graph, plan.strategy, plan.mesh, training=False), plan.mesh)
+    return plan, processor_seconds(
+        simulate(graph, plan.stages[0].strategy, plan.meshes[0], training=False), plan.meshes[0]
+    )
 
 
 def report(seconds: float, calls: int) -> None:

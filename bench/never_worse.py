@@ -140,10 +140,10 @@ def alone(graph: Graph, case: Case, name: str) -> float | str:
 
 
 def _shape(plan: Plan) -> str:
-    if plan.stages:
+    if not plan.whole:
         sizes = " + ".join("×".join(str(size) for _, size in stage.strategy.axes) for stage in plan.stages)
         return f"{len(plan.stages)} stages ({sizes}), {plan.microbatches} micro-batches"
-    return " × ".join(str(size) for _, size in plan.strategy.axes)
+    return " × ".join(str(size) for _, size in plan.stages[0].strategy.axes)
 
 
 def worst(row: dict[str, Any]) -> tuple[float, str]:

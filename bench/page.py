@@ -156,7 +156,7 @@ def main() -> None:
                 plan.save(asked.save / f"{name}.json")
             path = Path(folder) / f"{name}.html"
             path.write_text(plan_page(plan, graph, file=f"{name}.json", price=3.0, why_seconds=10.0), encoding="utf-8")
-            stages = f", {len(plan.stages)} stages, {plan.microbatches} micro-batches" if plan.stages else ""
+            stages = f", {len(plan.stages)} stages, {plan.microbatches} micro-batches" if not plan.whole else ""
             cells = [f"{plan.model} on {plan.cluster.name}, {len(graph.ops)} operators{stages}"]
             cells += [str(plan_events(plan, graph)), f"{path.stat().st_size / 1e3:.0f}", *measured(browser, path)]
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -170,7 +170,7 @@ def plan_events(plan: Plan, graph: Graph) -> int:
     from shardwright.reports.pipelined import Piped
     from shardwright.reports.steps import rank_steps
 
-    if plan.stages:
+    if not plan.whole:
         return sum(len(step.events) for step in Piped.of(plan, graph).steps) * plan.microbatches
     return len(rank_steps(plan, graph)[0].events)
 

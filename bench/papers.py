@@ -107,10 +107,10 @@ def pase(devices: list[int]) -> Iterator[str]:
         ours.append(found)
         total += 1
         agree += (float(row["pase"]) > 1.05) == (found > 1.05)
-        mesh = " × ".join(str(size) for _, size in plan.strategy.axes)
+        mesh = " × ".join(str(size) for _, size in plan.stages[0].strategy.axes)
         published = search[model, count]["pase"]
         started = time.perf_counter()
-        find_strategy(describe_graph(graphs[model]), plan.mesh, optimizer="sgd")
+        find_strategy(describe_graph(graphs[model]), plan.meshes[0], optimizer="sgd")
         seconds = time.perf_counter() - started
         print(f"{row['gpu']} {model} {count}: theirs {row['pase']}, ours {found:.2f}, {seconds:.1f} s", flush=True)
         yield (
@@ -185,7 +185,7 @@ def tofu_algorithms() -> Iterator[str]:
             plan = plan_graph(graph, cluster_of("K80", 8), options)
             p = plan.prediction
             share = 100 * p.exposed_seconds / p.step_seconds
-            fits = p.memory_bytes <= plan.mesh.device.usable_memory
+            fits = p.memory_bytes <= plan.meshes[0].device.usable_memory
             theirs = row["communication_percent"]
             print(f"{model} {name}: theirs {theirs}, ours {share:.1f} %", flush=True)
             label = "found (exact, all axes jointly)" if name == "auto" else row["algorithm"]

@@ -84,7 +84,7 @@ def ours(name: str, asked: argparse.Namespace) -> tuple[nn.Module, Callable[[], 
     plan = plan_pipeline(graph, cluster, wanted, Options(optimizer="sgd", ignore_device_memory=True))
     timeline = simulate_plan_pipeline(plan, graph)
     events = {key: one.events for key, one in timeline.times.items()}
-    seconds = alone(timeline.pipeline, events, plan.stage_mesh(RANK), RANK)
+    seconds = alone(timeline.pipeline, events, plan.meshes[RANK], RANK)
     module = parallelize(whole.model, plan, graph=graph, device=asked.device)
 
     def step() -> None:

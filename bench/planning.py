@@ -41,7 +41,7 @@ def planned(name: str, graph: Graph, cluster: str, captured: float, **options: o
     plan = plan_graph(graph, parse_cluster(cluster), chosen)
     seconds = time.perf_counter() - clock, time.process_time() - processors
     p = plan.prediction
-    mesh = " × ".join(str(size) for _, size in plan.strategy.axes)
+    mesh = " × ".join(str(size) for _, size in plan.stages[0].strategy.axes)
     print(
         f"| {name} | {captured:.1f} | {seconds[0]:.1f} ({seconds[1]:.1f}) | {100 * plan.proof.gap:.2f} % | {mesh} "
         f"| {p.step_seconds:.3g} s | {p.memory_bytes / 1e9:.1f} GB |",

@@ -54,7 +54,7 @@ def priced(graph: Graph, cluster: str, name: str) -> dict[str, Any]:
         "seconds": plan.prediction.step_seconds,
         "sum": plan.prediction.sum_seconds,
         "memory": plan.prediction.memory_bytes,
-        "mesh": [size for _, size in plan.strategy.axes],
+        "mesh": [size for _, size in plan.stages[0].strategy.axes],
         "notes": list(plan.notes),
         "planned": time.perf_counter() - started,
     }

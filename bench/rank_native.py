@@ -114,7 +114,7 @@ def make_plans(folder: Path) -> None:
             options = Options(search, (), max_axes=axes, pins=PINS[variant], fewer_devices=False, time_limit=30.0)
             plan = plan_graph(graph, parse_cluster("8xH200"), options)
             plan.save(folder / f"{size_name}-{variant}.json")
-            print(f"{size_name}-{variant}: {plan.strategy.axes}, predicted {1e3 * plan.prediction.step_seconds:.2f} ms")
+            print(f"{size_name}-{variant}: {plan.shape}, predicted {1e3 * plan.prediction.step_seconds:.2f} ms")
 
 
 def ours(size: Size, plan_path: Path, device: str) -> tuple[nn.Module, Tensor]:

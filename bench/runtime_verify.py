@@ -118,7 +118,7 @@ def strategies(graph: Any, cluster: str, searches: list[str]) -> Iterator[tuple[
     for search in searches:
         options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
         try:
-            strategy = from_first(lambda: plan_graph(graph, parse_cluster(cluster), options).strategy)  # noqa: B023
+            strategy = from_first(lambda: plan_graph(graph, parse_cluster(cluster), options).stages[0].strategy)  # noqa: B023
         except Infeasible as error:
             yield search, error
             continue

@@ -109,7 +109,7 @@ def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
     part: dict[str, Any] = {"stage": "plan"}
     started = time.process_time()
     with _reported(part):
-        strategy = _from_first(rank, lambda: plan_graph(it.graph, cluster, options).strategy, send=True)
+        strategy = _from_first(rank, lambda: plan_graph(it.graph, cluster, options).stages[0].strategy, send=True)
         part |= {"stage": "run", "cpu_seconds_planned": round(time.process_time() - started, 2)}
         mesh = mesh_of_axes(strategy.axes)
         answer = check(

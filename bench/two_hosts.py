@@ -63,7 +63,7 @@ def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
             built.model, built.args, built.kwargs, cluster=cluster, search=search, fewer_devices=False, time_limit=20.0
         )
         found.save(folder / f"{case}-{search}.json")
-        timeline = simulate(graph, found.strategy, found.mesh)
+        timeline = simulate(graph, found.stages[0].strategy, found.meshes[0])
         ends, compute = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
         for event, end in zip(timeline.events, timeline.schedule.ends, strict=True):
             ends[event.phase] = max(ends[event.phase], end)

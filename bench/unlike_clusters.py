@@ -79,7 +79,7 @@ def measured(case: Case) -> dict[str, Any]:
     return {
         "step": plan.prediction.step_seconds,
         "bound": plan.proof.step_bound,
-        "shares": {name: list(shares) for name, shares in plan.strategy.shares.items()},
+        "shares": {name: list(shares) for name, shares in plan.stages[0].strategy.shares.items()},
         "stages": [[len(s.ranks), len(s.strategy.recomputed), list(s.strategy.sizes)] for s in plan.stages],
         "microbatches": plan.microbatches,
         "one_mesh": one_mesh,

@@ -26,7 +26,6 @@ from shardwright.planner import Options, Pipelining, plan_graph, plan_pipeline, 
 from shardwright.planner.dealing_out import with_shares  # noqa: E402
 from shardwright.planner.joint import find_pipelines  # noqa: E402
 from shardwright.plans import Plan, Stage  # noqa: E402
-from shardwright.runtime.assistant.fewer import as_one_stage  # noqa: E402
 from shardwright.search.joint.pipelines import JointPlan  # noqa: E402
 from shardwright.zoo.reference import resolve  # noqa: E402
 
@@ -67,7 +66,7 @@ class Shared(Made):
         graph, cluster = self.graph(), _cluster(self.cluster)
         options = Options(self.search, baselines=(), fewer_devices=False, **self.options)
         found = with_shares(plan_graph(graph, cluster, options), graph, cluster, options)
-        assert found.strategy.shares, "no shares were dealt out"
+        assert found.stages[0].strategy.shares, "no shares were dealt out"
         return found
 
 
@@ -141,16 +140,7 @@ class ByHand(Made):
         )
         cluster = _cluster(self.cluster)
         stages = [replace(stage, strategy=_named(stage, cluster)) for stage in made.stages]
-        return replace(made, cluster=cluster, captured=graph, stages=tuple(stages), strategy=stages[0].strategy)
-
-
-@dataclass(frozen=True)
-class OneStage(Made):
-    """A plan on one mesh, said as a pipeline of one stage and one micro-batch."""
-
-    def plan(self) -> Plan:
-        plan = super().plan()
-        return as_one_stage(plan, plan.graph(), range(plan.devices))
+        return replace(made, cluster=cluster, captured=graph, stages=tuple(stages))
 
 
 def _named(stage: Stage, cluster: Cluster) -> Strategy:
@@ -282,9 +272,6 @@ def _pipelines() -> dict[str, Made]:
         "cpu-stages": Staged(deep, "cpu:4", whole, asked=Pipelining(2, 4, "1f1b")),
         "cpu-zb-v": Staged(deep, "cpu:4", whole, asked=Pipelining(8, 4, "zb-v")),
         "several-results-stages": Staged(f"{OWN}:telling", "2xH100", whole, asked=Pipelining(2, 4, "1f1b")),
-        "several-results-one-stage": OneStage(f"{OWN}:telling", "4xH100", "fsdp", {"max_axes": 1}),
-        "one-stage-fsdp": OneStage(GPT, "4xH100", "fsdp", {"max_axes": 1}),
-        "one-stage-megatron": OneStage(GPT, "2x2xH100", "megatron"),
         **seeds,
     }
 
@@ -310,7 +297,9 @@ def main(names: Sequence[str], make: Callable[[Made], Plan] = lambda made: made.
             failed += 1
             continue
         replace(plan, candidates=(), model="", notes=()).save(path)
-        shape = f"{len(plan.stages)} stages × {plan.microbatches}" if plan.stages else str(plan.strategy.axes)
+        shape = (
+            f"{len(plan.stages)} stages × {plan.microbatches}" if not plan.whole else str(plan.stages[0].strategy.axes)
+        )
         print(f"{name}: {path.stat().st_size / 1e3:.1f} kB, {shape}", flush=True)
     return failed
 

@@ -40,7 +40,7 @@ def plan_row(path: Path) -> Row:
     >>> plan_row(Path("bench/predictions/plans/gpt-fsdp.json"))["seconds"]                       # doctest: +SKIP
     """
     plan, graph = opened(path)
-    told = _pipeline(plan, graph) if plan.stages else _one_mesh(plan, graph)
+    told = _pipeline(plan, graph) if not plan.whole else _one_mesh(plan, graph)
     return {"case": path.stem, **told}
 
 
@@ -56,10 +56,11 @@ def opened(path: Path) -> tuple[Plan, Graph]:
 def search_row(name: str, plan: Plan) -> Row:
     """What a search chose and says of it."""
     chosen = [stage_text(replace(stage, prediction=None)) for stage in plan.stages]
-    chosen = chosen or [strategy_text(plan.strategy, plan.decisions)]
-    orders = [] if plan.schedule is None else [" ".join(map(str, order)) for order in plan.schedule.orders]
-    shape = " × ".join(f"{name} {size}" for name, size in plan.strategy.axes)
-    if plan.stages:
+    orders = [" ".join(map(str, order)) for order in plan.schedule.orders]
+    if plan.whole:  # as such choices were written down before one mesh was a stage
+        chosen, orders = [strategy_text(plan.stages[0].strategy, plan.stages[0].decisions)], []
+    shape = " × ".join(f"{name} {size}" for name, size in plan.stages[0].strategy.axes)
+    if not plan.whole:
         shape = f"{len(plan.stages)} stages, {plan.microbatches} micro-batches"
     p = plan.prediction
     return {
@@ -79,13 +80,13 @@ def search_row(name: str, plan: Plan) -> Row:
 def _one_mesh(plan: Plan, graph: Graph) -> Row:
     """Of unlike devices the slowest says how long a step takes."""
     timeline = simulate_plan(plan, graph)
-    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
+    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
     bytes_of: dict[tuple[int, ...], int] = {}
-    for place in unlike_places(plan.strategy, plan.mesh):
+    for place in unlike_places(plan.stages[0].strategy, plan.meshes[0]):
         one: Timeline = simulate(
             graph,
-            plan.strategy,
-            plan.mesh,
+            plan.stages[0].strategy,
+            plan.meshes[0],
             graph.training,
             plan.optimizer,
             decisions=decisions,
@@ -124,9 +125,9 @@ def rank_kinds(plan: Plan, graph: Graph) -> dict[str, Row]:
     for rank in range(min(plan.devices, MOST_RANKS)):
         lines = rank_lines(plan, graph, rank)
         row: Row = {"instructions": len(lines), **_phases(lines)}
-        if not plan.stages and lines[0].program is not None:
-            place = plan.mesh.coordinates(rank)
-            row["bytes"] = memory(lines[0].program, plan.mesh.at(place).device).needed
+        if plan.whole and lines[0].program is not None:
+            place = plan.meshes[0].coordinates(rank)
+            row["bytes"] = memory(lines[0].program, plan.meshes[0].at(place).device).needed
         kinds.setdefault(json.dumps(row), ([], row))[0].append(rank)
     return {_runs(ranks): row for ranks, row in kinds.values()}
 

@@ -67,7 +67,9 @@ def test_a_moved_number_a_moved_link_and_a_moved_case_are_told(monkeypatch: pyte
 def test_an_instruction_that_waits_for_another_is_noticed() -> None:
     """The digests are of everything that an instruction is."""
     plan, graph = opened(table.HERE / "plans" / "recipe-fsdp.json")
-    moved = replace(plan, decisions=replace(plan.decisions, sizes=replace(plan.decisions.sizes, bundle=1)))
+    stage = plan.stages[0]
+    decisions = replace(stage.decisions, sizes=replace(stage.decisions.sizes, bundle=1))
+    moved = replace(plan, stages=(replace(stage, decisions=decisions),))
     before, after = ({"ranks": rank_kinds(one, graph)} for one in (plan, moved))
     assert {"ranks 0 forward what", "ranks 0 forward links"} <= {m.quantity for m in table.moves(before, after)}
 

@@ -92,7 +92,7 @@ def test_a_tour_plans_shows_and_verifies_one_s_own_model(
     assert said.count("Which model") == said.count("Which cluster") == 2
     folder = tmp_path / "shardwright-tour"
     assert "At a glance" in (folder / "plan.html").read_text()
-    assert Plan.load(folder / "local.json").strategy.devices == 2  # also where one device would be faster
+    assert Plan.load(folder / "local.json").devices == 2  # also where one device would be faster
     assert "is a verified plan of mine.py:build" in said
 
 

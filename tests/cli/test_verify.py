@@ -106,7 +106,11 @@ def test_bad_input(arguments, monkeypatch, capsys):
 
 def answer(*comparisons: Comparison, cut: int = 3) -> Verified:
     plan = SimpleNamespace(
-        search="fsdp", strategy=SimpleNamespace(axes=(("cpu", 2),), devices=2), devices=2, stages=(), microbatches=1
+        search="fsdp",
+        stages=(SimpleNamespace(strategy=SimpleNamespace(axes=(("cpu", 2),))),),
+        devices=2,
+        whole=True,
+        shape="cpu 2",
     )
     compared = Verification(
         comparisons, (1.0, 0.9), "float32", {"all_reduce": (2, 1024)}, "found", Cut(cut, 9, 0.5, {})

@@ -40,18 +40,20 @@ def dealt(graph: Graph) -> Plan:
 
 
 def test_faster_devices_have_more_rows_and_all_are_done_at_once(graph: Graph, equal: Plan, dealt: Plan) -> None:
-    slow, fast = dealt.strategy.shares["node"]
+    slow, fast = dealt.stages[0].strategy.shares["node"]
     assert slow < fast and slow * 32 == round(slow * 32)
     assert dealt.prediction.step_seconds < 0.9 * equal.prediction.step_seconds
-    steps = [simulate(graph, dealt.strategy, dealt.mesh, coordinate=(place, 0)).seconds for place in range(2)]
+    steps = [
+        simulate(graph, dealt.stages[0].strategy, dealt.meshes[0], coordinate=(place, 0)).seconds for place in range(2)
+    ]
     assert dealt.prediction.step_seconds == max(steps) < 1.3 * min(steps)
     assert dealt.prediction.step_seconds == simulate_plan(dealt, graph).seconds
-    other = replace(dealt.strategy, shares={"node": (fast, slow)})
-    assert predict(graph, other, dealt.mesh, "adamw").step_seconds > equal.prediction.step_seconds
+    other = replace(dealt.stages[0].strategy, shares={"node": (fast, slow)})
+    assert predict(graph, other, dealt.meshes[0], "adamw").step_seconds > equal.prediction.step_seconds
     assert [row.name for row in dealt.candidates][:2] == ["auto", "equal parts"]
     assert any("rows on H100" in note for note in dealt.notes)
     again = from_json(to_json(dealt), "plan")
-    assert (again.strategy, again.mesh) == (dealt.strategy, dealt.mesh)
+    assert (again.stages[0].strategy, again.meshes[0]) == (dealt.stages[0].strategy, dealt.meshes[0])
 
 
 def test_no_share_is_below_the_bound(graph: Graph, equal: Plan, dealt: Plan) -> None:
@@ -59,8 +61,8 @@ def test_no_share_is_below_the_bound(graph: Graph, equal: Plan, dealt: Plan) -> 
     assert dealt.proof.step_bound < dealt.prediction.step_seconds < equal.proof.step_bound
     assert "unequal shares between unlike nodes" in dealt.proof.scope
     for rows in range(2, 31, 2):
-        shared = replace(dealt.strategy, shares={"node": (rows / 32, 1 - rows / 32)})
-        assert predict(graph, shared, dealt.mesh, "adamw").step_seconds > dealt.proof.step_bound
+        shared = replace(dealt.stages[0].strategy, shares={"node": (rows / 32, 1 - rows / 32)})
+        assert predict(graph, shared, dealt.meshes[0], "adamw").step_seconds > dealt.proof.step_bound
 
 
 def test_who_counts_as_the_fastest_has_no_less_than_an_equal_part(
@@ -68,14 +70,14 @@ def test_who_counts_as_the_fastest_has_no_less_than_an_equal_part(
 ) -> None:
     """Otherwise what it takes in equal parts would be no bound."""
     monkeypatch.setattr("shardwright.planner.dealing_out._speed", lambda device: (-device.peak("bfloat16"),))
-    assert with_shares(equal, graph, CLUSTER, QUICK).strategy.shares == {}
+    assert with_shares(equal, graph, CLUSTER, QUICK).stages[0].strategy.shares == {}
 
 
 def test_each_kind_must_have_room(graph: Graph, equal: Plan, dealt: Plan) -> None:
     """The faster kind holds more rows: where it has no room for them, it is given fewer."""
     assert dealt.prediction.memory_bytes > equal.prediction.memory_bytes
     limit = (dealt.prediction.memory_bytes + equal.prediction.memory_bytes) / 2
-    assert not predict(graph, dealt.strategy, dealt.mesh, "adamw", limit).fits
+    assert not predict(graph, dealt.stages[0].strategy, dealt.meshes[0], "adamw", limit).fits
     tight = with_shares(equal, graph, CLUSTER, replace(QUICK, memory_limit=limit))
     assert tight.prediction.fits and tight.prediction.memory_bytes <= limit
 

@@ -33,8 +33,8 @@ def slower(mesh: Mesh, latency: float, rate: float) -> Mesh:
 
 
 def program(graph: Graph, plan: Plan, mesh: Mesh) -> Program:
-    decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
-    return build(graph, plan.strategy, decisions, plan.mesh.coordinates(plan.devices - 2), device="cuda")
+    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(mesh))
+    return build(graph, plan.stages[0].strategy, decisions, plan.meshes[0].coordinates(plan.devices - 2), device="cuda")
 
 
 @pytest.mark.parametrize("search", ["fsdp", "megatron", "data-parallel"])
@@ -43,13 +43,13 @@ def test_an_edited_price_changes_no_instruction(graph: Graph, search: str) -> No
 
     made = plan_graph(graph, parse_cluster("2x4xH100"), Options(search=search, baselines=(), fewer_devices=False))
     loaded = from_json(to_json(made))
-    assert loaded.decisions == made.decisions
-    before = program(graph, made, made.mesh)
-    for mesh in (slower(made.mesh, 2.0, 1.0), slower(made.mesh, 1e6, 1.0), slower(made.mesh, 0.0, 1e-3)):
+    assert loaded.stages[0].decisions == made.stages[0].decisions
+    before = program(graph, made, made.meshes[0])
+    for mesh in (slower(made.meshes[0], 2.0, 1.0), slower(made.meshes[0], 1e6, 1.0), slower(made.meshes[0], 0.0, 1e-3)):
         assert program(graph, loaded, mesh).instructions == before.instructions
     # Nothing was left to the prices: without them the program is the same.
-    place = loaded.mesh.coordinates(loaded.devices - 2)
-    alone = build(graph, loaded.strategy, loaded.decisions, place, device="cuda")
+    place = loaded.meshes[0].coordinates(loaded.devices - 2)
+    alone = build(graph, loaded.stages[0].strategy, loaded.stages[0].decisions, place, device="cuda")
     assert alone.instructions == before.instructions
 
 
@@ -58,4 +58,4 @@ def test_what_was_not_decided_is_said(graph: Graph) -> None:
 
     made = plan_graph(graph, parse_cluster("2x4xH100"), Options(search="fsdp", baselines=(), fewer_devices=False))
     with pytest.raises(PlanError, match="no route"):
-        build(graph, made.strategy, replace(made.decisions, routes={}), device="cuda")
+        build(graph, made.stages[0].strategy, replace(made.stages[0].decisions, routes={}), device="cuda")

@@ -75,8 +75,8 @@ def test_a_shallow_model_is_simulated_as_it_is() -> None:
 def test_what_a_plan_predicts_is_never_a_glance(deep: Graph) -> None:
     cluster = parse_cluster("8xH100")
     made = plan_graph(deep, cluster, Options(baselines=("fsdp",), fewer_devices=False))
-    mesh = next(mesh for mesh in meshes(cluster, 2) if mesh.names == made.strategy.axes)
-    assert predict(deep, made.strategy, mesh, "adamw") == made.prediction
+    mesh = next(mesh for mesh in meshes(cluster, 2) if mesh.names == made.stages[0].strategy.axes)
+    assert predict(deep, made.stages[0].strategy, mesh, "adamw") == made.prediction
     assert made.candidates[0].prediction == made.prediction
 
 
@@ -116,9 +116,9 @@ def test_what_just_does_not_fit_is_recomputed_and_what_fits_at_a_glance_alone_is
     plain = plan_graph(deep, cluster, options).prediction
     limit = 0.999 * plain.memory_bytes
     tight = plan_graph(deep, cluster, replace(options, memory_limit=limit))
-    assert tight.strategy.recomputed
+    assert tight.stages[0].strategy.recomputed
     assert tight.prediction.memory_bytes < 0.99 * plain.memory_bytes
-    assert tight.prediction == predict(deep, tight.strategy, mesh_of(cluster), "adamw", limit)
+    assert tight.prediction == predict(deep, tight.stages[0].strategy, mesh_of(cluster), "adamw", limit)
 
     def lighter(*arguments: Any) -> Any:
         found = glance(*arguments)

@@ -33,7 +33,7 @@ def graph() -> Graph:
 
 def _rests(graph: Graph, plan: object, path: str) -> tuple:
     name = next(p.tensor for p in graph.parameters if path in p.paths)
-    return plan.strategy.resting[name]  # type: ignore[attr-defined, no-any-return]
+    return plan.stages[0].strategy.resting[name]  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_pin_of_two_axes_holds_whichever_search_answers(graph: Graph) -> None:
@@ -47,7 +47,7 @@ def test_a_pin_of_two_axes_holds_whichever_search_answers(graph: Graph) -> None:
 def test_an_input_pinned_on_two_axes_holds(graph: Graph) -> None:
     name = next(i.tensor for i in graph.inputs if i.tensor)
     plan = plan_graph(graph, EIGHT, Options(pins=(f"{name}=S0,R",), **PLAIN))
-    assert plan.strategy.resting[name] == (Shard(0), Replicate())
+    assert plan.stages[0].strategy.resting[name] == (Shard(0), Replicate())
 
 
 def test_pins_that_contradict_each_other_are_refused(graph: Graph) -> None:
@@ -84,11 +84,11 @@ def test_pipelines_are_not_searched_under_pins(graph: Graph) -> None:
     with pytest.raises(Infeasible, match="not searched under pins"):
         find_pipelines(graph, EIGHT, options)
     plan, joint = plan_jointly(graph, EIGHT, options)
-    assert joint is None and not plan.stages
+    assert joint is None and plan.whole
     assert any("not searched under pins" in note for note in plan.notes)
 
 
 def test_a_strategy_by_name_is_that_on_all_devices(graph: Graph) -> None:
     plan = plan_graph(graph, parse_cluster("2xH200"), Options(search="fsdp", **PLAIN))
-    assert plan.strategy.devices == 2
+    assert plan.stages[0].strategy.devices == 2
     assert any(isinstance(p, Shard) for p in _rests(graph, plan, "first.weight"))

@@ -70,22 +70,22 @@ def test_blocks_are_recomputed_only_where_nothing_else_fits(tmp_path: Path) -> N
         return plan_graph(graph, parse_cluster("2xH100"), options)
 
     free = planned()
-    assert free.strategy.recomputed == ()
+    assert free.stages[0].strategy.recomputed == ()
     assert not any("recomputed" in note for note in free.notes)
     tight = 0.6 * free.prediction.memory_bytes
     with pytest.raises(Infeasible):
         planned(tight, "none")
     small = planned(tight)
-    assert small.strategy.recomputed == block_paths(graph) == tuple(f"blocks.{n}" for n in range(4))
+    assert small.stages[0].strategy.recomputed == block_paths(graph) == tuple(f"blocks.{n}" for n in range(4))
     assert any("4 blocks" in note and "recomputed" in note for note in small.notes)
     assert small.prediction.fits
     assert small.prediction.memory_bytes <= tight
     # A forward pass more is at most a third more: backward is twice a forward.
     assert 1 < small.prediction.step_seconds / free.prediction.step_seconds < 4 / 3
     assert all(candidate.note for candidate in small.candidates)
-    assert planned(recompute="blocks").strategy.recomputed == block_paths(graph)
+    assert planned(recompute="blocks").stages[0].strategy.recomputed == block_paths(graph)
     small.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json").strategy.recomputed == small.strategy.recomputed
+    assert Plan.load(tmp_path / "plan.json").stages[0].strategy.recomputed == small.stages[0].strategy.recomputed
 
 
 def test_recipes_nobody_asked_for_are_not_searched_where_nothing_at_all_fits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +104,16 @@ def test_recipes_nobody_asked_for_are_not_searched_where_nothing_at_all_fits(mon
 
     monkeypatch.setattr(planning, "search_by_name", noting)
     made, few = plan_graph(graph, parse_cluster("2xH100"), options), len(searched)
-    assert made.strategy.recomputed and searched[:3] == ["auto", "fsdp", "auto"]
+    assert made.stages[0].strategy.recomputed and searched[:3] == ["auto", "fsdp", "auto"]
     monkeypatch.setattr(Outcome, "impossible", property(lambda self: False, lambda self, value: None), raising=False)
     searched.clear()
     every = plan_graph(graph, parse_cluster("2xH100"), options)
     assert few < len(searched)
-    assert (every.strategy, every.prediction, every.candidates) == (made.strategy, made.prediction, made.candidates)
+    assert (every.stages[0].strategy, every.prediction, every.candidates) == (
+        made.stages[0].strategy,
+        made.prediction,
+        made.candidates,
+    )
 
 
 def test_an_unknown_way_to_recompute_is_refused() -> None:

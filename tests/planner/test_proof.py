@@ -136,7 +136,7 @@ def test_the_check_looks_at_every_candidate_that_fits(watched: tuple[Plan, list[
     p = plan.prediction
 
     def found(**changes: object) -> Found:
-        return Found("auto", plan.mesh, None, replace(p, **changes))  # type: ignore[arg-type]
+        return Found("auto", plan.meshes[0], None, replace(p, **changes))  # type: ignore[arg-type]
 
     exact = Bounds(p.sum_seconds, p.step_seconds)
     assert uncontradicted(exact, [found(), found(sum_seconds=2 * p.sum_seconds)]) == (exact, [])
@@ -197,7 +197,7 @@ def test_no_option_of_an_operator_is_said_to_total_less_than_is_proved(cluster: 
     plan = planned(graph, cluster, baselines=(), gap=0.0)
     sound(plan)
     stated = restate(plan, graph)
-    choice = stated.choice(plan.strategy)
+    choice = stated.choice(plan.stages[0].strategy)
     for op in graph.ops:
         node = stated.stands_for["op", op.name]
         for row in alternatives(stated, choice, node):

@@ -40,7 +40,9 @@ def test_there_is_neither_backward_nor_optimizer() -> None:
     cluster = parse_cluster("2xH100")
     plan = plan_serving(graph_of, cluster, QUICK)
     training = plan_graph(graph_of(inference=False), cluster, QUICK)
-    instructions = build(plan.graph(), plan.strategy, plan.decisions, (0,), training=False).instructions
+    instructions = build(
+        plan.graph(), plan.stages[0].strategy, plan.stages[0].decisions, (0,), training=False
+    ).instructions
     assert {i.phase for i in instructions} == {Phase.FORWARD}
     assert plan.prediction.memory_bytes < training.prediction.memory_bytes
     assert plan.prediction.step_seconds < 0.5 * training.prediction.step_seconds

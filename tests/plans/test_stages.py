@@ -1,4 +1,4 @@
-"""Pipelines in plan files: nothing is lost, plans of one stage are as they were, what does not fit is refused."""
+"""Pipelines in plan files: nothing is lost, one mesh is a stage among others, what does not fit is refused."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def made(graph: Graph, plain: Plan) -> Plan:
 
     names = tuple(op.name for op in graph.ops)
     stages = (stage(names[:2], (0, 1)), stage(names[2:], (2, 3)))
-    return replace(
-        plain, strategy=stages[0].strategy, decisions=Written(), stages=stages, microbatches=4, schedule=gpipe(2, 4)
-    )
+    return replace(plain, stages=stages, schedule=gpipe(2, 4))
 
 
 def test_a_pipeline_survives_its_file(made: Plan, graph: Graph) -> None:
@@ -54,10 +52,41 @@ def test_a_pipeline_survives_its_file(made: Plan, graph: Graph) -> None:
     again.check(graph)
 
 
-def test_a_plan_of_one_stage_says_nothing_of_pipelines(plain: Plan) -> None:
+def test_one_mesh_is_one_stage_that_takes_the_batch_in_one_go(plain: Plan, graph: Graph) -> None:
     data = json.loads(to_json(plain))
-    assert not {"stages", "schedule", "microbatches"} & data.keys()
-    assert from_json(to_json(plain)).stages == ()
+    assert data["schedule"] == ["0F0 0B0"]
+    (stage,) = data["stages"]
+    assert stage["operators"] == [op.name for op in graph.ops] and stage["ranks"] == list(range(plain.devices))
+    assert plain.whole and plain.microbatches == 1
+
+
+def test_what_is_not_trained_has_no_backward_pass() -> None:
+    model = torch.nn.Linear(32, 64).eval()
+    graph = capture(model, (torch.empty(16, 32),))
+    assert str(plan_graph(graph, parse_cluster("2xH100")).schedule) == "0F0"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_files_of_earlier_formats_are_upgraded(plain: Plan, number: int) -> None:
+    """One mesh had its strategy at the top, and neither stages nor a schedule."""
+    data = json.loads(to_json(plain)) | {"format": f"shardwright-plan-{number}"}
+    (stage,) = data.pop("stages")
+    del data["schedule"], stage["operators"], stage["ranks"], stage["prediction"]
+    assert from_json(json.dumps(data | stage)) == plain
+
+
+def test_a_file_of_format_two_with_stages_named_its_micro_batches(made: Plan) -> None:
+    data = json.loads(to_json(made)) | {"format": "shardwright-plan-2", "microbatches": 4, "mesh": [["gpu", 2]]}
+    assert from_json(json.dumps(data)) == made
+
+
+def test_a_file_cannot_ask_for_more_ranks_than_anybody_has(plain: Plan) -> None:
+    """Of an earlier format the mesh says how many there are."""
+    data = json.loads(to_json(plain)) | {"format": "shardwright-plan-2"}
+    (stage,) = data.pop("stages")
+    del data["schedule"], stage["operators"], stage["ranks"], stage["prediction"]
+    with pytest.raises(PlanError):
+        from_json(json.dumps(data | stage | {"mesh": [["gpu", 10**12]]}))
 
 
 def test_the_schedule_is_one_readable_line_per_device(made: Plan) -> None:
@@ -69,22 +98,23 @@ def _damaged(made: Plan, **changes: object) -> str:
 
 
 def test_what_does_not_belong_together_is_refused(made: Plan, graph: Graph) -> None:
-    with pytest.raises(PlanError, match="2 stages and 3 micro-batches"):
-        from_json(_damaged(made, microbatches=3))
-    with pytest.raises(PlanError, match="no schedule"):
+    with pytest.raises(PlanError, match="2 stages, its schedule 1"):
+        from_json(_damaged(made, schedule=["0F0 0B0"]))
+    with pytest.raises(PlanError, match="a schedule without any action"):
         from_json(_damaged(made, schedule=[]))
     with pytest.raises(PlanError, match="damaged: stage 1 does not do the backward pass"):
         from_json(_damaged(made, schedule=["0F0 0B0", "1F0"]))
-    with pytest.raises(PlanError, match="no stage"):
-        from_json(_damaged(made, stages=[], schedule=[], splits={"a": ["i0", None]}, mesh=[["a", 2], ["b", 1]]))
+    with pytest.raises(PlanError, match="0 stages, its schedule 2"):
+        from_json(_damaged(made, stages=[]))
     first, second = made.stages
-    with pytest.raises(PlanError, match=r"ranks of the plan's stages are \[0, 1, 3, 4\]"):
+    with pytest.raises(PlanError, match=r"\[0, 1, 3, 4\]: they go from 0 on"):
         from_json(to_json(replace(made, stages=(first, replace(second, ranks=(3, 4))))))
+    with pytest.raises(PlanError, match=r"\[0, 1, 1, 2\]: each must be there once"):
+        replace(made, stages=(first, replace(second, ranks=(1, 2))))
     with pytest.raises(PlanError, match="mesh of 2 devices"):
-        from_json(to_json(replace(made, stages=(first, replace(second, ranks=(2, 3, 4))))))
-    interleaved = Schedule.parse("0F0 1F0 1B0 0B0")
+        replace(made, stages=(first, replace(second, ranks=(2, 3, 4))))
     with pytest.raises(PlanError, match="another stage of its device"):
-        from_json(to_json(replace(made, microbatches=1, schedule=interleaved)))
+        replace(made, schedule=Schedule.parse("0F0 1F0 1B0 0B0"))
     lost = replace(made, stages=(first, replace(second, operators=second.operators[1:])))
     lacking = second.operators[0] if len(second.operators) > 1 else ""
     with pytest.raises(PlanError, match=f"{lacking!r} is in no stage" if lacking else "is in no stage"):

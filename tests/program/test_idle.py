@@ -47,12 +47,17 @@ def plan(graph: Graph) -> Plan:
 
 @pytest.fixture(scope="module")
 def program(graph: Graph, plan: Plan) -> Program:
-    return build(graph, plan.strategy, replace(plan.decisions, otherwise=ByPrice(plan.mesh)), device="cuda")
+    return build(
+        graph,
+        plan.stages[0].strategy,
+        replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0])),
+        device="cuda",
+    )
 
 
 def test_what_is_simulated_is_what_runs(graph: Graph, plan: Plan) -> None:
-    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-    run = built(graph, plan.strategy, decisions, (0,), torch.device("cuda"))
+    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+    run = built(graph, plan.stages[0].strategy, decisions, (0,), torch.device("cuda"))
     assert simulate_plan(plan, graph).program.instructions == run.instructions
     assert len(run.roots) == 3
 
@@ -64,21 +69,21 @@ def test_what_nobody_brings_a_gradient_for_takes_no_time(plan: Plan, program: Pr
     logits, hidden = (program.graph.ops[1 + n].outputs[0] for n in (1, 0))
     assert [kind for kind, _ in told] == ["accumulate", "accumulate", "input", "weight"]
     assert {name for kind, name in told if kind == "accumulate"} == {logits, hidden}
-    events = price(program, plan.mesh).events
+    events = price(program, plan.meshes[0]).events
     assert all(events[n].seconds == events[n].host == 0.0 for n in program.idle)
     assert all(e.seconds > 0 for e in events if e.kind is Kind.INPUT and events.index(e) not in program.idle)
 
 
 def test_it_takes_no_memory(plan: Plan, program: Program) -> None:
-    device = plan.mesh.device
+    device = plan.meshes[0].device
     born = {storage.born for storage in memory(program, device).storages}
     assert born.isdisjoint(program.idle)
 
 
 def test_a_stage_goes_back_from_what_others_read_of_it(graph: Graph, plan: Plan) -> None:
-    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
+    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
     outputs = [out.name for out in graph.outputs]  # type: ignore[union-attr]
-    every = build(graph, plan.strategy, decisions, device="cuda", sent=outputs[1:])
+    every = build(graph, plan.stages[0].strategy, decisions, device="cuda", sent=outputs[1:])
     assert not every.idle
-    one = build(graph, plan.strategy, decisions, device="cuda", sent=outputs[1:2])
+    one = build(graph, plan.stages[0].strategy, decisions, device="cuda", sent=outputs[1:2])
     assert one.idle and all("aside" in one.instructions[n].module or n in one.idle for n in one.idle)

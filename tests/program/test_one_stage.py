@@ -20,24 +20,23 @@ from shardwright.program.passes import reduced_apart, split_backward
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.stages import stage_graphs
 from shardwright.program.validate import validate_program
-from shardwright.runtime.assistant.fewer import as_one_stage
 
 PLANS = Path(__file__).resolve().parents[2] / "bench" / "predictions" / "plans"
 ONE_MESH = ["recipe-fsdp", "recipe-megatron", "recipe-zero-1", "recomputed-megatron-sp", "several-results-fsdp"]
 
 
 def _built(plan: Plan, graph: Graph, rank: int) -> Program:
-    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-    return build(graph, plan.strategy, decisions, plan.mesh.coordinates(rank), device="cuda", optimizer=plan.optimizer)
+    (stage,), (mesh,) = plan.stages, plan.meshes
+    decisions = replace(stage.decisions, otherwise=ByPrice(mesh))
+    return build(graph, stage.strategy, decisions, mesh.coordinates(rank), device="cuda", optimizer=plan.optimizer)
 
 
 @pytest.mark.parametrize("name", ONE_MESH)
 def test_the_step_of_one_mesh_is_its_program(name: str) -> None:
     plan = Plan.load(PLANS / f"{name}.json")
     graph = plan.graph()
-    staged = as_one_stage(plan, graph, range(plan.devices))
     for rank in (0, plan.devices - 1):
-        lines = rank_lines(staged, graph, rank)
+        lines = rank_lines(plan, graph, rank)
         assert tuple(line.instruction for line in lines) == _built(plan, graph, rank).instructions
 
 
@@ -90,10 +89,9 @@ def test_cutting_into_one_part_changes_nothing() -> None:
     assert not part.received and not part.sent and part.wanted == ()
     for count in (1, 2):
         plan = pipeline_plan(graph, [[op.name for op in graph.ops]], count, "1f1b")
-        assert plan.schedule is not None
         cut = Pipeline.of(graph, plan.stages, count, plan.schedule)
         check(cut)
-        step = cut.step(0, [ByPrice(plan.stage_mesh(0))])
+        step = cut.step(0, [ByPrice(plan.meshes[0])])
         assert (
             [str(task.action) for task in step.tasks] == ["0F0", "0B0", "0U0"]
             if count == 1

@@ -139,7 +139,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
     found: Planned = request.getfixturevalue(which)
     plan, graph = found.plan, found.graph
     page = opened(plan_page(plan, graph, why_seconds=0)).page
-    axes = [axis.name for axis in plan.mesh.axes]
+    axes = [axis.name for axis in plan.meshes[0].axes]
     seen = set()
     tried = [{k: v for k, v in s.items() if k in (*axes, "device", "host")} for s in SETTINGS]
     if which == "on_processors":
@@ -147,7 +147,9 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
     for setting in tried:
         rates = {axis: factor for axis, factor in setting.items() if axis in axes}
         what_if = WhatIf(rates, setting.get("device", 1.0), setting.get("host", 1.0))
-        said = _document(simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer, what_if=what_if))
+        said = _document(
+            simulate(graph, plan.stages[0].strategy, plan.meshes[0], graph.training, plan.optimizer, what_if=what_if)
+        )
         set_factors(page, setting)
         for name in ("step_seconds", "sum_seconds", "exposed_seconds", "lower_bound_seconds"):
             assert math.isclose(number(page, "what-if", name), said[name], rel_tol=1e-9, abs_tol=1e-15), (setting, name)

@@ -32,8 +32,10 @@ def test_every_candidate_and_axis_is_drawn(gpt: Planned) -> None:
 
 def test_what_does_not_fit_or_apply_is_there_too(gpt: Planned) -> None:
     plan, p = gpt.plan, gpt.plan.prediction
-    large = Candidate("fsdp", plan.strategy.axes, replace(p, fits=False))
-    none = Candidate("megatron", plan.strategy.axes, None, "takes at least 706 GB per device, more than there is. " * 5)
+    large = Candidate("fsdp", plan.stages[0].strategy.axes, replace(p, fits=False))
+    none = Candidate(
+        "megatron", plan.stages[0].strategy.axes, None, "takes at least 706 GB per device, more than there is. " * 5
+    )
     sheet = drawn(Planned(replace(plan, candidates=(*plan.candidates[:1], large, none)), gpt.graph))
     words = [item for item in sheet.items if isinstance(item, Words)]
     assert any("does not fit" in w.text for w in words) and any("no plan: takes" in w.text for w in words)

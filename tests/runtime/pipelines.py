@@ -8,13 +8,12 @@ from dataclasses import replace
 from torch.distributed.tensor import Replicate, Shard
 
 from lowering.strategies import chosen_strategy, mesh_with, random_strategy
-from shardwright.cluster import Mesh, parse_cluster
+from shardwright.cluster import Mesh
 from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.rules import Layout, Split
 from shardwright.operators.strategy import Strategy
-from shardwright.plans import Plan, Prediction, Proof, Stage
-from shardwright.plans.plan import Signature
+from shardwright.plans import Plan, Stage
 from shardwright.program import Written
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import stage_graphs
@@ -66,22 +65,7 @@ def pipeline_plan(
             resting = {n: (Replicate(),) if n in shared else layout for n, layout in strategy.resting.items()}
             strategy = replace(strategy, resting=resting, regathered=strategy.regathered - shared)
         stages.append(Stage(tuple(cuts[number]), ranks, strategy, Written()))
-    prediction, proof = Prediction(1.0, 1.0, 1.0, 1.0, 1.0, True), Proof(1.0, 1.0, True, 1.0, "")
-    return Plan(
-        "",
-        Signature.of(graph),
-        parse_cluster(f"local:{sum(sizes)}"),
-        stages[0].strategy,
-        "by hand",
-        "sgd",
-        prediction,
-        proof,
-        "",
-        stages=tuple(stages),
-        microbatches=count,
-        schedule=order,
-        batch_norm=batch_norm,
-    )
+    return Plan.of(graph, stages, order, optimizer="sgd", batch_norm=batch_norm)
 
 
 def cut(graph: Graph, mesh: Mesh, along: str) -> Strategy:

@@ -75,7 +75,7 @@ def mesh_for(axes: tuple[tuple[str, int], ...]):
 
 
 def split(model, plan, **options):
-    return parallelize(model, plan, mesh=mesh_for(plan.strategy.axes), keep=True, **options)
+    return parallelize(model, plan, mesh=mesh_for(plan.stages[0].strategy.axes), keep=True, **options)
 
 
 def whole(tensor):
@@ -118,7 +118,7 @@ def kinds_of_tensors(rank: int, plans) -> None:
     reference, true = copy.deepcopy(block), x.clone().requires_grad_()
     (reference(true) * weights).sum().backward()
     plan = plans[0]
-    mesh = mesh_for(plan.strategy.axes)
+    mesh = mesh_for(plan.stages[0].strategy.axes)
     for inputs in ("whole", "local"):
         for outputs in ("whole", "local", "dtensor"):
             parallel = split(block, plan, inputs=inputs, outputs=outputs)

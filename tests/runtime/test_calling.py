@@ -66,7 +66,9 @@ def test_the_planned_call_is_rebuilt_with_its_plain_values():
 
 def calls(rank: int, plan) -> None:
     model, x, _ = planned()
-    mesh = init_device_mesh("cpu", plan.strategy.sizes, mesh_dim_names=tuple(name for name, _ in plan.strategy.axes))
+    mesh = init_device_mesh(
+        "cpu", plan.stages[0].strategy.sizes, mesh_dim_names=tuple(name for name, _ in plan.stages[0].strategy.axes)
+    )
     parallel = parallelize(model, plan, mesh=mesh, keep=True)  # square=False is remembered, the pair is rebuilt
     mask, pair = torch.rand(8, 8, generator=torch.Generator().manual_seed(0)), [x, {"y": x + 1}]
     expected = model(x, mask, pair, square=False)

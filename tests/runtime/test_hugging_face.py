@@ -21,7 +21,7 @@ def recipe_agrees(rank: int, reference: str, search: str) -> None:
     box = [None]
     if rank == 0:
         options = Options(search=search, baselines=(), fewer_devices=False)
-        box = [plan_graph(graph, parse_cluster("local:4"), options).strategy]
+        box = [plan_graph(graph, parse_cluster("local:4"), options).stages[0].strategy]
     dist.broadcast_object_list(box)
     # Every rank brings the graph it captured itself: they must agree.
     answer = check(model, args, kwargs, box[0], steps=2, graph=graph)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import Shard
 
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan
 from shardwright.program import Sizes
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import save_checkpoint
@@ -63,7 +64,7 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     dist.barrier()
     limit_memory(int(0.85 * MODEL_BYTES))
     # Gradients on their way are let go of when gloo has sent them, late on a busy machine: few may be under way at once.
-    decisions = replace(decisions_of(strategy), sizes=Sizes(ahead=2**22, in_flight=2**22))
+    decisions = replace(decisions_of(Plan.of(graph, strategy)), sizes=Sizes(ahead=2**22, in_flight=2**22))
     parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)
     first = train(parallel, x)
     save_checkpoint(folder, 1, parallel)

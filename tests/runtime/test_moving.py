@@ -25,7 +25,7 @@ from shardwright.graph.repeats import block_paths, span_of
 from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime import parallelize, survivors
-from shardwright.runtime.assistant.fewer import as_one_stage, on_fewer
+from shardwright.runtime.assistant.fewer import on_fewer
 from shardwright.runtime.assistant.moving import Shares
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
@@ -58,7 +58,7 @@ def one_mesh(
 ) -> Plan:
     stated = formulate(graph, mesh_with(sizes), within=restriction(search, len(sizes)))
     strategy = replace(stated.strategy(solve(stated.problem).answer), shares=shares or {})
-    return replace(pipeline(graph, 4, 1), stages=(), microbatches=1, schedule=None, strategy=strategy)
+    return Plan.of(graph, strategy, optimizer="sgd")
 
 
 def step(model: Any, optimizer: torch.optim.Optimizer, subject: Subject, number: int) -> float:
@@ -84,11 +84,10 @@ def farthest(parallel: Any, model: torch.nn.Module) -> float:
 
 
 def on_some(graph: Graph, plan: Plan, rows: tuple[int, ...], stage: int = 0) -> Plan:
-    """The plan (on one mesh: as a pipeline of one stage) with the first axis of a stage dealt out in these rows."""
-    staged = plan if plan.stages else as_one_stage(plan, graph, range(plan.devices))
-    stages = list(staged.stages)
+    """The plan with the first axis of a stage dealt out in these rows."""
+    stages = list(plan.stages)
     stages[stage] = on_fewer(stages[stage], Shares(0, "a", rows), rows)
-    return replace(staged, stages=tuple(stages))
+    return replace(plan, stages=tuple(stages))
 
 
 def plans(graph: Graph) -> list[Plan]:

@@ -124,7 +124,7 @@ def test_data_parallelism_leaves_rows_where_they_are():
     found = plan_graph(graph, parse_cluster("local:2"), Options("data-parallel", baselines=(), fewer_devices=False))
     handled = [op for op in graph.ops if any(graph.tensors[name].order is not None for name in op.inputs)]
     assert len(handled) > 10
-    assert all(OWN in found.strategy.splits[op.name] for op in handled)
+    assert all(OWN in found.stages[0].strategy.splits[op.name] for op in handled)
     gradients = sum(graph.tensors[p.tensor].bytes for p in graph.parameters)
     assert found.prediction.communication_bytes < 1.1 * gradients  # and a number or two
 

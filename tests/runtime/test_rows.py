@@ -70,8 +70,8 @@ def test_every_row_is_read(count: int, parts: int) -> None:
 def reads_rows(rank: int, search: str) -> None:
     model, data, table, graph = example()
     plan = plan_of(search)
-    axes = tuple(name for name, _ in plan.strategy.axes)
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", plan.strategy.sizes, mesh_dim_names=axes)
+    axes = tuple(name for name, _ in plan.stages[0].strategy.axes)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", plan.stages[0].strategy.sizes, mesh_dim_names=axes)
     ours, theirs = parallelize(model, plan, mesh=mesh, graph=graph, keep=True, inputs="rows"), copy.deepcopy(model)
     rows = shardwright.sampler(data, plan)
     read = 0
@@ -83,7 +83,7 @@ def reads_rows(rank: int, search: str) -> None:
             module.zero_grad()
             result.backward()
         same_gradients(ours, theirs, f"{len(whole[0])} rows")
-    parts = 4 if data_axes(graph, plan.strategy) else 1
+    parts = 4 if data_axes(graph, plan.stages[0].strategy) else 1
     assert read < 21 / parts + 4
     count = 1 + rank  # rows as nobody would deal them out: put together all the same
     begin = sum(range(1, count)) if parts > 1 else 0

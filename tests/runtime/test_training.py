@@ -158,7 +158,9 @@ def mixes(rank: int) -> None:
 def under_autocast(rank: int, plan) -> None:
     """A call under autocast is refused, and what the refusal advises works: the numbers of one device in that precision."""
     model, (x, y), _ = example(torch.bfloat16)
-    mesh = init_device_mesh("cpu", plan.strategy.sizes, mesh_dim_names=tuple(name for name, _ in plan.strategy.axes))
+    mesh = init_device_mesh(
+        "cpu", plan.stages[0].strategy.sizes, mesh_dim_names=tuple(name for name, _ in plan.stages[0].strategy.axes)
+    )
     masters = copy.deepcopy(model).float()
     parallel = parallelize(masters, plan, mesh=mesh, compute_dtype=torch.bfloat16, keep=True)
     with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RunError, match="called under torch"):

@@ -24,7 +24,7 @@ def tiny():
 
 def splits(graph, search, cluster="2xH200"):
     plan = plan_graph(graph, parse_cluster(cluster), Options(search, (), fewer_devices=False))
-    return {op: plan.strategy.splits[op.name] for op in graph.ops}
+    return {op: plan.stages[0].strategy.splits[op.name] for op in graph.ops}
 
 
 @pytest.mark.parametrize("search", ["data-parallel", "fsdp", "zero-1", "zero-2"])
@@ -45,8 +45,8 @@ def test_tensor_parallelism_cuts_every_product_by_features_on_the_last_axis(tiny
 def test_a_pin_goes_before_the_recipe(tiny):
     options = Options("data-parallel", (), pins=("gelu=none",), fewer_devices=False)
     plan = plan_graph(tiny, parse_cluster("2xH200"), options)
-    assert plan.strategy.splits["gelu"] == (None,)
-    assert plan.strategy.splits["gelu_1"] != (None,)
+    assert plan.stages[0].strategy.splits["gelu"] == (None,)
+    assert plan.stages[0].strategy.splits["gelu_1"] != (None,)
 
 
 def test_a_recipe_is_stated_alike_whether_operators_are_timed_already_or_not(tiny):

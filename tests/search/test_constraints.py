@@ -29,7 +29,7 @@ def gpt() -> Graph:
 
 def _planned(graph: Graph, pins: tuple[str, ...], forbidden: tuple[str, ...] = ()):
     options = Options(baselines=(), fewer_devices=False, pins=pins, forbidden=forbidden)
-    return plan_graph(graph, CLUSTER, options).strategy
+    return plan_graph(graph, CLUSTER, options).stages[0].strategy
 
 
 def test_a_pin_of_one_of_several_equal_blocks_holds_for_that_one(gpt: Graph) -> None:

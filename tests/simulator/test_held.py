@@ -10,7 +10,6 @@ from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
-from shardwright.runtime.assistant.fewer import as_one_stage
 from shardwright.simulator import simulate_plan, simulate_plan_pipeline
 
 
@@ -39,7 +38,7 @@ def test_gradients_count_once_at_the_end(graph: Graph, search: str) -> None:
     all gradients as they were kept back, with one bundle of them on its way."""
     options = Options(search, baselines=(), fewer_devices=False, max_axes=1, optimizer="sgd")
     plan = plan_graph(graph, parse_cluster("4xH100"), options)
-    timeline = simulate_plan_pipeline(as_one_stage(plan, graph, range(4)), graph)
+    timeline = simulate_plan_pipeline(plan, graph)
     held = timeline.times[0, max(timeline.pipeline.micro.sizes)].bytes
     last = timeline.memory_curve(0)[-1][1]
     whole, bundle = 6 * 2048 * 2048 * 4, 2048 * 2048 * 4
@@ -53,7 +52,7 @@ def test_the_optimizer_counts_beside_the_gradients_that_are_left(graph: Graph) -
     plan = plan_graph(
         graph, parse_cluster("4xH100"), Options("data-parallel", baselines=(), fewer_devices=False, max_axes=1)
     )
-    timeline = simulate_plan_pipeline(as_one_stage(plan, graph, range(4)), graph)
+    timeline = simulate_plan_pipeline(plan, graph)
     held = timeline.times[0, max(timeline.pipeline.micro.sizes)].bytes
     last = timeline.memory_curve(0)[-1][1]
     loss = 4  # is let go of in the backward pass of a stage

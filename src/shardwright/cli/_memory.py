@@ -18,7 +18,7 @@ def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     timeline = simulate_plan(plan, graph)
     use = timeline.memory
     moment = timeline.events[use.at]
-    limit = plan.mesh.device.usable_memory
+    limit = plan.meshes[0].device.usable_memory
     if as_json:
         print_json(
             {

@@ -61,10 +61,8 @@ def _whole(flag: str, text: str) -> int:
     return int(text)
 
 
-def stages_document(stages: Sequence[Stage], microbatches: int, schedule: Schedule | None) -> dict[str, Any]:
-    """JSON values; nothing where there are no stages."""
-    if not stages or schedule is None:
-        return {}
+def stages_document(stages: Sequence[Stage], schedule: Schedule) -> dict[str, Any]:
+    """JSON values."""
     rows = [
         {
             "operators": len(stage.operators),
@@ -75,10 +73,10 @@ def stages_document(stages: Sequence[Stage], microbatches: int, schedule: Schedu
         for stage in stages
     ]
     orders = [" ".join(map(str, order)) for order in schedule.orders]
-    return {"microbatches": microbatches, "stages": rows, "schedule": orders}
+    return {"microbatches": schedule.microbatches, "stages": rows, "schedule": orders}
 
 
-def print_stages(stages: Sequence[Stage], schedule: Schedule | None) -> None:
+def print_stages(stages: Sequence[Stage], schedule: Schedule) -> None:
     """One row per stage: where it runs, how long it works and idles, what it holds."""
     rows = []
     for number, stage in enumerate(stages):
@@ -89,7 +87,7 @@ def print_stages(stages: Sequence[Stage], schedule: Schedule | None) -> None:
             told.append(bytes_text(p.memory_bytes))
         ranks = f"{stage.ranks[0]}–{stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
         rows.append([str(number), str(len(stage.operators)), ranks, mesh_text(stage.strategy.axes), *told])
-    title = f"{len(stages)} stages, {schedule.microbatches} micro-batches" if schedule is not None else "Stages"
+    title = f"{len(stages)} stages, {schedule.microbatches} micro-batches"
     caption = "bubble: share of the step that a device idles; exposed: seconds in which it only waits for communication"
     heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed", "memory/device"]
     table(title, heads, rows, caption)
@@ -107,7 +105,7 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
                 "makespan": timing.makespan,
                 "peak_bytes": timeline.memory,
                 "sent_bytes": timeline.communication_bytes,
-                **stages_document(plan.stages, timing.schedule.microbatches, timing.schedule),
+                **stages_document(plan.stages, timing.schedule),
                 "stage_predictions": [asdict(one) for one in timeline.stages],
             }
         )

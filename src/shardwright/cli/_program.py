@@ -23,25 +23,14 @@ def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
     """
     from shardwright.costs.deciding import ByPrice
     from shardwright.errors import ShardwrightError
-    from shardwright.program import build
     from shardwright.program.pipeline import Pipeline
-    from shardwright.program.tasks import Line
 
     if not 0 <= rank < plan.devices:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
-    if not plan.stages:
-        mesh = plan.mesh
-        decisions = replace(plan.decisions, otherwise=ByPrice(mesh))
-        place, kind = mesh.coordinates(rank), mesh.device.kind
-        program = build(
-            graph, plan.strategy, decisions, place, device=kind, training=graph.training, optimizer=plan.optimizer
-        )
-        return tuple(Line(instruction, program) for instruction in program.instructions)
-    assert plan.schedule is not None  # a plan with stages has one
     pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
-    meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
-    priced = [replace(s.decisions, otherwise=ByPrice(mesh)) for s, mesh in zip(plan.stages, meshes, strict=True)]
-    return pipeline.step(rank, priced, device=meshes[0].device.kind, optimizer=plan.optimizer).lines()
+    pairs = zip(plan.stages, plan.meshes, strict=True)
+    priced = [replace(stage.decisions, otherwise=ByPrice(mesh)) for stage, mesh in pairs]
+    return pipeline.step(rank, priced, device=plan.meshes[0].device.kind, optimizer=plan.optimizer).lines()
 
 
 def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
@@ -49,23 +38,18 @@ def explain_program(plan: Plan, graph: Graph, rank: int, as_json: bool) -> None:
     from shardwright.program.listing import listed
 
     rows = listed(rank_lines(plan, graph, rank))
-    if plan.stages:
-        if as_json:
-            print_json({"rank": rank, "instructions": rows})
-            return
-        # What is done once, for all micro-batches, bears the number after the last one.
-        pieces = {number: str(number) for number in range(plan.microbatches)}
-        _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows], stages=True)
-        return
     if as_json:
-        print_json({"rank": rank, "coordinate": list(plan.mesh.coordinates(rank)), "instructions": rows})
+        print_json({"rank": rank, "instructions": rows})
         return
-    _print(rank, rows)
+    # What is done once, for all micro-batches, bears the number after the last one.
+    pieces = {number: str(number) for number in range(plan.microbatches)}
+    _print(rank, [row | {"microbatch": pieces.get(row["microbatch"], "–")} for row in rows])
 
 
-def _print(rank: int, rows: list[dict[str, Any]], stages: bool = False) -> None:
+def _print(rank: int, rows: list[dict[str, Any]]) -> None:
     """A line for every instruction."""
-    staged = {"stage": "stage", "mb": "microbatch"} if stages else {}
+    several = len({row["stage"] for row in rows}) > 1 or len({row["microbatch"] for row in rows} - {"–"}) > 1
+    staged = {"stage": "stage", "mb": "microbatch"} if several else {}
     shown = {"no": "number", "phase": "phase", **staged, "kind": "kind", "what": "what", "stream": "stream"}
     table(
         f"What rank {rank} does in one step: {len(rows)} instructions",

@@ -124,7 +124,7 @@ def show_answer(answer: Answer, as_json: bool) -> None:
                 f"{100 * share:.0f} %",
                 f"{each * price / 3600:.4g}" if price is not None else f"{each:.4g}",
                 bytes_text(row.plan.prediction.memory_bytes),
-                mesh_text(row.plan.strategy.axes),
+                mesh_text(row.plan.stages[0].strategy.axes),
             ]
         )
     table(
@@ -147,7 +147,7 @@ def _entry(row: Row, price: float | None) -> dict[str, Any]:
     if row.plan is not None:
         entry |= {
             "used_devices": row.used,
-            "mesh": row.plan.strategy.axes,
+            "mesh": row.plan.stages[0].strategy.axes,
             "prediction": vars(row.plan.prediction),
             "step_bound": row.plan.proof.step_bound,
             "tokens_per_second": row.tokens / row.seconds,

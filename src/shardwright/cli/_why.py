@@ -23,9 +23,9 @@ def explain_plan(plan: Plan, graph: Graph, as_json: bool) -> None:
         print_json(document)
         return
     rows, parameters = document["operators"], document["parameters"]
-    stages = [None, *range(len(plan.stages))][bool(plan.stages) :]
+    stages = [None] if plan.whole else range(len(plan.stages))
     for number in stages:
-        axes = mesh_text(plan.strategy.axes if number is None else plan.stages[number].strategy.axes)
+        axes = mesh_text(plan.stages[0].strategy.axes if number is None else plan.stages[number].strategy.axes)
         where = axes if number is None else f"{axes}, stage {number}"
         shown = [
             [str(r["operator"]), str(r["target"]), str(r["module"]), _split_text(r["split"]), f"×{r['times']}"]

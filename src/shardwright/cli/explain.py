@@ -38,7 +38,7 @@ def explain(
     with progress(as_json) as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
-    if loaded.stages and not program and operator is None and (memory or not as_json):
+    if not loaded.whole and not program and operator is None and (memory or not as_json):
         explain_stages(loaded, graph, memory, as_json)
         if not memory:
             explain_plan(loaded, graph, as_json)

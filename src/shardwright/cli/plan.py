@@ -240,7 +240,7 @@ def plan(
     _print(found)
     if found.serving is not None:
         print_serving(found)
-    if found.stages:
+    if not found.whole:
         print_stages(found.stages, found.schedule)
     if earlier is not None:
         was = earlier.prediction.step_seconds
@@ -263,7 +263,7 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
     from shardwright.planner.frontier import frontier as curve
     from shardwright.planner.frontier import spanning
 
-    whole = found if not found.stages and found.strategy.devices == target.size else None
+    whole = found if found.whole and found.devices == target.size else None
     try:
         flat = curve(graph, target, options, fastest=whole, progress=say)
     except Infeasible:  # on one mesh
@@ -324,7 +324,7 @@ def _document(found: Any) -> dict[str, Any]:
     return {
         "model": found.model,
         "cluster": found.cluster.name,
-        "mesh": found.strategy.axes,
+        "mesh": found.stages[0].strategy.axes,
         "prediction": vars(found.prediction),
         "proof": {**vars(found.proof), "gap": found.proof.gap},
         "calibration": found.calibration,
@@ -341,5 +341,5 @@ def _document(found: Any) -> dict[str, Any]:
         "replicated": found.replicated,
         "notes": found.notes,
         "serving": found.serving and vars(found.serving),
-        **stages_document(found.stages, found.microbatches, found.schedule),
+        **stages_document(found.stages, found.schedule),
     }

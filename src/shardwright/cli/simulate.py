@@ -10,7 +10,7 @@ import typer
 from shardwright.cli._checks import WIDEST, check_whole
 from shardwright.cli._pipelines import show_timeline
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
-from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
+from shardwright.cli._show import bytes_text, console, print_json, progress, seconds_text, table
 
 if TYPE_CHECKING:
     from shardwright.plans import Plan
@@ -58,7 +58,7 @@ def simulate(
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
         passes = timeline = None
-        if loaded.stages:
+        if not loaded.whole:
             passes = simulate_plan_pipeline(loaded, graph, what_if=asked, microbatches=microbatches)
         elif microbatches not in (None, 1):
             raise ShardwrightError(
@@ -66,7 +66,7 @@ def simulate(
                 f"Plan that: shardwright plan … --stages 1 --microbatches {microbatches}.",
             )
         else:
-            asked.check(loaded.mesh)
+            asked.check(loaded.meshes[0])
             timeline = simulate_plan(loaded, graph, what_if=asked)
     if passes is not None:
         if trace is not None:
@@ -120,11 +120,11 @@ def _print(plan: Plan, timeline: Timeline) -> None:
         [stream, seconds_text(busy), f"{100 * timeline.utilisation[stream]:.1f} %"]
         for stream, busy in timeline.busy.items()
     ]
-    title = f"{plan.model or 'The model'} over {mesh_text(plan.strategy.axes)}: {seconds_text(timeline.seconds)} a step"
+    title = f"{plan.model or 'The model'} over {plan.shape}: {seconds_text(timeline.seconds)} a step"
     caption = (
         f"{seconds_text(timeline.exposed_seconds)} of communication exposed; no schedule of these events is shorter than "
         f"{seconds_text(timeline.lower_bound)}. Peak memory {bytes_text(timeline.peak_bytes)}. "
-        f"Prices: {plan.mesh.calibration}."
+        f"Prices: {plan.meshes[0].calibration}."
     )
     table(title, ["stream", "busy", "share of the step"], rows, caption)
     talk = [

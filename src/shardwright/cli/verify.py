@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright.cli._checks import check_numbers
-from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, table
+from shardwright.cli._show import bytes_text, console, print_json, progress, table
 
 if TYPE_CHECKING:
-    from shardwright.plans import Plan
     from shardwright.verification import Verification, Verified
 
 
@@ -113,7 +112,7 @@ def _print(model: str, answer: Verified) -> None:
             "Some gradients jump within one rounding of the parameters, and stand on the other side than float64."
         )
     table(
-        f"{model}: {answer.plan.search} on {_where(answer.plan)} against one process",
+        f"{model}: {answer.plan.search} on {answer.plan.shape} against one process",
         ["strategy", "precision", "cut", "sent per step", "numbers", "closest to its limit", "verdict"],
         rows,
         caption=caption.strip(),
@@ -124,11 +123,6 @@ def _print(model: str, answer: Verified) -> None:
             console.print(f"[red]differs[/red] {about}: {item.difference:.3e} (allowed {item.allowed:.3e})")
     if not answer.cuts:
         console.print("[red]nothing was cut[/red]: no operator of this model can be, so that nothing is verified.")
-
-
-def _where(plan: Plan) -> str:
-    count = len(plan.stages)
-    return f"{count} stages, {plan.microbatches} micro-batches" if count else mesh_text(plan.strategy.axes)
 
 
 def _row(run: Verification) -> list[str]:

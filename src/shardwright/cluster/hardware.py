@@ -7,6 +7,7 @@ while it receives as much. Construction checks itself, so a cluster that exists 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -215,9 +216,9 @@ def part_of(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
             f"cluster {cluster.name!r} of {cluster.size} devices has no ranks {list(ranks)}.",
             "Name each once, from 0 on.",
         )
-    nodes, first = [], 0
+    nodes, first, ordered = [], 0, sorted(ranks)
     for node in cluster.nodes:
-        count = sum(first <= rank < first + node.devices for rank in ranks)
+        count = bisect_left(ordered, first + node.devices) - bisect_left(ordered, first)
         nodes += [replace(node, devices=count)] if count else []
         first += node.devices
     return replace(cluster, name=f"{len(ranks)} of {cluster.name}", nodes=tuple(nodes))

@@ -62,14 +62,14 @@ def _in_mode(model: torch.nn.Module, training: bool | None) -> Iterator[None]:
 
 def with_calls(plan: Plan, graphs: Sequence[Graph], limit: float | None = None) -> Plan:
     """The plan with these calls prepared; one that does not fit into ``limit`` bytes (the device's otherwise) is refused."""
-    if graphs and plan.stages:
+    if graphs and not plan.whole:
         raise ShardwrightError("Other calls than the planned one cannot be prepared for a pipeline.", "Leave out also.")
-    allowed = plan.mesh.device.usable_memory if limit is None else limit
+    allowed = plan.meshes[0].device.usable_memory if limit is None else limit
     notes = []
     for graph in graphs:
-        strategy = carried(plan.graph(trusted=True), plan.strategy, graph)
-        decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-        timeline = simulate(graph, strategy, plan.mesh, graph.training, plan.optimizer, decisions=decisions)
+        strategy = carried(plan.graph(trusted=True), plan.stages[0].strategy, graph)
+        decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+        timeline = simulate(graph, strategy, plan.meshes[0], graph.training, plan.optimizer, decisions=decisions)
         peak, name = timeline.memory.needed, _described(graph)
         if peak > allowed:
             raise Infeasible(

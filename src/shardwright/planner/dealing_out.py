@@ -23,7 +23,7 @@ from shardwright.planner.decided import decided
 from shardwright.planner.planning import Options, Progress, plan_graph
 from shardwright.planner.proving import kept_bound
 from shardwright.planner.trials import predict, recomputed_note
-from shardwright.plans import Plan
+from shardwright.plans import Plan, Stage
 from shardwright.program.microbatches import batch_of
 from shardwright.program.validate import validate
 from shardwright.search.dealing import deal
@@ -41,7 +41,7 @@ def with_shares(
 
     Example
     -------
-    >>> with_shares(plan, graph, cluster, Options()).strategy.shares                             # doctest: +SKIP
+    >>> with_shares(plan, graph, cluster, Options()).stages[0].strategy.shares                   # doctest: +SKIP
     """
     mesh = mesh_of(cluster)
     if not mesh.kinds:
@@ -57,10 +57,12 @@ def with_shares(
     )
     bound = min(flat.proof.step_bound, fast.proof.step_bound)
     proof = replace(flat.proof, step_bound=bound, scope=flat.proof.scope.replace("unequal shares, ", "") + about)
-    best, strategies = flat, [flat.strategy, fast.strategy]
-    if flat.strategy.axes[0][0] != "node":  # one axis over all devices, which cannot be dealt out
+    best, strategies = flat, [flat.stages[0].strategy, fast.stages[0].strategy]
+    if strategies[0].axes[0][0] != "node":  # one axis over all devices, which cannot be dealt out
         with suppress(Infeasible):
-            strategies.append(plan_graph(graph, cluster, whole, progress=progress, reference=reference).strategy)
+            strategies.append(
+                plan_graph(graph, cluster, whole, progress=progress, reference=reference).stages[0].strategy
+            )
     for strategy in strategies:
         for shared in _dealt(graph, strategy, cluster, options):
             where, shares = mesh_of(cluster, shared.sizes), shared.shares[shared.axes[0][0]]
@@ -68,19 +70,20 @@ def with_shares(
                 continue  # the bound is not one for these
             prediction = predict(graph, shared, where, options.optimizer, options.memory_limit)
             if prediction.fits and prediction.step_seconds < best.prediction.step_seconds:
-                written = decided(graph, shared, where)
-                best = replace(flat, cluster=cluster, strategy=shared, prediction=prediction, decisions=written)
+                stage = Stage.of(graph, shared, decided(graph, shared, where))
+                best = replace(flat, cluster=cluster, stages=(stage,), prediction=prediction)
     if best is flat:
         return replace(flat, proof=proof)
     least = min(flat.proof.lower_bound, fast.proof.lower_bound, best.prediction.sum_seconds)
     smallest = min(flat.proof.cost, fast.proof.cost, best.prediction.sum_seconds)
     bound, dropped = kept_bound(bound, best.prediction.step_seconds, "rows dealt out by speed")
     proof = replace(proof, cost=smallest, lower_bound=least, optimal=False, step_bound=bound)
-    rows = [round(share * batch_of(graph)) for share in best.strategy.shares[best.strategy.axes[0][0]]]
+    strategy = best.stages[0].strategy
+    rows = [round(share * batch_of(graph)) for share in strategy.shares[strategy.axes[0][0]]]
     dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
-    notes = (*graph.notes, dealt, recomputed_note(best.strategy), *dropped)
+    notes = (*graph.notes, dealt, recomputed_note(strategy), *dropped)
     equal = replace(flat.candidates[0], name="equal parts")
-    row = replace(flat.candidates[0], mesh=best.strategy.axes, prediction=best.prediction, note="")
+    row = replace(flat.candidates[0], mesh=strategy.axes, prediction=best.prediction, note="")
     return replace(best, proof=proof, candidates=(row, equal, *flat.candidates[1:]), notes=tuple(filter(None, notes)))
 
 

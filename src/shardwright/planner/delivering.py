@@ -79,7 +79,8 @@ def delivered(
         model=reference,
         signature=Signature.of(graph),
         cluster=cluster,
-        strategy=stages[0].strategy,
+        stages=tuple(stages),
+        schedule=order,
         search="pipeline",
         optimizer=options.optimizer,
         prediction=predicted(found),
@@ -89,10 +90,6 @@ def delivered(
         notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
         asked=Asked(options.memory_limit),  # searched under no pins
         captured=graph,
-        decisions=stages[0].decisions,
-        stages=tuple(stages),
-        microbatches=found.microbatches,
-        schedule=order,
         batch_norm=options.batch_norm,
     )
     plan.check(graph)

@@ -74,7 +74,10 @@ def spanning(flat: Sequence[Plan], joint: Joint | None = None, steps: int = 6) -
     >>> spanning([])
     []
     """
-    points = [Point(p.prediction.memory_bytes, p.prediction.step_seconds, p.strategy.axes, p.proof.gap) for p in flat]
+    points = [
+        Point(p.prediction.memory_bytes, p.prediction.step_seconds, p.stages[0].strategy.axes, p.proof.gap)
+        for p in flat
+    ]
     if joint is not None:
         largest = max(stage.memory_bytes for stage in joint.best.stages)
         limits = [RATIO**k * largest for k in range(1, steps)] + [p.memory_bytes for p in points]

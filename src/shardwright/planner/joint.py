@@ -359,7 +359,7 @@ def plan_jointly(
     below = inf
     if flat is not None and pipelines != ALWAYS:
         spread = len(cluster.nodes) > 1 and graph.parameter_bytes >= LARGE
-        if pipelines == NEVER or not asked or not (spread or flat.strategy.recomputed):
+        if pipelines == NEVER or not asked or not (spread or flat.stages[0].strategy.recomputed):
             return flat, None
         below = (1 - GAIN) * flat.prediction.step_seconds
     say("searching pipelines")

@@ -218,7 +218,7 @@ def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[s
     bound = [f"{path}={layout}" for path, layout in pins.items() if path in held]
     own, forbidden = asked_of(graph, options.pins, options.forbidden)
     mine = replace(options, baselines=(), fewer_devices=False, pins=(*own, *bound), forbidden=forbidden)
-    strategy = plan_graph(graph, cluster, mine, progress=say).strategy
+    strategy = plan_graph(graph, cluster, mine, progress=say).stages[0].strategy
     pins |= {p.paths[0]: ",".join(layout_text(strategy.resting[p.tensor])) for p in graph.parameters}
     return strategy
 
@@ -262,14 +262,16 @@ def _plan(
     prediction = Prediction(timeline.seconds, busy, peak, timeline.communication_bytes, exposed, bool(peak <= limit))
     scope = f"orders of the passes of these {len(stages)} stages and {len(timeline.pipeline.micro.sizes)} micro-batches"
     proof = Proof(0.0, 0.0, False, 0.0, scope, bound)
-    first = stages[0].strategy
     count = len(timeline.pipeline.micro.sizes)
-    row = Candidate(f"{asked.schedule}, {count} micro-batches", (("stage", len(stages)), *first.axes), prediction)
+    row = Candidate(
+        f"{asked.schedule}, {count} micro-batches", (("stage", len(stages)), *stages[0].strategy.axes), prediction
+    )
     return Plan(
         reference,
         Signature.of(graph),
         cluster,
-        first,
+        tuple(stages),
+        order,
         options.search,
         options.optimizer,
         prediction,
@@ -279,9 +281,5 @@ def _plan(
         notes=graph.notes,
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
-        decisions=stages[0].decisions,
-        stages=tuple(stages),
-        microbatches=count,
-        schedule=order,
         batch_norm=asked.batch_norm,
     )

@@ -24,8 +24,9 @@ from shardwright.planner.decided import decided
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
 from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
-from shardwright.plans import Candidate, Plan
+from shardwright.plans import Candidate, Plan, Stage
 from shardwright.plans.plan import Asked, Signature
+from shardwright.plans.stages import one_pass
 from shardwright.records import shown
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
@@ -51,10 +52,6 @@ FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_de
 PIPELINES_NOT_SEARCHED = "Pipelines were not searched: --stages auto does."
 
 Progress = Callable[[str], None]
-
-
-MOST_AXES = 6
-"""An operator with k loops has up to (k + 1) to the power of the axes splits."""
 
 
 MOST_AXES = 6
@@ -174,7 +171,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         model=reference,
         signature=Signature.of(graph),
         cluster=cluster,
-        strategy=winner.strategy,
+        stages=(Stage.of(graph, winner.strategy, decided(graph, winner.searched.strategy, winner.mesh)),),
+        schedule=one_pass(graph.training),
         search=options.search,
         optimizer=options.optimizer,
         prediction=winner.prediction,
@@ -185,7 +183,6 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note, *dropped])),
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
-        decisions=decided(graph, winner.searched.strategy, winner.mesh),
     )
     # A strategy that was asked for by name is that on all devices: on one, every name means the same.
     smaller = _half(cluster) if options.fewer_devices and options.search == "auto" else None
@@ -368,7 +365,7 @@ def _perhaps_fewer(
     )
     if other.prediction.step_seconds >= result.prediction.step_seconds:
         return replace(result, proof=both, notes=(*result.notes, *dropped_bounds(other)))
-    note = f"{other.strategy.devices} of {cluster.size} {FEWER_ARE_FASTER}"
+    note = f"{other.devices} of {cluster.size} {FEWER_ARE_FASTER}"
     notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text), *dropped_bounds(result))
     whole = replace(result.candidates[0], name=f"{options.search} on all {cluster.size} devices")
     return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes, proof=both)

@@ -15,7 +15,7 @@ from shardwright.search.strategies import Described
 def restate(plan: Plan, graph: Graph, described: Described | None = None) -> Formulation:
     """The problem of ``plan`` on ``graph``; repeated blocks decide together where the plan splits them alike."""
     described = described or describe_graph(graph)
-    mesh, asked, splits = plan.mesh, plan.asked, plan.strategy.splits
+    mesh, asked, splits = plan.meshes[0], plan.asked, plan.stages[0].strategy.splits
     return formulate(
         graph,
         mesh,
@@ -24,7 +24,7 @@ def restate(plan: Plan, graph: Graph, described: Described | None = None) -> For
         within=constraints(graph, mesh.names, asked.pins, asked.forbidden),
         rules=described.rules,
         labels=described.labels,
-        recompute=plan.strategy.recomputed,
-        lightly=bool(plan.strategy.lightly),
+        recompute=plan.stages[0].strategy.recomputed,
+        lightly=bool(plan.stages[0].strategy.lightly),
         fold=all(splits[name] == splits[first] for name, first in representatives(graph).items()),
     )

@@ -77,7 +77,7 @@ def with_blocks(plan: Plan, graph: Graph, counts: Sequence[int]) -> Plan:
     )
     same = len(kept) == len(plan.stages)
     schedule = plan.schedule if same else known_schedule("1f1b", len(kept), plan.microbatches)
-    return replace(plan, stages=stages, strategy=stages[0].strategy, schedule=schedule)
+    return replace(plan, stages=stages, schedule=schedule)
 
 
 def _starts(graph: Graph) -> list[int]:

@@ -6,20 +6,20 @@ model is an error that says what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch.distributed.tensor import Shard
 
-from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
+from shardwright.cluster import Cluster, Mesh, parse_cluster
 from shardwright.errors import PlanError
 from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
-from shardwright.plans.stages import Stage, check_operators
-from shardwright.program import Written
+from shardwright.plans.stages import Stage, check_operators, check_stages, one_pass
 from shardwright.schedules import Schedule
 from shardwright.units import bytes_text, seconds_text
 
@@ -142,19 +142,25 @@ class Serving:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """A strategy for one model on one cluster, with its price and its proof.
+    """Stages of one model on one cluster and the order of their passes, with their price and its proof.
 
+    One mesh is one stage that takes the batch in one go; gradient accumulation is one stage with several micro-batches.
     ``model`` is the reference the plan was made from (``gpt:layers=12``), empty when it came from Python objects.
     ``replicated`` lists operators that run whole for want of a rule, with the seconds that costs. ``captured`` is the graph
-    it was made for, or the line of text that stands for it in the plan's file; ask :meth:`graph` for it. A pipeline has
-    ``stages`` (:mod:`shardwright.plans.stages`), ``microbatches`` and a ``schedule``; its ``strategy`` and ``decisions`` are
-    those of its first stage.
+    it was made for, or the line of text that stands for it in the plan's file; ask :meth:`graph` for it. The schedule orders
+    the passes of every group of ranks (:mod:`shardwright.schedules`).
+
+    Raises
+    ------
+    PlanError
+        When stages and schedule do not belong together; the message has what was found on both sides.
     """
 
     model: str
     signature: Signature
     cluster: Cluster
-    strategy: Strategy
+    stages: tuple[Stage, ...]
+    schedule: Schedule
     search: str
     optimizer: str
     prediction: Prediction
@@ -168,11 +174,6 @@ class Plan:
     sequence: int | None = None
     dtype: str | None = None
     captured: Graph | str | None = field(default=None, compare=False)  # the signature's fingerprint stands for it
-    decisions: Written = field(default_factory=Written)
-    """What was decided about routes between layouts and sums between replicas: running the plan asks no price again."""
-    stages: tuple[Stage, ...] = ()
-    microbatches: int = 1
-    schedule: Schedule | None = None
     serving: Serving | None = None
     """Set for plans without a backward pass that were asked for as such."""
     batch_norm: str = "whole"
@@ -180,15 +181,47 @@ class Plan:
     also: tuple[Graph | str, ...] = field(default=(), compare=False)
     """Other calls that are prepared for; ask :meth:`other_graphs` for them."""
 
+    def __post_init__(self) -> None:
+        check_stages(self.stages, self.schedule)
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        stages: Sequence[Stage] | Strategy,
+        schedule: Schedule | None = None,
+        *,
+        search: str = "by hand",
+        optimizer: str = "adamw",
+        batch_norm: str = "whole",
+    ) -> Plan:
+        """A plan that nobody has priced, for processes of this machine; a strategy alone is one stage on all its ranks.
+        Without a ``schedule`` the batch is taken in one go.
+
+        >>> Plan.of(graph, strategy).devices == strategy.devices                                 # doctest: +SKIP
+        True
+        """
+        chosen = (Stage.of(graph, stages),) if isinstance(stages, Strategy) else tuple(stages)
+        workers = len({rank for stage in chosen for rank in stage.ranks})
+        return Plan(
+            model="",
+            signature=Signature.of(graph),
+            cluster=parse_cluster(f"local:{workers}"),
+            stages=chosen,
+            schedule=schedule or one_pass(graph.training),
+            search=search,
+            optimizer=optimizer,
+            prediction=Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True),
+            proof=Proof(0.0, 0.0, False, 0.0, ""),
+            calibration="",
+            batch_norm=batch_norm,
+        )
+
     def __repr__(self) -> str:
         """One line: what a plan is about. Everything it decides is in its fields, and in its file."""
-        axes = " × ".join(f"{name} {size}" for name, size in self.strategy.axes)
-        if self.stages:
-            axes = f"{len(self.stages)} stages, {self.microbatches} micro-batches"
         p = self.prediction
         return (
-            f"<Plan of {self.model or 'a model'} ({self.signature.operators} operators) on {self.cluster.name}, {axes}: "
-            f"{seconds_text(p.step_seconds)} a step, {bytes_text(p.memory_bytes)} a device>"
+            f"<Plan of {self.model or 'a model'} ({self.signature.operators} operators) on {self.cluster.name}, "
+            f"{self.shape}: {seconds_text(p.step_seconds)} a step, {bytes_text(p.memory_bytes)} a device>"
         )
 
     def graph(self, *, trusted: bool = False) -> Graph:
@@ -215,22 +248,41 @@ class Plan:
 
         return [one if isinstance(one, Graph) else unpack(one, trusted=trusted) for one in self.also]
 
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that have stages, in order."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
     @property
     def devices(self) -> int:
         """How many processes run it."""
-        return len({rank for stage in self.stages for rank in stage.ranks}) or self.strategy.devices
+        return len(self.ranks)
 
     @property
-    def mesh(self) -> Mesh:
-        """The priced mesh of the plan's cluster with the strategy's axes; of a pipeline, that of its first stage."""
-        if self.stages:
-            return self.stage_mesh(0)
-        return mesh_of(self.cluster, self.strategy.sizes).with_shares(self.strategy.shares)
+    def microbatches(self) -> int:
+        """Into how many the batch is cut."""
+        return self.schedule.microbatches
 
-    def stage_mesh(self, number: int) -> Mesh:
-        """The priced mesh of one stage of a pipeline."""
-        stage = self.stages[number]
-        return mesh_of(part_of(self.cluster, stage.ranks), stage.strategy.sizes).with_shares(stage.strategy.shares)
+    @property
+    def whole(self) -> bool:
+        """Whether the whole model is on one mesh of all ranks and takes the batch in one go."""
+        first, *others = self.stages
+        return not others and self.microbatches == 1 and first.ranks == tuple(range(len(first.ranks)))
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Of every stage, the priced mesh of the plan's cluster with its strategy's axes."""
+        return tuple(stage.mesh_of(self.cluster) for stage in self.stages)
+
+    @property
+    def shape(self) -> str:
+        """Stages, micro-batches and meshes in a few words."""
+        meshes = dict.fromkeys(
+            " × ".join(f"{name} {size}" for name, size in stage.strategy.axes) for stage in self.stages
+        )
+        counts = [(len(self.stages), "stages"), (self.microbatches, "micro-batches")]
+        several = [f"{count} {what}" for count, what in counts if count > 1]
+        return ", ".join([*several, " or ".join(meshes)])
 
     def check_parameters(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Refuse a model without the plan's parameters, before it is captured (which may take many seconds).
@@ -260,11 +312,11 @@ class Plan:
         self._check_names(graph)
 
     def _check_names(self, graph: Graph) -> None:
-        """The strategy speaks of this graph's operators and tensors, each of them, and of no others."""
-        if self.stages:
-            check_operators(self.stages, graph)
-            return
-        strategy, tensors = self.strategy, graph.tensors
+        """Stages have this graph's operators, each of them once, and no others; of one stage's strategy all names are."""
+        check_operators(self.stages, graph)
+        if len(self.stages) > 1 or self.microbatches > 1:
+            return  # they speak of graphs that are cut first; whoever does that checks them
+        strategy, tensors = self.stages[0].strategy, graph.tensors
         for what, mine, theirs in (
             ("split for the operator", set(strategy.splits), {op.name for op in graph.ops}),
             ("resting layout for", set(strategy.resting), set(graph.sources)),

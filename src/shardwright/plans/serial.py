@@ -1,14 +1,15 @@
-"""``plan.json``: readable, diffable, versioned, free of code. One line per operator and per parameter.
+"""``plan.json``: readable, diffable, versioned, free of code. One line per operator and per parameter of every stage.
 
-Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts. A pipeline has its
-strategies under ``stages``, one line each, and the order of every device's passes under ``schedule``. The last line is the
-captured graph, compressed (:mod:`shardwright.plans.packed`), so that a plan can be looked at without running its model.
+Placements are written ``R``, ``S0`` and ``P(sum)``, a split is the list of loops each mesh axis cuts. ``schedule`` has a
+line for the passes of every device. The last line is the captured graph, compressed (:mod:`shardwright.plans.packed`), so
+that a plan can be looked at without running its model.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import prod
 from typing import Any
 
 from shardwright.cluster import Cluster, cluster_to_toml, toml_text
@@ -20,44 +21,25 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
 from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Serving, Signature
-from shardwright.plans.stages import (
-    StageText,
-    StrategyText,
-    check_pipeline,
-    schedule_from,
-    stage_from,
-    stage_text,
-    strategy_from,
-    strategy_text,
-)
+from shardwright.plans.stages import StageText, one_pass, schedule_from, stage_from, stage_text
 from shardwright.program.microbatches import PER_PIECE, WHOLE
 from shardwright.records import read_record, shown
 
 __all__ = ["from_json", "layout_text", "placement_from", "placement_text", "to_json"]
 
-FORMAT = "shardwright-plan-2"
-EARLIER = ("shardwright-plan-1",)
-"""Formats that are still read: a plan of format 1 leaves routes and sums to the prices of its cluster."""
+FORMAT = "shardwright-plan-3"
+EARLIER = ("shardwright-plan-1", "shardwright-plan-2")
+"""Formats that are still read: plans of format 1 leave routes and sums to the prices of their cluster."""
 
 
-LINE_BY_LINE = ("candidates", "replicated", "notes", "routes", "nests", "stages", "schedule", "also")
+MOST_DEVICES = 2**20
+"""No plan is for more, whatever a file says."""
+LINE_BY_LINE = ("candidates", "replicated", "notes", "routes", "nests", "schedule", "also")
 """Lists whose entries have a line each."""
 
 
 def to_json(plan: Plan) -> str:
     """The plan as a JSON document; ``from_json(to_json(p)) == p``."""
-    strategy = strategy_text(plan.strategy, plan.decisions)
-    pipeline: dict[str, Any] = {}
-    if plan.stages:
-        strategy = {"mesh": strategy["mesh"]}
-        orders = plan.schedule.orders if plan.schedule is not None else ()
-        pipeline = {
-            "microbatches": plan.microbatches,
-            "schedule": [" ".join(map(str, order)) for order in orders],
-            "stages": [stage_text(stage) for stage in plan.stages],
-        }
-        if plan.batch_norm != WHOLE:
-            pipeline["batch_norm"] = plan.batch_norm
     document: dict[str, Any] = {
         "format": FORMAT,
         "model": plan.model,
@@ -67,7 +49,6 @@ def to_json(plan: Plan) -> str:
         "search": plan.search,
         "optimizer": plan.optimizer,
         "calibration": plan.calibration,
-        "mesh": strategy.pop("mesh"),
         "prediction": vars(plan.prediction),
         "proof": vars(plan.proof),
         "notes": list(plan.notes),
@@ -80,28 +61,32 @@ def to_json(plan: Plan) -> str:
         ],
         "replicated": [list(r) for r in plan.replicated],
         "signature": vars(plan.signature),
-        **strategy,
-        **pipeline,
+        **({} if plan.batch_norm == WHOLE else {"batch_norm": plan.batch_norm}),
+        "schedule": [" ".join(map(str, order)) for order in plan.schedule.orders],
+        "stages": [stage_text(stage) for stage in plan.stages],
         "cluster": toml_text.loads(cluster_to_toml(plan.cluster)),
         **({"also": [pack(one) if isinstance(one, Graph) else one for one in plan.also]} if plan.also else {}),
         "graph": pack(plan.captured) if isinstance(plan.captured, Graph) else plan.captured,
     }
-    return _readable(document)
+    return _readable(document) + "\n"
 
 
-def _readable(document: dict[str, Any]) -> str:
-    """JSON with one line per entry of the top-level objects: long enough to read, short enough to diff."""
-    lines = []
+def _readable(document: dict[str, Any], inside: str = "") -> str:
+    """JSON with one line per entry of objects and long lists: long enough to read, short enough to diff."""
+    lines, nested = [], f"{inside} "
     for key, value in document.items():
-        if isinstance(value, dict) and value:
-            entries = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            lines.append(f"{json.dumps(key)}: {{\n{entries}\n }}")
+        if key == "stages":
+            entries = ",\n".join(f"{nested} {_readable(stage, f'{nested} ')}" for stage in value)
+            lines.append(f"{json.dumps(key)}: [\n{entries}\n{nested}]")
+        elif isinstance(value, dict) and value:
+            entries = ",\n".join(f"{nested} {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
+            lines.append(f"{json.dumps(key)}: {{\n{entries}\n{nested}}}")
         elif isinstance(value, list) and value and key in LINE_BY_LINE:
-            entries = ",\n".join(f"  {json.dumps(v)}" for v in value)
-            lines.append(f"{json.dumps(key)}: [\n{entries}\n ]")
+            entries = ",\n".join(f"{nested} {json.dumps(v)}" for v in value)
+            lines.append(f"{json.dumps(key)}: [\n{entries}\n{nested}]")
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
-    return "{\n " + ",\n ".join(lines) + "\n}\n"
+    return f"{{\n{nested}" + f",\n{nested}".join(lines) + f"\n{inside}}}"
 
 
 def from_json(text: str, where: str = "the plan") -> Plan:
@@ -112,16 +97,35 @@ def from_json(text: str, where: str = "the plan") -> Plan:
         raise PlanError(
             f"{where} is not a plan of format {FORMAT!r} (found {shown(found)}).", "Plan again with this version."
         )
-    if "optimiser" in data:  # as files spelled it at first
-        data["optimizer"] = data.pop("optimiser")
+    if found in EARLIER:
+        data = _upgraded(data, where)
     return _plan(
         read_record(_Document, data, where=f"{where} is damaged", error=PlanError, remedy="Plan again."), where
     )
 
 
+def _upgraded(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """A file of an earlier format: one mesh had its strategy at the top, no stages and no schedule."""
+    if "optimiser" in data:  # as files spelled it at first
+        data["optimizer"] = data.pop("optimiser")
+    own = {field.name for field in fields(StageText)}
+    top = {key: data.pop(key) for key in own & data.keys() - {"prediction"}}
+    data.pop("microbatches", None)  # the schedule has them
+    if data.get("stages"):
+        return data
+    mesh, splits = top.get("mesh"), top.get("splits")
+    sizes = [axis[1] for axis in mesh if isinstance(axis, list) and len(axis) == 2] if isinstance(mesh, list) else []
+    devices = prod(size for size in sizes if isinstance(size, int))
+    top["ranks"] = list(range(devices)) if 0 < devices <= MOST_DEVICES else []
+    top["operators"] = list(splits) if isinstance(splits, dict) else []
+    signature = data.get("signature")
+    trains = not isinstance(signature, dict) or signature.get("training") is not False
+    return {**data, "stages": [top], "schedule": [str(one_pass(trains))]}
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Document(StrategyText):
-    """The file, key by key: what is decided about the strategy stands at the top, where people look for it."""
+class _Document:
+    """The file, key by key."""
 
     format: str
     model: str
@@ -137,14 +141,11 @@ class _Document(StrategyText):
     candidates: tuple[Candidate, ...]
     replicated: tuple[tuple[str, str, float], ...]
     signature: Signature
-    splits: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
-    resting: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cluster: dict[str, Any]
     asked: Asked = field(default_factory=Asked)
     graph: str | None = None
-    stages: tuple[StageText, ...] = ()
-    microbatches: int = 1
-    schedule: tuple[str, ...] = ()
+    stages: tuple[StageText, ...]
+    schedule: tuple[str, ...]
     serving: Serving | None = None
     batch_norm: str = WHOLE
     also: tuple[str | None, ...] = ()
@@ -159,11 +160,9 @@ def _cluster(data: dict[str, Any]) -> Cluster:
 
 def _plan(data: _Document, where: str) -> Plan:
     stages = tuple(stage_from(stage, f"stage {number} of {where}") for number, stage in enumerate(data.stages))
-    strategy, decisions = (stages[0].strategy, stages[0].decisions) if stages else strategy_from(data, where)
-    if not stages and not data.splits and data.signature.operators:
-        raise PlanError(f"{where} is damaged: it has neither splits nor stages.", "Plan again.")
-    schedule = schedule_from(data.schedule, where)
-    check_pipeline(stages, data.microbatches, schedule)
+    every = sorted({rank for stage in stages for rank in stage.ranks})
+    if every != list(range(len(every))):
+        raise PlanError(f"The ranks of {where} are {shown(every)}: they go from 0 on.", "Plan again.")
     for name, dtype, shape in (*data.signature.inputs, *data.signature.parameters):
         if dtype not in DTYPE_BYTES or any(extent < 0 for extent in shape):
             raise PlanError(f"{where} is damaged: {shown(name)} is {shown(dtype)}{shown(list(shape))}.", "Plan again.")
@@ -173,7 +172,8 @@ def _plan(data: _Document, where: str) -> Plan:
         model=data.model,
         signature=data.signature,
         cluster=_cluster(data.cluster),
-        strategy=strategy,
+        stages=stages,
+        schedule=schedule_from(data.schedule, where),
         search=data.search,
         optimizer=data.optimizer,
         prediction=data.prediction,
@@ -187,10 +187,6 @@ def _plan(data: _Document, where: str) -> Plan:
         sequence=data.sequence,
         dtype=data.dtype,
         captured=data.graph,
-        decisions=decisions,
-        stages=stages,
-        microbatches=data.microbatches,
-        schedule=schedule,
         serving=data.serving,
         batch_norm=data.batch_norm,
         also=tuple(one for one in data.also if one is not None),

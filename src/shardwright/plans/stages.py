@@ -1,19 +1,18 @@
-"""A pipeline in a plan: stages on ranks of their own, each with its own mesh and strategy, micro-batches, and a schedule.
+"""The stages of a plan: each has operators of the captured graph, ranks of its own, a mesh and a strategy on it.
 
-A plan without stages runs the whole model on one mesh, the batch in one go. A plan with stages says for each which operators
-of the captured graph it computes, on which ranks, and how it is split there; the schedule
-(:mod:`shardwright.schedules`) orders the passes of every device, a *device* of the schedule being the ranks of one mesh.
-Stages are numbered so that values flow from lower to higher numbers. One stage with several micro-batches is gradient
-accumulation. The strategy of a stage speaks of the operators of its own graph
-(:func:`shardwright.program.stages.stage_graphs`), which are those of a micro-batch.
+The schedule (:mod:`shardwright.schedules`) orders the passes of every device, a *device* of the schedule being the ranks of
+one mesh. Stages are numbered so that values flow from lower to higher numbers. One mesh is one stage that takes the batch in
+one go, gradient accumulation one stage with several micro-batches. The strategy of a stage speaks of the operators of its
+own graph (:func:`shardwright.program.stages.stage_graphs`), which are those of a micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
 from shardwright.errors import PlanError, ProblemError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
@@ -24,6 +23,15 @@ from shardwright.records import shown
 from shardwright.schedules import Schedule
 
 AGAIN = "Plan again."
+
+
+def one_pass(training: bool) -> Schedule:
+    """One stage, the batch in one go: a forward pass and, where the model is trained, one back.
+
+    >>> print(one_pass(True))
+    0F0 0B0
+    """
+    return Schedule.parse("0F0 0B0" if training else "0F0")
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,10 @@ class StagePrediction:
 
 @dataclass(frozen=True)
 class Stage:
-    """Operators of the captured graph, by name, that run together on ``ranks`` (row by row along the axes of the mesh)."""
+    """Operators of the captured graph, by name, that run together on ``ranks`` (row by row along the axes of the mesh).
+
+    ``decisions`` are routes between layouts, sums between replicas and sizes of bundles: running asks no price again.
+    """
 
     operators: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -47,11 +58,26 @@ class Stage:
     decisions: Written = field(default_factory=Written)
     prediction: StagePrediction | None = None
 
+    @staticmethod
+    def of(graph: Graph, strategy: Strategy, decisions: Written | None = None) -> Stage:
+        """All operators of a graph on as many ranks as the strategy is for."""
+        names, ranks = tuple(op.name for op in graph.ops), tuple(range(strategy.devices))
+        return Stage(names, ranks, strategy, decisions or Written())
+
+    def mesh_of(self, cluster: Cluster) -> Mesh:
+        """Its priced mesh, on its part of a cluster."""
+        found = mesh_of(part_of(cluster, self.ranks), self.strategy.sizes)
+        named = zip(found.axes, self.strategy.axes, strict=True)
+        axes = tuple(replace(axis, name=name) for axis, (name, _) in named)
+        return replace(found, axes=axes).with_shares(self.strategy.shares)
+
 
 @dataclass(frozen=True)
-class StrategyText:
-    """A strategy with its decisions, key by key, as it stands in a plan's file."""
+class StageText:
+    """A stage, key by key, as it stands in a plan's file."""
 
+    operators: tuple[str, ...]
+    ranks: tuple[int, ...]
     mesh: tuple[tuple[str, int], ...]
     splits: dict[str, tuple[str | None, ...]]
     resting: dict[str, tuple[str, ...]]
@@ -64,14 +90,6 @@ class StrategyText:
     sizes: Sizes = field(default_factory=Sizes)
     routes: tuple[RouteText, ...] = ()
     nests: tuple[NestText, ...] = ()
-
-
-@dataclass(frozen=True)
-class StageText(StrategyText):
-    """A stage in a plan's file."""
-
-    operators: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
     prediction: StagePrediction | None = None
 
 
@@ -93,8 +111,15 @@ def strategy_text(s: Strategy, decisions: Written) -> dict[str, Any]:
     }
 
 
-def strategy_from(data: Any, where: str) -> tuple[Strategy, Written]:
-    """The inverse, from whatever has the fields of :class:`StrategyText`."""
+def stage_text(stage: Stage) -> dict[str, Any]:
+    """A stage as JSON values."""
+    about = {"operators": list(stage.operators), "ranks": list(stage.ranks)}
+    prediction = None if stage.prediction is None else asdict(stage.prediction)
+    return {**about, "prediction": prediction, **strategy_text(stage.strategy, stage.decisions)}
+
+
+def stage_from(data: StageText, where: str) -> Stage:
+    """The inverse of :func:`stage_text`."""
     axes = len(data.mesh)
     if not axes or any(size < 1 for _, size in data.mesh) or len(dict(data.mesh)) != axes:
         raise PlanError(f"{where} is damaged: its mesh is {shown(data.mesh)}.", AGAIN)
@@ -115,51 +140,27 @@ def strategy_from(data: Any, where: str) -> tuple[Strategy, Written]:
         shares=data.shares,
         lightly=data.lightly,
     )
-    return strategy, decisions_from(data.sizes, data.routes, data.nests, axes)
-
-
-def stage_text(stage: Stage) -> dict[str, Any]:
-    """A stage as JSON values."""
-    about = {"operators": list(stage.operators), "ranks": list(stage.ranks)}
-    prediction = None if stage.prediction is None else asdict(stage.prediction)
-    return {**about, "prediction": prediction, **strategy_text(stage.strategy, stage.decisions)}
-
-
-def stage_from(data: StageText, where: str) -> Stage:
-    """The inverse of :func:`stage_text`."""
-    strategy, decisions = strategy_from(data, where)
+    decisions = decisions_from(data.sizes, data.routes, data.nests, axes)
     return Stage(data.operators, data.ranks, strategy, decisions, data.prediction)
 
 
-def schedule_from(rows: Sequence[str], where: str) -> Schedule | None:
-    """A schedule from one line per device; none where there are no lines."""
-    if not rows:
-        return None
+def schedule_from(rows: Sequence[str], where: str) -> Schedule:
+    """A schedule from one line per device."""
     try:
         return Schedule.parse("\n".join(rows))
     except ProblemError as error:
         raise PlanError(f"{where} is damaged: {error.message}", AGAIN) from None
 
 
-def check_pipeline(stages: Sequence[Stage], microbatches: int, schedule: Schedule | None) -> None:
-    """Refuse stages, micro-batches and a schedule that do not belong together.
+def check_stages(stages: Sequence[Stage], schedule: Schedule) -> None:
+    """Refuse stages and a schedule that do not belong together.
 
     Raises
     ------
     PlanError
     """
-    if not stages:
-        if microbatches != 1 or schedule is not None:
-            raise PlanError(f"The plan has {microbatches} micro-batches and no stage.", AGAIN)
-        return
-    if schedule is None:
-        raise PlanError(f"The plan has {len(stages)} stages and no schedule.", AGAIN)
-    if (schedule.stages, schedule.microbatches) != (len(stages), microbatches):
-        raise PlanError(
-            f"The plan has {len(stages)} stages and {microbatches} micro-batches, its schedule {schedule.stages} "
-            f"and {schedule.microbatches}.",
-            AGAIN,
-        )
+    if schedule.stages != len(stages):
+        raise PlanError(f"The plan has {len(stages)} stages, its schedule {schedule.stages}.", AGAIN)
     ranks_of: dict[int, tuple[int, ...]] = {}
     for number, (stage, device) in enumerate(zip(stages, schedule.device_of, strict=True)):
         if stage.strategy.devices != len(stage.ranks):
@@ -173,9 +174,9 @@ def check_pipeline(stages: Sequence[Stage], microbatches: int, schedule: Schedul
                 f"{list(ranks_of[device])}.",
                 AGAIN,
             )
-    every = sorted(rank for ranks in ranks_of.values() for rank in ranks)
-    if every != list(range(len(every))):
-        raise PlanError(f"The ranks of the plan's stages are {every}: each must be there once, from 0 on.", AGAIN)
+    every = [rank for ranks in ranks_of.values() for rank in ranks]
+    if len(set(every)) != len(every) or min(every, default=0) < 0:
+        raise PlanError(f"The ranks of the plan's stages are {sorted(every)}: each must be there once.", AGAIN)
 
 
 def check_operators(stages: Sequence[Stage], graph: Graph) -> None:

@@ -51,7 +51,7 @@ def build(
 
     Example
     -------
-    >>> program = build(graph, plan.strategy, plan.decisions, (0, 1))                            # doctest: +SKIP
+    >>> program = build(graph, stage.strategy, stage.decisions, (0, 1))                          # doctest: +SKIP
     >>> [i.name for i in program.instructions if i.kind is Kind.GATHER]                          # doctest: +SKIP
     """
     place = (0,) * len(strategy.axes) if coordinate is None else coordinate

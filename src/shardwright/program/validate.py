@@ -43,7 +43,7 @@ def validate(graph: Graph, strategy: Strategy, decisions: Decisions) -> None:
 
     Examples
     --------
-    >>> validate(graph, plan.strategy, plan.decisions)                                           # doctest: +SKIP
+    >>> validate(graph, stage.strategy, stage.decisions)                                         # doctest: +SKIP
 
     Raises
     ------

@@ -85,7 +85,7 @@ class Difference:
         return {
             "step_seconds": [step.seconds for step in self.steps],
             "memory_bytes": [step.peak_bytes for step in self.steps],
-            "mesh": [plan.strategy.axes for plan in (self.first, self.second)],
+            "mesh": [plan.stages[0].strategy.axes for plan in (self.first, self.second)],
             "shape": [step.shape for step in self.steps],
             "difference_seconds": self.seconds,
             "decisions": [{**asdict(d), "difference": d.difference, "differs": d.differs} for d in self.decisions],
@@ -195,7 +195,7 @@ def _wording(side: Side) -> Callable[[str], str]:
 
     def words(what: str) -> str:
         if what == STAGES:
-            return side.shape if side.plan.stages else "one mesh, the batch in one go"
+            return side.shape if not side.plan.whole else "one mesh, the batch in one go"
         if what == HOST:
             return f"{side.plan.devices} devices"
         return _words(what, plan, graph, described.rules, described.labels)
@@ -223,7 +223,7 @@ def _decision(event: Event, step: RankStep) -> tuple[str, str]:
 
 def _words(what: str, plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> str:
     """A plan's decision as a phrase."""
-    strategy = plan.strategy
+    strategy = plan.stages[0].strategy
     if what in (RESTING, UPDATE):
         return _resting_words(strategy, graph)
     ops = [op for op in graph.ops if family(op.module) == what]
@@ -258,14 +258,15 @@ def _resting_words(strategy: Strategy, graph: Graph) -> str:
 
 
 def _alone(decisions: list[Decision], first: Plan, second: Plan, graph: Graph) -> tuple[Decision, ...]:
-    staged = first.stages or second.stages
-    if staged or first.strategy.axes != second.strategy.axes or first.cluster != second.cluster:
+    ours, theirs = first.stages[0].strategy, second.stages[0].strategy
+    both = first.whole and second.whole and first.cluster == second.cluster
+    if not both or ours.axes != theirs.axes:
         return tuple(decisions)
     tried, left = [], ALONE
     for decision in decisions:
         seconds = None
         if decision.differs and left and decision.what not in (HOST, UPDATE):
-            seconds = _simulated(_taken_over(decision.what, first.strategy, second.strategy, graph), second, graph)
+            seconds = _simulated(_taken_over(decision.what, ours, theirs, graph), second, graph)
             left -= 1
         tried.append(replace(decision, alone=seconds))
     return tuple(tried)
@@ -288,6 +289,6 @@ def _taken_over(what: str, first: Strategy, second: Strategy, graph: Graph) -> S
 
 def _simulated(strategy: Strategy, plan: Plan, graph: Graph) -> float | None:
     try:
-        return simulate(graph, strategy, plan.mesh, graph.training, plan.optimizer).seconds
+        return simulate(graph, strategy, plan.meshes[0], graph.training, plan.optimizer).seconds
     except PlanError:
         return None  # the two plans' layouts do not meet there

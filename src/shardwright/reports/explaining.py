@@ -43,7 +43,7 @@ def explain(plan: Plan, operator: str | None = None, *, graph: Graph | None = No
 
 def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
     """Every decision once: operators and parameters of repeated blocks stand for the first block, stage by stage."""
-    if plan.stages:
+    if not plan.whole:
         parts = [explained_plan(*part) for part in stage_plans(plan, graph)]
         return {
             "operators": [{**row, "stage": n} for n, part in enumerate(parts) for row in part["operators"]],
@@ -52,8 +52,8 @@ def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
             "binding": binding(plan),
             "asked": vars(plan.asked),
         }
-    standing = representatives(graph)
-    alike = {op.name: plan.strategy.splits[op.name] == plan.strategy.splits[standing[op.name]] for op in graph.ops}
+    strategy, standing = plan.stages[0].strategy, representatives(graph)
+    alike = {op.name: strategy.splits[op.name] == strategy.splits[standing[op.name]] for op in graph.ops}
     times: dict[str, int] = {}
     for name, first in standing.items():
         times[first] = times.get(first, 0) + alike[name]
@@ -63,14 +63,14 @@ def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
             "target": op.target,
             "module": op.module,
             "source": op.source,
-            "split": plan.strategy.splits[op.name],
+            "split": strategy.splits[op.name],
             "times": times[op.name] if standing[op.name] == op.name else 1,
         }
         for op in graph.ops
         if standing[op.name] == op.name or not alike[op.name]
     ]
     parameters = [
-        {"parameter": p.paths[0], "resting": layout_text(plan.strategy.resting[p.tensor])} for p in graph.parameters
+        {"parameter": p.paths[0], "resting": layout_text(strategy.resting[p.tensor])} for p in graph.parameters
     ]
     return {
         "operators": rows,
@@ -95,14 +95,14 @@ def matching(graph: Graph, pattern: str) -> list[Op]:
 
 def explained_operators(plan: Plan, graph: Graph, pattern: str) -> list[dict[str, Any]]:
     """Operators with their splits, their costs, the next-best options and their totals; of a pipeline, in their stage."""
-    if plan.stages:
+    if not plan.whole:
         matching(graph, pattern)
         parts = [(n, *part) for n, part in enumerate(stage_plans(plan, graph)) if _matches(part[1], pattern)]
         rows = [{**row, "stage": n} for n, one, part in parts for row in explained_operators(one, part, pattern)]
         return rows[:MOST]
     found = matching(graph, pattern)
     stated = restate(plan, graph)
-    choice = stated.choice(plan.strategy)
+    choice = stated.choice(plan.stages[0].strategy)
     document: list[dict[str, Any]] = []
     for op in found[:MOST]:
         node = stated.stands_for["op", op.name]
@@ -131,17 +131,17 @@ def explained_operators(plan: Plan, graph: Graph, pattern: str) -> list[dict[str
 
 def binding(plan: Plan) -> str:
     """Which constraints hold the plan back: memory, what a user asked for, or nothing but the prices."""
-    device, asked = plan.mesh.device, plan.asked
+    device, asked, strategy = plan.meshes[0].device, plan.asked, plan.stages[0].strategy
     limit = limit_of(device, asked.memory_limit)
     whose = "memory limit" if limit < device.usable_memory else f"memory of one {device.name}"
     share = plan.prediction.memory_bytes / limit
     used = f"{bytes_text(plan.prediction.memory_bytes)} of {bytes_text(limit)}, the {whose}"
     held = [f"memory binds ({used})"] if share > BINDS else []
     held += [f"the pin {text!r} holds" for text in asked.pins] + [f"{text!r} is forbidden" for text in asked.forbidden]
-    if plan.strategy.recomputed:
-        light = len(plan.strategy.lightly)
-        held += [f"activations of {len(plan.strategy.recomputed) - light} blocks are recomputed to save memory"] * (
-            light < len(plan.strategy.recomputed)
+    if strategy.recomputed:
+        light = len(strategy.lightly)
+        held += [f"activations of {len(strategy.recomputed) - light} blocks are recomputed to save memory"] * (
+            light < len(strategy.recomputed)
         )
         held += [f"what is cheap to compute of {light} blocks is recomputed to save memory"] * bool(light)
     free = f"no constraint binds (memory: {used}); the prices decide"

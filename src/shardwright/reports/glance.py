@@ -51,7 +51,7 @@ def rate_text(count: float) -> str:
 def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
     """Cards, and the race between the plan and its baselines. ``price`` is that of one device for an hour."""
     p, proof = plan.prediction, plan.proof
-    limit = limit_of(plan.mesh.device, plan.asked.memory_limit)
+    limit = limit_of(plan.meshes[0].device, plan.asked.memory_limit)
     cards = [
         card(
             "one step (simulated)",
@@ -73,7 +73,7 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
             cost = price * plan.devices * p.step_seconds / 3600 / work.count * 1e6
             below = f"at {price:g} for a device and hour"
             cards.append(card(f"cost of a million {work.unit}", data("cost", cost, f"{cost:.3g}"), below))
-    if plan.stages:
+    if not plan.whole:
         idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
         below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
         cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))

@@ -19,7 +19,7 @@ def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline | PipelineTi
     >>> shardwright.simulate(plan).seconds                                        # doctest: +SKIP
     """
     graph = plan.graph() if graph is None else graph
-    return simulate_plan_pipeline(plan, graph) if plan.stages else simulate_plan(plan, graph)
+    return simulate_plan_pipeline(plan, graph) if not plan.whole else simulate_plan(plan, graph)
 
 
 def report(plan: Plan, path: str | Path, *, graph: Graph | None = None) -> None:

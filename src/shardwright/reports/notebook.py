@@ -21,15 +21,12 @@ def notebook_html(plan: Plan) -> str:
         work = work_of(plan.graph())
     except ShardwrightError:
         work = None  # a plan that holds no graph knows no tokens
-    axes = " × ".join(f"{name} {size}" for name, size in plan.strategy.axes)
-    if plan.stages:
-        axes = f"{len(plan.stages)} stages of {axes}, {plan.microbatches} micro-batches"
     notes = table("Notes", ["note"], [[escape(note)] for note in plan.notes]) if plan.notes else ""
     inside = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title><style>{asset("page.css")}'
         "body { font-size: 14px; } main { padding: 0.5rem; }</style></head><body><main>"
         f"<h2>{escape(plan.model or 'model')} on {escape(plan.cluster.name)}</h2>"
-        f'<p class="hint">{escape(axes)} · prices: {escape(plan.calibration)}</p>'
+        f'<p class="hint">{escape(plan.shape)} · prices: {escape(plan.calibration)}</p>'
         f"{glance(plan, work)}{notes}</main></body></html>"
     )
     height = REST + ROW * len(plan.candidates) + 60 * bool(plan.notes)

@@ -76,8 +76,8 @@ def plan_page(
     >>> page = plan_page(plan, graph)
     """
     described, work = describe_graph(graph), work_of(graph)
-    limit = limit_of(plan.mesh.device, plan.asked.memory_limit)
-    piped = Piped.of(plan, graph) if plan.stages else None
+    limit = limit_of(plan.meshes[0].device, plan.asked.memory_limit)
+    piped = Piped.of(plan, graph) if not plan.whole else None
     shown = plan if piped is None else simulated_prediction(plan, piped.timeline, limit)
     if piped is None:
         carried, content, under = _one_mesh(plan, graph, described, why_seconds, limit, traces, work, price)
@@ -116,10 +116,10 @@ def _one_mesh(
     price: float | None,
 ) -> Parts:
     """A plan whose ranks all do the same."""
-    steps, mesh = rank_steps(plan, graph), plan.mesh
+    steps, mesh = rank_steps(plan, graph), plan.meshes[0]
     sent = flows(steps[0].communication, mesh)
     measured = compare_with(steps[0], graph, traces[0]) if traces else None
-    axes = axes_of(plan.strategy)
+    axes = axes_of(plan.stages[0].strategy)
     block = {"ranks": list(range(mesh.devices)), "axes": axes, "flows": [asdict(flow) for flow in sent]}
     carried = {
         "axes": axes,
@@ -144,7 +144,7 @@ def _one_mesh(
     }
     names = " × ".join(f"{axis.name} {axis.size}" for axis in mesh.axes)
     found = plan.search if plan.search != "auto" else "found by search"
-    return carried, content, f"{plan.strategy.devices} devices as {names} · {found}"
+    return carried, content, f"{plan.stages[0].strategy.devices} devices as {names} · {found}"
 
 
 def _stages(

@@ -35,7 +35,7 @@ def picture(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labe
     """The plan as a drawing: ``.svg()`` or ``.pdf()``; of a pipeline with its passes, and the first stage's splits."""
     items: list[Box | Words] = [Words(12, 24, f"{plan.model or 'model'} on {plan.cluster.name}", 16, bold=True)]
     bottom = _candidates(plan, items, 42)
-    if plan.stages:
+    if not plan.whole:
         piped = Piped.of(plan, graph)
         bottom = _passes(piped, items, bottom + 30)
         plan, graph = piped.stage(0)
@@ -122,10 +122,10 @@ def _strips(
     most = max((times[op.name] for op in ops), default=1)
     said = f"operators in order{f', the block that repeats {most} times drawn once' if most > 1 else ''}"
     items.append(Words(LEFT, top - 8, said, 11, colour=SOFT))
-    for axis, (name, size) in enumerate(plan.strategy.axes):
+    for axis, (name, size) in enumerate(plan.stages[0].strategy.axes):
         items.append(Words(LEFT - 10, top + 15, f"{name} × {size}", anchor="end"))
         for i, op in enumerate(ops):
-            cut = cut_of(plan.strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {}))
+            cut = cut_of(plan.stages[0].strategy.splits[op.name][axis], rules[op.name], labels.get(op.name, {}))
             hint = f"{op.name} ({op.target}) in {op.module or 'the model'}: {MEANING[cut]}"
             items.append(Box(LEFT + i * width, top, max(width - 0.6, 0.4), 20, COLOURS[cut], hint))
         top += ROW

@@ -28,7 +28,7 @@ def carried(piped: Piped, why_seconds: float) -> dict[str, Any]:
         found = why_rows(one, graph, described, why_seconds / len(plan.stages))
         why |= {name: options for name, options in found.items() if name not in why}
     return {
-        "axes": axes_of(plan.strategy),
+        "axes": axes_of(plan.stages[0].strategy),
         "devices": plan.devices,
         "split": rows,
         "why": why,
@@ -40,7 +40,6 @@ def carried(piped: Piped, why_seconds: float) -> dict[str, Any]:
 def under(piped: Piped) -> str:
     """The line below the title."""
     plan = piped.plan
-    assert plan.schedule is not None
     meshes = dict.fromkeys(" × ".join(f"{name} {size}" for name, size in stage.strategy.axes) for stage in plan.stages)
     order = order_name(plan.schedule) or "found by search"
     return (
@@ -149,7 +148,7 @@ def _collectives(piped: Piped) -> list[list[str]]:
     found: dict[tuple[str, str], list[tuple[int, int, float, str, float]]] = {}
     for number in range(len(plan.stages)):
         done = piped.communication(number)
-        links = {axis.name: axis for axis in plan.stage_mesh(number).axes}
+        links = {axis.name: axis for axis in plan.meshes[number].axes}
         for flow in piped.flows(number):
             times, size = done[flow.collective, flow.axis]
             line = (times, size, flow.bytes, RECEIVERS[flow.to], links[flow.axis].bandwidth)

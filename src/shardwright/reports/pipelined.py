@@ -21,7 +21,8 @@ from shardwright.costs.pricing import Priced
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
-from shardwright.plans import Plan
+from shardwright.plans import Plan, Stage
+from shardwright.plans.stages import one_pass
 from shardwright.program.microbatches import batch_of
 from shardwright.program.pipeline import Pipeline
 from shardwright.program.transfers import Border
@@ -81,7 +82,7 @@ class Piped:
 
     def inside(self, stage: int, size: int) -> RankStep:
         """The passes of one micro-batch through a stage by themselves, without what follows once a step."""
-        mine, mesh = self.timeline.times[stage, size].events, self.plan.stage_mesh(stage)
+        mine, mesh = self.timeline.times[stage, size].events, self.plan.meshes[stage]
         numbers = [n for n in range(len(mine.events)) if n not in mine.home]
         place = {number: here for here, number in enumerate(numbers)}
         events = tuple(moved(mine.events[number], place) for number in numbers)
@@ -114,7 +115,7 @@ class Piped:
         return {key: value for key, value in found.items() if value[0]}
 
     def flows(self, number: int) -> list[Flow]:
-        return flows(self.communication(number), self.plan.stage_mesh(number))
+        return flows(self.communication(number), self.plan.meshes[number])
 
     @cached_property
     def parcels(self) -> Mapping[tuple[int, int], float]:
@@ -131,17 +132,13 @@ def stage_plan(plan: Plan, number: int, graph: Graph) -> Plan:
     return replace(
         plan,
         cluster=part_of(plan.cluster, stage.ranks),
-        strategy=strategy,
-        decisions=stage.decisions,
-        stages=(),
-        microbatches=1,
-        schedule=None,
+        stages=(Stage.of(graph, strategy, stage.decisions),),
+        schedule=one_pass(graph.training),
     )
 
 
 def stage_plans(plan: Plan, graph: Graph) -> list[tuple[Plan, Graph]]:
     """Every stage as a plan of its own, with the graph of one micro-batch of it."""
-    assert plan.schedule is not None  # a plan with stages has one
     parts = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm).parts
     return [(stage_plan(plan, number, part.graph), part.graph) for number, part in enumerate(parts[max(parts)])]
 
@@ -257,7 +254,7 @@ def _border(plan: Plan, one: Border) -> dict[str, Any]:
 
 
 def _program(plan: Plan, timeline: PipelineTimeline, stage: int, size: int) -> dict[str, Any]:
-    times, mesh = timeline.times[stage, size], plan.stage_mesh(stage)
+    times, mesh = timeline.times[stage, size], plan.meshes[stage]
     mine, held = times.events, times.bytes
     step = _rank_step(plan, timeline, stage, size)
     processor = rank_processor(mesh)
@@ -277,7 +274,7 @@ def _program(plan: Plan, timeline: PipelineTimeline, stage: int, size: int) -> d
 
 
 def _rank_step(plan: Plan, timeline: PipelineTimeline, stage: int, size: int) -> RankStep:
-    mine, mesh = timeline.times[stage, size].events, plan.stage_mesh(stage)
+    mine, mesh = timeline.times[stage, size].events, plan.meshes[stage]
     return _step_of(Priced(mine.program, mesh, tuple(mine.events)), f"stage {stage}", len(plan.stages[stage].ranks))
 
 

@@ -22,7 +22,7 @@ class Side:
 
     @staticmethod
     def of(plan: Plan, graph: Graph) -> Side:
-        if plan.stages:
+        if not plan.whole:
             return Side(plan, graph, None, Piped.of(plan, graph))
         return Side(plan, graph, rank_steps(plan, graph)[0], None)
 
@@ -44,8 +44,8 @@ class Side:
     @property
     def shape(self) -> str:
         """The mesh, or the stages and micro-batches."""
-        axes = " × ".join(f"{name} {size}" for name, size in self.plan.strategy.axes)
-        if not self.plan.stages:
+        axes = " × ".join(f"{name} {size}" for name, size in self.plan.stages[0].strategy.axes)
+        if self.plan.whole:
             return axes
         order = order_name(self._pipe.timeline.timing.schedule) or "an order that was searched for"
         return f"{len(self.plan.stages)} stages of {axes}, {self.plan.microbatches} micro-batches, {order}"

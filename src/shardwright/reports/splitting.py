@@ -27,7 +27,7 @@ def split_rows(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: L
 
 def standing(plan: Plan, graph: Graph) -> tuple[list[Op], dict[str, int]]:
     """The operators to show (one for all that decide like it) and how many each stands for."""
-    first_of, splits = representatives(graph), plan.strategy.splits
+    first_of, splits = representatives(graph), plan.stages[0].strategy.splits
     times: dict[str, int] = {}
     for name, first in first_of.items():
         shown = first if splits[name] == splits[first] else name
@@ -39,7 +39,7 @@ def _operators(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: L
     ops, times = standing(plan, graph)
     rows = []
     for op in ops:
-        split, known = plan.strategy.splits[op.name], rules[op.name]
+        split, known = plan.stages[0].strategy.splits[op.name], rules[op.name]
         needs = input_layouts(known, split, len(op.inputs))
         gives = output_layouts(known, split, len(op.outputs))
         rows.append(
@@ -67,14 +67,16 @@ def _parameters(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
     folded: dict[tuple[Any, ...], dict[str, Any]] = {}
     for parameter in graph.parameters:
         path, meta = parameter.paths[0], graph.tensors[parameter.tensor]
-        layout = plan.strategy.resting[parameter.tensor]
-        gathered = parameter.tensor in plan.strategy.regathered
+        layout = plan.stages[0].strategy.resting[parameter.tensor]
+        gathered = parameter.tensor in plan.stages[0].strategy.regathered
         key = (NUMBERED.sub("*", path), meta.shape, meta.dtype, layout, gathered)
         if key in folded:
             folded[key]["times"] += 1
             continue
         module, _, leaf = path.rpartition(".")
-        held = int(largest_shard(meta.shape, layout, plan.strategy.sizes)) * (meta.bytes // max(meta.elements, 1))
+        held = int(largest_shard(meta.shape, layout, plan.stages[0].strategy.sizes)) * (
+            meta.bytes // max(meta.elements, 1)
+        )
         folded[key] = {
             "row": "parameter",
             "module": module,

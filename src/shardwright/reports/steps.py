@@ -103,7 +103,7 @@ class RankStep:
 
 def rank_steps(plan: Plan, graph: Graph) -> tuple[RankStep, ...]:
     """A simulated step for every kind of rank of a plan; all ranks of an operator-split plan are of one kind."""
-    mesh = plan.mesh
+    mesh = plan.meshes[0]
     timeline = simulate_plan(plan, graph)
     count = mesh.devices
     title = "the one device" if count == 1 else f"each of the {count} ranks"

@@ -30,7 +30,7 @@ def why_rows(plan: Plan, graph: Graph, described: Described, seconds: float) -> 
     started = perf_counter()
     try:
         stated = restate(plan, graph, described)
-        choice = stated.choice(plan.strategy)
+        choice = stated.choice(plan.stages[0].strategy)
     except (ShardwrightError, KeyError, ValueError):
         return {}  # a plan of another kind than one search over one mesh: nothing to ask
     ops, _ = standing(plan, graph)

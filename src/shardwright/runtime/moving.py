@@ -103,7 +103,7 @@ def prepared(model: ParallelModule | PipelineModule, plan: Plan, device: torch.d
     options = {} if pipelined else model._options
     precision = model._precision if pipelined else (options["compute_dtype"], options["reduce_dtype"])
     _refuse_parts(options)
-    if plan.stages:
+    if not plan.whole or plan.devices < dist.get_world_size():
         stages = Stages.of(plan, graph, device.type, model._stages.known if pipelined else {})
         compare = options.get("compare_batches", 1)
         aside = _aside(model, stages)
@@ -113,7 +113,7 @@ def prepared(model: ParallelModule | PipelineModule, plan: Plan, device: torch.d
             return stages.module(tensors, aside, precision, **about)
 
         return stages.resting(), stages_of
-    strategy, decisions = plan.strategy, decisions_of(plan)
+    strategy, decisions = plan.stages[0].strategy, decisions_of(plan)
     refuse_uneven_rest(graph, strategy)
     same = not pipelined and model.program.strategy.axes == strategy.axes
     mesh = model.mesh if same else device_mesh(strategy, device)
@@ -143,10 +143,9 @@ def _refuse_held_back(model: ParallelModule | PipelineModule) -> None:
 
 
 def _refuse_others(plan: Plan) -> None:
-    """A plan is for all processes; one with stages may leave some out, which then only look on."""
+    """A plan may leave some processes out, which then only look on."""
     here = dist.get_world_size()
-    last = max((rank for stage in plan.stages for rank in stage.ranks), default=plan.devices - 1)
-    if last >= here or (not plan.stages and plan.devices != here):
+    if plan.ranks[-1] >= here:
         raise PlanError(
             f"The plan is for {plan.devices} processes, and {here} are running.",
             "Plan for those that are there; fewer or more start anew, from a checkpoint.",

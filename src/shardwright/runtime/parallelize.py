@@ -20,7 +20,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from shardwright._torch_compat import map_tree
-from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
@@ -132,30 +131,30 @@ def parallelize(
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
     graph = _common(plan, graph)
-    strategy = plan if isinstance(plan, Strategy) else plan.strategy
-    if isinstance(plan, Plan):
-        plan.check(graph)
-        plan = for_those_here(plan, graph)
-        strategy = plan.strategy
-        if plan.stages:
-            _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
-            staged = pipelined(
-                model,
-                plan,
-                graph,
-                device=device,
-                weights=weights,
-                strict=strict,
-                initialise=initialise,
-                compute_dtype=compute_dtype,
-                reduce_dtype=reduce_dtype,
-                keep=keep,
-                compare_batches=compare_batches,
-            )
-            carry_over(before)
-            profile_if_asked(staged, every_rank=True)
-            assist_if_asked(staged)
-            return staged
+    priced = isinstance(plan, Plan)
+    plan = Plan.of(graph, plan) if isinstance(plan, Strategy) else plan
+    plan.check(graph)
+    plan = for_those_here(plan, graph)
+    if not plan.whole:
+        _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
+        staged = pipelined(
+            model,
+            plan,
+            graph,
+            device=device,
+            weights=weights,
+            strict=strict,
+            initialise=initialise,
+            compute_dtype=compute_dtype,
+            reduce_dtype=reduce_dtype,
+            keep=keep,
+            compare_batches=compare_batches,
+        )
+        carry_over(before)
+        profile_if_asked(staged, every_rank=True)
+        assist_if_asked(staged)
+        return staged
+    strategy = plan.stages[0].strategy
     if recompute is not None:
         strategy = replace(strategy, recomputed=tuple(recompute), lightly=frozenset())
     refuse_uneven_rest(graph, strategy)
@@ -178,14 +177,14 @@ def parallelize(
         compare_batches=compare_batches,
         calling=Calling.of(model.forward, graph),
         template=template,
-        judged_on=plan.mesh.device if isinstance(plan, Plan) else None,
+        judged_on=plan.meshes[0].device if priced else None,
         # In another precision than the plan's every call is another one.
-        expected=tuple(plan.other_graphs(trusted=True)) if isinstance(plan, Plan) and compute_dtype is None else (),
+        expected=tuple(plan.other_graphs(trusted=True)) if compute_dtype is None else (),
         original=model,
     )
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
-    parallel.__dict__["_plan"] = plan if isinstance(plan, Plan) else None
+    parallel.__dict__["_plan"] = plan if priced else None
     carry_over(before)
     profile_if_asked(parallel)
     assist_if_asked(parallel)
@@ -271,13 +270,9 @@ def _on(device: torch.device, value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=device) if zeros else value
 
 
-def decisions_of(plan: Union[Plan, Strategy]) -> Decisions:
-    """What the plan decided about routes and sums; a bare strategy leaves that to the prices of this machine."""
-    if isinstance(plan, Plan):
-        return replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-    found = mesh_of(parse_cluster(f"local:{plan.devices}"), plan.sizes)
-    axes = tuple(replace(axis, name=name) for axis, (name, _) in zip(found.axes, plan.axes, strict=True))
-    return ByPrice(Mesh(axes, found.device).with_shares(plan.shares))
+def decisions_of(plan: Plan) -> Decisions:
+    """What the plan decided about routes and sums of its first stage; the prices of its mesh decide what it leaves open."""
+    return replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
 
 
 def device_mesh(strategy: Strategy, device: torch.device | str | None = None) -> DeviceMesh:

@@ -93,9 +93,9 @@ def sampler(
     >>> model = shardwright.parallelize(model, plan, inputs="rows")                             # doctest: +SKIP
     >>> for x, y in DataLoader(dataset, batch_sampler=rows): model(x, y).backward()             # doctest: +SKIP
     """
-    if plan.stages:
+    if not plan.whole:
         raise RunError("A plan with stages takes whole batches on every rank.", "Use an ordinary DataLoader.")
-    strategy, inputs = plan.strategy, plan.signature.inputs
+    strategy, inputs = plan.stages[0].strategy, plan.signature.inputs
     rows = batch if batch is not None else next((shape[0] for _, _, shape in inputs if shape), None)
     if not rows:
         raise RunError("The plan knows no batch.", "Say how many rows a batch has: sampler(dataset, plan, batch=32).")

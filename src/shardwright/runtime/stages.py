@@ -58,12 +58,11 @@ class Stages:
         ------
         PlanError, LoweringError
         """
-        assert plan.schedule is not None  # a plan with stages has one
         pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
         check(pipeline)
         meshes, rank = _meshes(plan, kind, known), dist.get_rank()
         every = range(len(plan.stages))
-        decisions = tuple(replace(plan.stages[n].decisions, otherwise=ByPrice(plan.stage_mesh(n))) for n in every)
+        decisions = tuple(replace(plan.stages[n].decisions, otherwise=ByPrice(plan.meshes[n])) for n in every)
         own = tuple(number for number in every if rank in plan.stages[number].ranks)
         programs = {}
         with together("programs"):

@@ -315,8 +315,7 @@ def simulate_plan_pipeline(
     >>> simulate_plan_pipeline(plan, plan.graph()).bubble                                        # doctest: +SKIP
     >>> simulate_plan_pipeline(plan, plan.graph(), microbatches=32).seconds                      # doctest: +SKIP
     """
-    assert plan.schedule is not None  # a plan with stages has one
-    meshes = [plan.stage_mesh(number) for number in range(len(plan.stages))]
+    meshes = [plan.meshes[number] for number in range(len(plan.stages))]
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
     count = plan.microbatches if microbatches is None else microbatches
     orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)

@@ -161,12 +161,14 @@ def simulate_plan(plan: Plan, graph: Graph, runtime: Runtime = RUNTIME, what_if:
     -------
     >>> simulate_plan(plan, plan.graph()).seconds                                                # doctest: +SKIP
     """
-    if plan.stages:
+    if not plan.whole:
         raise PlanError(
             f"A plan of {len(plan.stages)} stages is not simulated as one rank.", "Use simulate_plan_pipeline()."
         )
-    decisions = replace(plan.decisions, otherwise=ByPrice(plan.mesh))
-    return simulate(graph, plan.strategy, plan.mesh, graph.training, plan.optimizer, runtime, decisions, what_if)
+    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+    return simulate(
+        graph, plan.stages[0].strategy, plan.meshes[0], graph.training, plan.optimizer, runtime, decisions, what_if
+    )
 
 
 def simulate_program(priced: Priced, runtime: Runtime = RUNTIME, what_if: WhatIf | None = None) -> Timeline:

@@ -15,8 +15,7 @@ from shardwright.cluster import Mesh, meshes, parse_cluster
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.plans import Plan, Prediction, Proof, Stage
-from shardwright.plans.plan import Signature
+from shardwright.plans import Plan, Stage
 from shardwright.program import Written
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import stage_graphs
@@ -50,20 +49,7 @@ def forced_pipeline(graph: Graph, devices: int, draws: int = 0) -> tuple[Plan | 
         Stage(tuple(cuts[n]), tuple(range(n * each, (n + 1) * each)), strategy, Written())
         for n, strategy in enumerate(strategies)
     )
-    return Plan(
-        "",
-        Signature.of(graph),
-        parse_cluster(f"local:{devices}"),
-        stages[0].strategy,
-        "two stages",
-        "adamw",
-        Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True),
-        Proof(0.0, 0.0, False, 0.0, ""),
-        "",
-        stages=stages,
-        microbatches=MICROBATCHES,
-        schedule=known_schedule("1f1b", STAGES, MICROBATCHES),
-    ), ""
+    return Plan.of(graph, stages, known_schedule("1f1b", STAGES, MICROBATCHES), search="two stages"), ""
 
 
 def _middle(graph: Graph) -> int:

@@ -64,7 +64,7 @@ def check(
     where not the plan's; ``shown`` is the graph that returns its draws, which then are those of one process too.
     """
     first, dtype = dist.get_rank() == 0, dtype_of(model)
-    staged = isinstance(plan, Plan) and bool(plan.stages)
+    staged = isinstance(plan, Plan) and not plan.whole
     if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
         raise RunError(
             f"The plan asks for batch norms {plan.batch_norm}, which give other numbers than one process on the batch.",
@@ -84,7 +84,7 @@ def check(
         run = train(parallel, steps, keep=first, together=True, shows=shown is not None)
     if not first:
         return None
-    strategy = plan.strategy if isinstance(plan, Plan) else plan
+    strategy = plan.stages[0].strategy if isinstance(plan, Plan) else plan
     found = judged(model, steps, run, truth, inputs=not staged)
     if shown is not None:
         passes = [draws for step in run.draws for draws in step]
@@ -134,12 +134,12 @@ class Verified:
         """Whether anything was cut at all; on one process nothing can be."""
         return (
             self.plan.devices == 1
-            or bool(self.plan.stages)
+            or not self.plan.whole
             or any(run.cut is not None and run.cut.operators for run in self.runs)
         )
 
     def as_dict(self) -> dict[str, Any]:
-        about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.strategy.axes}
+        about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.stages[0].strategy.axes}
         about |= {"processes": self.plan.devices, "changes": list(self.changes)}
         about["compared"] = list(self.compared)
         about["dtype"] = " and ".join(dict.fromkeys(run.dtype for run in self.runs))
@@ -228,8 +228,8 @@ def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], N
 
 def _fits(plan: Plan, graph: Graph) -> bool:
     """Whether a plan speaks of exactly the operators and sources of a graph (its dtypes may be others)."""
-    strategy, names = plan.strategy, {op.name for op in graph.ops}
-    if plan.stages:
+    strategy, names = plan.stages[0].strategy, {op.name for op in graph.ops}
+    if not plan.whole:
         return names == {name for stage in plan.stages for name in stage.operators}
     return set(strategy.splits) == {op.name for op in graph.ops} and set(graph.sources) <= set(strategy.resting)
 
@@ -252,9 +252,9 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
     first = dist.get_rank() == 0
     for double, plan in sorted(plans.items(), reverse=True):
         it = subject(build, double, planned)
-        devices, forced = plan.strategy.devices, forced and not plan.stages
+        devices, forced = plan.devices, forced and plan.whole
         count = len(it.shown.operators) if it.shown is not None else 0
-        if it.shown is not None and plan.stages and not drawn_by_rows(it.shown.graph, plan.microbatches, count):
+        if it.shown is not None and not plan.whole and not drawn_by_rows(it.shown.graph, plan.microbatches, count):
             it, count = quieted(it), 0
         changes |= dict.fromkeys(it.changes)
         batches = it.steps(steps)
@@ -268,8 +268,8 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
         truths = functools.cache(lambda passes: truth_of(it.model, shortened(batches, passes)))  # noqa: B023
         for name, strategy in wanted:
             passes = PASSES.get(name, "one")
-            staged = isinstance(strategy, Plan) and bool(strategy.stages)
-            axes = strategy.strategy.axes if isinstance(strategy, Plan) else strategy.axes
+            staged = isinstance(strategy, Plan) and not strategy.whole
+            axes = strategy.stages[0].strategy.axes if isinstance(strategy, Plan) else strategy.axes
             priced = frugal(forced_mesh(devices)) if name != "found" and not staged else None
             asked: dict[str, Any] = {
                 "mesh": None if staged else mesh_of_axes(axes),

@@ -21,12 +21,10 @@ from runtime.pipelines import pipeline_plan
 from runtime.pool import POOL
 from runtime.workers import built, device_mesh
 from shardwright import waiting
-from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
-from shardwright.plans import Plan, Prediction, Proof
-from shardwright.plans.plan import Signature
+from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import Assistant, assist, changing, clocks, fewer, links
 from shardwright.runtime.assistant import assistant as acting
@@ -195,8 +193,7 @@ def linked(rank: int) -> tuple[float, list[str], tuple[Any, ...]]:
     model, args, kwargs, graph = subject
     stated = formulate(graph, mesh_with((4,)), within=restriction("megatron", 1))
     strategy = stated.strategy(solve(stated.problem).answer)
-    unpriced = Prediction(1.0, 1.0, 1.0, 1.0, 1.0, True), Proof(1.0, 1.0, True, 1.0, "")
-    plan = Plan("", Signature.of(graph), parse_cluster("local:4"), strategy, "by hand", "sgd", *unpriced, "")
+    plan = Plan.of(graph, strategy, optimizer="sgd")
     with all_double():
         parallel = parallelize(model, plan, args, kwargs, graph=graph, keep=True)
     optimizer, alone = torch.optim.SGD(parallel.parameters(), lr=0.01, momentum=0.9), copy.deepcopy(model)

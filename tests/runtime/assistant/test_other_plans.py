@@ -53,7 +53,7 @@ def gone_over(rank: int, uncut: float) -> tuple[float, list[str], list[bool]]:
         return 1.9 * share if cuts_batch(strategy) else share + uncut
 
     other_plans.seconds_at = lambda plan, graph, slowness: max(
-        own * work(plan.strategy, place) for place, own in enumerate(slowness)
+        own * work(plan.stages[0].strategy, place) for place, own in enumerate(slowness)
     )
     tensor_parallel = planned(subject[3], "megatron")
     model, args, kwargs, graph = subject
@@ -98,9 +98,9 @@ def test_a_plan_is_dealt_out_by_speed_and_as_slow_as_its_last_rank() -> None:
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     for search in ("data-parallel", "megatron"):
         plan = planned(graph, search)
-        assert other_plans.by_speed(plan, graph, [1.0, 1.0]).strategy.shares == {}
+        assert other_plans.by_speed(plan, graph, [1.0, 1.0]).stages[0].strategy.shares == {}
         given = other_plans.by_speed(plan, graph, [1.0, 3.0])
-        ((_, shares),) = given.strategy.shares.items()
+        ((_, shares),) = given.stages[0].strategy.shares.items()
         assert sum(shares) == pytest.approx(1.0) and 0.25 >= shares[1] > 0
         ranks = ([1.0, 1.0], [1.0, 3.0], [3.0, 1.0])
         equal, slow, mirrored = (other_plans.seconds_at(plan, graph, speeds) for speeds in ranks)

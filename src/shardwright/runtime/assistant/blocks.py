@@ -43,7 +43,7 @@ class BlockMover(PipelineMover):
                 "Call shardwright.assist(model, optimizer).",
             )
         plan = module._stages.plan
-        if plan.schedule is None or plan.schedule.devices != len(plan.stages):
+        if plan.schedule.devices != len(plan.stages):
             raise RunError(
                 f"The plan has {len(plan.stages)} stages, several of them on the same ranks.",
                 "Assist a pipeline with one stage on every device.",
@@ -65,7 +65,7 @@ class BlockMover(PipelineMover):
 
         (number,) = self._module._stages.own
         program = self._module._stages.largest(number).program
-        return outside_part(program, self._plan.stage_mesh(number), inside, self.shares.rows[number])
+        return outside_part(program, self._plan.meshes[number], inside, self.shares.rows[number])
 
     def plans(self) -> Plans:
         """The plan with other blocks in its stages; where one has none, without it."""

@@ -16,14 +16,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Replicate
 
-from shardwright.cluster import parse_cluster
-from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.plans import Plan, Prediction, Proof, Stage
-from shardwright.plans.plan import Signature
+from shardwright.plans import Plan, Stage
 from shardwright.program import Written
 from shardwright.runtime.assistant.watching import Rule, Verdict, dealt
-from shardwright.schedules import known_schedule
 
 Plans = Callable[[tuple[int, ...]], Plan]
 """The plan that deals the work out in such rows; where a share has none, without its ranks."""
@@ -31,19 +27,6 @@ YARDSTICK_SECONDS = 0.3
 """Long enough for schedulers and clocks that slow a process down in turns."""
 LOOK_EVERY = 16
 """Steps between two looks at those that were left out, at least; yardsticks take a twentieth of the time at most."""
-
-
-def bare_plan(graph: Graph, strategy: Strategy, optimizer: str = "adamw") -> Plan:
-    """A plan of nothing but a strategy, unpriced."""
-    unpriced = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True), Proof(0.0, 0.0, False, 0.0, "")
-    cluster = parse_cluster(f"local:{strategy.devices}")
-    return Plan("", Signature.of(graph), cluster, strategy, "by hand", optimizer, *unpriced, "")
-
-
-def as_one_stage(plan: Plan, graph: Graph, ranks: Sequence[int]) -> Plan:
-    """A plan on one mesh as a pipeline of one stage and one micro-batch, which may leave ranks out."""
-    stage = Stage(tuple(op.name for op in graph.ops), tuple(ranks), plan.strategy, plan.decisions)
-    return replace(plan, stages=(stage,), microbatches=1, schedule=known_schedule("1f1b", 1, 1))
 
 
 def on_fewer(stage: Stage, shares: Any, rows: Sequence[int]) -> Stage:

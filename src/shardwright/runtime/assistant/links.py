@@ -120,6 +120,6 @@ def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> Answer:
 
     began = perf_counter()
     found = planned_again(plan, graph, cluster, time_limit=PLANNING_SECONDS)
-    mesh = mesh_of(cluster, plan.strategy.sizes).with_shares(plan.strategy.shares)
-    staying = simulate(graph, plan.strategy, mesh).seconds
+    mesh = mesh_of(cluster, plan.stages[0].strategy.sizes).with_shares(plan.stages[0].strategy.shares)
+    staying = simulate(graph, plan.stages[0].strategy, mesh).seconds
     return Answer(found, staying, found.prediction.step_seconds, perf_counter() - began)

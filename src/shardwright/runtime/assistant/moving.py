@@ -26,7 +26,7 @@ from shardwright.plans import Plan
 from shardwright.program import Program
 from shardwright.program.dataflow import Compute
 from shardwright.program.steps import Line
-from shardwright.runtime.assistant.fewer import Plans, as_one_stage, bare_plan, on_fewer
+from shardwright.runtime.assistant.fewer import Plans, on_fewer
 from shardwright.runtime.assistant.prices import uncut_part
 from shardwright.runtime.execution import Execution
 from shardwright.runtime.module import ParallelModule
@@ -195,25 +195,22 @@ class Mover:
     @cached_property
     def fixed(self) -> float:
         """By prices, what this rank does whatever its share."""
-        mesh = self._plan.mesh
+        mesh = self._plan.meshes[0]
         return uncut_part(self._module.program, mesh, self.shares.axis, self.shares.rows) / self.shares.unit
 
     @property
     def _plan(self) -> Plan:
         """The plan as it runs now."""
         module = self._module
-        known: Plan = module.__dict__.get("_plan") or bare_plan(module.graph, module.program.strategy)
-        return replace(known, strategy=module.program.strategy)
+        known: Plan = module.__dict__.get("_plan") or Plan.of(module.graph, module.program.strategy)
+        return replace(known, stages=(replace(known.stages[0], strategy=module.program.strategy),))
 
     def plans(self) -> Plans:
         """The plan with other shares; where one has nothing, without its ranks."""
         plan, shares = self._plan, self.shares
-        every = as_one_stage(plan, self._module.graph, self._module.mesh.mesh.flatten().tolist())
 
         def plan_for(rows: tuple[int, ...]) -> Plan:
-            stage = on_fewer(every.stages[0], shares, rows)
-            staged = replace(every, stages=(stage,), strategy=stage.strategy)
-            return staged if 0 in rows else replace(plan, strategy=stage.strategy)
+            return replace(plan, stages=(on_fewer(plan.stages[0], shares, rows),))
 
         return plan_for
 

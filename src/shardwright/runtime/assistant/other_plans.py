@@ -63,8 +63,8 @@ def _candidates(plan: Plan, graph: Graph) -> Iterator[Plan]:
 
 def by_speed(plan: Plan, graph: Graph, slowness: Sequence[float]) -> Plan:
     """The plan with what it cuts dealt out by the ranks' speeds; as it is where nothing of it can be dealt out."""
-    strategy, mesh = replace(plan.strategy, shares={}), mesh_of(plan.cluster, plan.strategy.sizes)
-    program = build(graph, strategy, plan.decisions, (0,) * len(strategy.sizes), device=mesh.device.kind)
+    strategy, mesh = replace(plan.stages[0].strategy, shares={}), mesh_of(plan.cluster, plan.stages[0].strategy.sizes)
+    program = build(graph, strategy, plan.stages[0].decisions, (0,) * len(strategy.sizes), device=mesh.device.kind)
     try:
         shares = movable(program)
     except RunError:
@@ -75,8 +75,9 @@ def by_speed(plan: Plan, graph: Graph, slowness: Sequence[float]) -> Plan:
     units = sum(shares.rows) // shares.unit
     rows = dealt(units, costs, [fixed] * len(costs))
     if len(set(rows)) == 1:
-        return replace(plan, strategy=strategy)
-    return replace(plan, strategy=replace(strategy, shares={shares.name: shares.of(rows)}))
+        return replace(plan, stages=(replace(plan.stages[0], strategy=strategy),))
+    given = replace(strategy, shares={shares.name: shares.of(rows)})
+    return replace(plan, stages=(replace(plan.stages[0], strategy=given),))
 
 
 def seconds_at(plan: Plan, graph: Graph, slowness: Sequence[float]) -> float:
@@ -84,10 +85,12 @@ def seconds_at(plan: Plan, graph: Graph, slowness: Sequence[float]) -> float:
     from shardwright.simulator import WhatIf, simulate
 
     found = 0.0
-    mesh = plan.mesh
+    mesh = plan.meshes[0]
     for rank, own in enumerate(slowness):
         what_if = WhatIf(device_speed=1 / own, host_speed=1 / own)
         place = mesh.coordinates(rank)
-        step = simulate(graph, plan.strategy, mesh, optimizer=plan.optimizer, what_if=what_if, coordinate=place)
+        step = simulate(
+            graph, plan.stages[0].strategy, mesh, optimizer=plan.optimizer, what_if=what_if, coordinate=place
+        )
         found = max(found, step.seconds)
     return found

@@ -47,7 +47,7 @@ class StageMover(PipelineMover):
         program = _program(self._module, self._stage)
         if program is None:
             return 0.0
-        return uncut_part(program, self._plan.stage_mesh(self._stage), self.shares.axis, self.shares.rows)
+        return uncut_part(program, self._plan.meshes[self._stage], self.shares.axis, self.shares.rows)
 
     def plans(self) -> Plans:
         """The plan with other shares in the stage; where one has nothing, without its ranks."""
@@ -56,7 +56,7 @@ class StageMover(PipelineMover):
         def plan_for(rows: tuple[int, ...]) -> Plan:
             stages = list(plan.stages)
             stages[number] = on_fewer(stages[number], shares, rows)
-            return replace(plan, stages=tuple(stages), strategy=stages[0].strategy)
+            return replace(plan, stages=tuple(stages))
 
         return plan_for
 
@@ -65,7 +65,7 @@ def stage_movers(module: PipelineModule, optimizer: torch.optim.Optimizer | None
     """One for every stage whose ranks share something that can be moved; every rank that works calls this."""
     plan: Plan = module._stages.plan
     schedule, line = plan.schedule, module._workers
-    if schedule is None or schedule.devices != len(plan.stages) or line is None:
+    if schedule.devices != len(plan.stages) or line is None:
         return  # ranks with several stages: what one of them takes longer is not known by itself
     mine: dict[int, Shares] = {}
     for number in range(len(plan.stages)):
