@@ -28,7 +28,7 @@ def test_the_parts_of_every_event_add_up_to_it(gpt: Planned) -> None:
     step = rank_steps(gpt.plan, gpt.graph)[0]
     assert any(event.collective for event in step.events)
     for event in step.events:
-        part = parts(event, gpt.plan.mesh)
+        part = parts(event, gpt.plan.meshes[0])
         assert min(part.latency, part.wire, part.local) >= 0.0
         assert part.latency + part.wire + part.local == pytest.approx(event.seconds, rel=1e-12, abs=1e-18)
         assert (part.wire > 0) == bool(event.collective)
@@ -53,7 +53,7 @@ def test_factors_without_meaning_are_refused(bad: float, gpt: Planned) -> None:
     with pytest.raises(ShardwrightError, match="has no meaning"):
         WhatIf({"gpu": bad})
     with pytest.raises(ShardwrightError, match="no axis 'rack'"):
-        WhatIf({"rack": 2.0}).check(gpt.plan.mesh)
+        WhatIf({"rack": 2.0}).check(gpt.plan.meshes[0])
 
 
 def test_what_is_packed_comes_back(gpt: Planned) -> None:
@@ -93,7 +93,7 @@ def test_deeper_models_take_little_more_room() -> None:
 
 
 def test_what_is_sent_is_what_the_collectives_send(gpt: Planned) -> None:
-    mesh = gpt.plan.mesh
+    mesh = gpt.plan.meshes[0]
     step = rank_steps(gpt.plan, gpt.graph)[0]
     sent = matrix(flows(step.communication, mesh), mesh)
     total = 0.0

@@ -27,7 +27,7 @@ def test_every_candidate_and_axis_is_drawn(gpt: Planned) -> None:
     root = ElementTree.fromstring(drawn(gpt).svg())
     words = {element.text for element in root.iter() if element.tag.endswith("text")}
     assert {"found", "data-parallel", "fsdp", "megatron"} <= words
-    assert {f"{name} × {size}" for name, size in gpt.plan.strategy.axes} <= words
+    assert {f"{name} × {size}" for name, size in gpt.plan.stages[0].strategy.axes} <= words
 
 
 def test_what_does_not_fit_or_apply_is_there_too(gpt: Planned) -> None:

@@ -213,7 +213,7 @@ def refused(rank: int) -> list[str]:
     for attempt in (
         lambda: with_blocks(four, graph, (5, 1, 0, 0)),
         lambda: move(model, None, four),
-        lambda: move(parallel, None, one_mesh(graph, "fsdp", (2,))),
+        lambda: move(parallel, None, one_mesh(graph, "fsdp", (8,))),
     ):
         with pytest.raises((PlanError, RunError)) as caught:
             attempt()
@@ -224,4 +224,4 @@ def refused(rank: int) -> list[str]:
 def test_what_cannot_be_moved_is_refused() -> None:
     for blocks, plain, fewer, dealt in POOL.run(refused):
         assert "do not share out 5 blocks between 4 stages" in blocks and "not a parallelized module" in plain
-        assert "for 2 processes, and 4 are running" in fewer and dealt == "(1, 1, 1, 2)"
+        assert "for 8 processes, and 4 are running" in fewer and dealt == "(1, 1, 1, 2)"

@@ -46,7 +46,7 @@ def carried(graph: Graph, strategy: Strategy, other: Graph) -> Strategy:
     Examples
     --------
     >>> shorter = capture(model, (tokens[:, :64],))                                             # doctest: +SKIP
-    >>> carried(plan.graph(), plan.strategy, shorter).splits["linear"]                          # doctest: +SKIP
+    >>> carried(graph, stage.strategy, shorter).splits["linear"]                                # doctest: +SKIP
     ('n0',)
     """
     return _Transfer(graph, strategy, other).strategy()
