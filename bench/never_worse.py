@@ -101,7 +101,7 @@ def measured(case: Case, every: bool) -> dict[str, Any]:
             steps[name] = alone(graph, case, name)
     return {
         "plan": _shape(plan),
-        "order": order_name(plan.schedule) if plan.schedule is not None else "",
+        "order": "" if plan.whole else order_name(plan.schedule),
         "step": plan.prediction.step_seconds,
         "memory": plan.prediction.memory_bytes,
         "bound": plan.proof.step_bound,

@@ -119,7 +119,7 @@ def _trace(staged: bool) -> Any:
 
     plan = from_json(json.dumps(_plan(staged)[0]))
     names = ["instruction 0: forward operator linear", "instruction 9: backward weight linear", "Optimizer.step#AdamW"]
-    if plan.schedule is not None:
+    if not plan.whole:
         names = [pass_name(action) for action in plan.schedule.orders[0]] + [closing_name(0), names[-1]]
     events = [
         {"ph": "X", "cat": "user_annotation", "name": name, "tid": 1, "ts": 10.0 * n, "dur": 9.0, "args": {}}
