@@ -1,23 +1,27 @@
-"""Example inputs, labels included, for a Hugging Face model, read off its configuration and its ``forward``.
+"""Example inputs, labels included, for a Hugging Face model: of the kind its own processor makes.
 
-Token numbers avoid every special token of the configuration, because models look for those (padding, end of sentence,
-image placeholders). Values are random on a real device and shapes only on meta.
+Most are read off its configuration and its ``forward``; what is particular about a type stands in ``hf_types.toml``. Token
+numbers avoid every special token of the configuration, because models look for those (padding, end of sentence, image
+placeholders). Values are random on a real device and shapes only on meta.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
+from shardwright.zoo.hf_recipes import made, tokens
+from shardwright.zoo.hf_types import particulars, usual_companions, usual_recipes
 
 DEFAULT_BATCH = 4
 LONGEST_DEFAULT = 1024
 AUDIO_SAMPLES = 16_000
+MEDIA = (("pixel_values", "image"), ("input_features", "audio"), ("input_values", "audio"))
 
 
 def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | None = None) -> dict[str, Any]:
@@ -29,11 +33,37 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
     accepted = inspect.signature(model.forward).parameters
     text = config.get_text_config()
     rows = batch or DEFAULT_BATCH
+    own = particulars(config.model_type).inputs
+    own = {name: recipe for name, recipe in own.items() if name in accepted}  # not those of the type's other heads
+    inputs = _usual_inputs(model, config, text, accepted, rows, seq)
+    known = {"rows": rows, "length": seq or _length(text)}
+    if "input_ids" in inputs and "input_ids" not in own:
+        inputs |= _media(model, config, accepted, own, known | inputs)
+    for name, recipe in own.items():
+        inputs.pop(name, None)
+        if recipe:
+            inputs[name] = made(recipe, config, {**known, **inputs})
+    for name, parameter in accepted.items():
+        if name not in inputs and name not in own and parameter.default is parameter.empty and name in usual_recipes():
+            inputs[name] = made(usual_recipes()[name], config, {**known, **inputs})
+    if not inputs:
+        raise ModelError(
+            f"{type(model).__name__} takes {model.main_input_name!r}, for which no example inputs can be made.",
+            "Write a function that returns (model, args, kwargs) and give path/to/file.py:function.",
+        )
+    labels = _labels(model, config, text, inputs, accepted, rows, seq)
+    return inputs | {name: value for name, value in labels.items() if name not in own}
+
+
+def _usual_inputs(
+    model: nn.Module, config: Any, text: Any, accepted: Mapping[str, Any], rows: int, seq: int | None
+) -> dict[str, Any]:
+    """The main input, and what goes with it in most models."""
     main = getattr(model, "main_input_name", "input_ids")
     inputs: dict[str, Any] = {}
     if "input_ids" in accepted and main not in ("pixel_values", "input_values", "input_features"):
         length = seq or _length(text)
-        inputs["input_ids"] = _tokens(config, text, rows, length)
+        inputs["input_ids"] = tokens(config, rows, length)
         if "bbox" in accepted:
             inputs["bbox"] = torch.zeros(rows, length, 4, dtype=torch.long)
         if "return_loss" in accepted and "pixel_values" in accepted:
@@ -42,7 +72,7 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
         inputs["pixel_values"] = _images(model, config, rows)
         for name in ("input_ids", "qformer_input_ids"):
             if name in accepted and accepted[name].default is inspect.Parameter.empty:
-                inputs[name] = _tokens(config, text, rows, seq or min(32, _length(text)))
+                inputs[name] = tokens(config, rows, seq or min(32, _length(text)))
     elif main == "input_values":
         picture = [getattr(config, name, None) for name in ("max_length", "num_mel_bins")]
         # Some see a spectrogram as a picture, the others samples.
@@ -50,13 +80,74 @@ def example_inputs(model: nn.Module, *, batch: int | None = None, seq: int | Non
         inputs["input_values"] = torch.randn(rows, *shape)
     elif main == "input_features":
         inputs["input_features"] = _spectrogram(config, rows)
-    else:
-        raise ModelError(
-            f"{type(model).__name__} takes {main!r}, for which no example inputs can be made.",
-            "Write a function that returns (model, args, kwargs) and give path/to/file.py:function.",
-        )
-    inputs |= _labels(model, config, text, inputs, accepted, rows, seq)
     return inputs
+
+
+def _media(
+    model: nn.Module, config: Any, accepted: Mapping[str, Any], own: Mapping[str, str], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Pictures and sounds of models that read them among text, and the text with as many placeholders as they take.
+
+    The model's own encoder says how many: it is run once, without gradients.
+    """
+    rows: int = known["rows"]
+    found: dict[str, Any] = {}
+    places: dict[str, int] = {}
+    for argument, kind in MEDIA:
+        name = f"get_{kind}_features"
+        encode = getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
+        token = next(
+            (n for n in (f"{kind}_token_id", f"{kind}_token_index") if getattr(config, n, None) is not None), ""
+        )
+        if argument not in accepted or encode is None or not token or own.get(argument) == "":
+            continue
+        media: dict[str, Any] = {}
+        for name, recipe in {**usual_companions(kind), **own}.items():
+            if recipe and name in accepted and name not in known:
+                media[name] = made(recipe, config, {**known, **media})
+        if argument not in media:
+            media[argument] = _images(model, config, rows) if kind == "image" else _spectrogram(config, rows)
+        numbers = _encoded(model, encode, {**media, **known})
+        places[token] = numbers // (rows * model.get_input_embeddings().weight.shape[-1])  # type: ignore[operator]  # a method
+        found |= media
+    if not places:
+        return {}
+    words = ", ".join(f"{name}, {count}" for name, count in places.items())
+    found["input_ids"] = made(f"text(length, {words})", config, known)
+    if "mm_token_type_ids" in accepted:
+        kinds = torch.zeros_like(found["input_ids"])
+        for number, token in enumerate(places, 1):
+            kinds[found["input_ids"] == getattr(config, token)] = number
+        found["mm_token_type_ids"] = kinds
+    return found
+
+
+def _encoded(model: nn.Module, encode: Callable[..., Any], media: Mapping[str, Any]) -> int:
+    """How many numbers an encoder makes of images or sounds."""
+    wanted = inspect.signature(inspect.unwrap(encode)).parameters
+    given = {name: value for name, value in media.items() if name in wanted}
+    model.eval()  # no running mean moves
+    try:
+        with torch.no_grad():
+            return sum(part.numel() for part in _tensors(encode(**given)))
+    except Exception as error:
+        kinds = ", ".join(f"{name} of {tuple(v.shape)}" for name, v in given.items() if isinstance(v, Tensor))
+        raise ModelError(
+            f"{type(model).__name__} cannot encode {kinds}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}.",
+            "Write a function that returns (model, args, kwargs) and give path/to/file.py:function.",
+        ) from error
+    finally:
+        model.train()
+
+
+def _tensors(features: Any) -> list[Tensor]:
+    """The features themselves, in whatever an encoder hands them over."""
+    if isinstance(features, Tensor):
+        return [features]
+    for name in ("pooler_output", "last_hidden_state", "image_features"):
+        if getattr(features, name, None) is not None:
+            return _tensors(getattr(features, name))
+    return [part for item in features for part in _tensors(item)] if isinstance(features, list | tuple) else []
 
 
 def _length(text: Any) -> int:
@@ -64,18 +155,6 @@ def _length(text: Any) -> int:
     longest = min((value for value in known if isinstance(value, int) and value > 0), default=LONGEST_DEFAULT)
     # Some models start counting positions after the padding token, so the last few of an odd number are out of reach.
     return max(1, min(LONGEST_DEFAULT, longest // 8 * 8))
-
-
-def _tokens(config: Any, text: Any, *shape: int) -> Tensor:
-    vocabulary = getattr(text, "vocab_size", None) or getattr(config, "vocab_size", None) or 256
-    special = {-1, vocabulary}
-    for owner in (config, text):
-        for name, value in vars(owner).items():
-            if name.endswith(("_token_id", "_token_index")):
-                special |= {item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int)}
-    bounds = sorted(item for item in special if -1 <= item <= vocabulary)
-    low, high = max(itertools.pairwise(bounds), key=lambda gap: gap[1] - gap[0])
-    return torch.randint(low + 1, max(high, low + 2), shape)
 
 
 def _images(model: nn.Module, config: Any, batch: int) -> Tensor:
@@ -119,11 +198,11 @@ def _labels(
     if "SemanticSegmentation" in name:
         return {"labels": torch.randint(0, config.num_labels, (batch, *inputs["pixel_values"].shape[-2:]))}
     if "CTC" in name:
-        return {"labels": _tokens(config, text, batch, 8)}
+        return {"labels": tokens(config, batch, 8)}
     if "NextSentence" in name:
         return {"labels": torch.randint(0, 2, (batch,))}
     length = inputs["input_ids"].shape[1] if "input_ids" in inputs else min(seq or 32, _length(text))
-    found = {"labels": _tokens(config, text, batch, length)}
+    found = {"labels": tokens(config, batch, length)}
     if "next_sentence_label" in accepted:
         found["next_sentence_label"] = torch.randint(0, 2, (batch,))
     return found

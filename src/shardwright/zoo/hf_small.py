@@ -8,11 +8,16 @@ types).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+from shardwright.zoo.hf_types import particulars
 
 WIDTH, INNER, LAYERS, HEADS, HEAD_WIDTH = 64, 96, 2, 4, 16
 VOCABULARY = 503  # a prime: no number of devices divides it
 IMAGE = 64
+MOST_STAGES = 4
+"""Lists of more entries than this, as many as there are layers, say something of each layer; shorter ones, of stages."""
 
 
 def _names(*patterns: str) -> re.Pattern[str]:
@@ -71,12 +76,16 @@ SPECIALS = {
 
 def small_sizes(config: Any) -> dict[str, Any]:
     """Arguments that make a tiny configuration of the class of ``config``, its sub-configurations included."""
+    own = particulars(config.model_type)
     sizes: dict[str, Any] = {}
     for name, value in vars(config).items():
+        if name in own.keep or own.keep == ("*",):
+            continue
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            sizes[name] = value.to_dict() | small_sizes(value)
+            sizes[name] = _own_fields(value) | small_sizes(value)
             for derived in ("layer_types", "per_layer_config", "_name_or_path", "transformers_version"):
-                sizes[name].pop(derived, None)
+                if derived not in particulars(value.model_type).sizes:
+                    sizes[name].pop(derived, None)
         elif value is None and name in MAY_FOLLOW:
             sizes[name] = MAY_FOLLOW[name]  # most configurations derive it, some forget to or leave it to be given
         elif name == "attention_types":
@@ -87,13 +96,62 @@ def small_sizes(config: Any) -> dict[str, Any]:
             continue
         elif isinstance(value, int):
             sizes |= _small_number(config, name, value)
+        elif _is_per_layer(config, value):
+            sizes[name] = list(value)[: _enough_layers(config)]
         elif isinstance(value, list | tuple) and value and all(isinstance(item, int) for item in value):
             sizes |= _small_list(name, list(value))
         elif isinstance(value, float) and is_dropout(name):
             sizes[name] = 0.0
         elif name == "rope_parameters" and isinstance(value, dict) and _has_three_axes(config, value):
             sizes[name] = {**value, "mrope_section": _sections(value)}
-    return sizes | _token_ids(config)
+    return _merged(sizes | _token_ids(config) | _stages(config), own.sizes)
+
+
+def _own_fields(config: Any) -> dict[str, Any]:
+    """What a sub-configuration was given: the rest it derives, from smaller sizes otherwise."""
+    fields = config.to_dict()
+    try:
+        usual = type(config)().to_dict()
+    except Exception:  # some cannot be made without arguments, each for reasons of its own
+        return fields
+    kept = {name: value for name, value in fields.items() if name not in usual or usual[name] != value}
+    if {"out_features", "out_indices"} & set(kept):  # they stand for each other
+        kept |= {name: fields[name] for name in ("out_features", "out_indices") if name in fields}
+    return kept | {"model_type": config.model_type}
+
+
+def _is_per_layer(config: Any, value: Any) -> bool:
+    """Whether a list has one entry for each of many layers."""
+    layers = _first_number(config, LAYER_COUNTS)
+    return isinstance(value, list | tuple) and len(value) == layers > MOST_STAGES and not _named_layers(config, value)
+
+
+def _named_layers(config: Any, value: Any) -> bool:
+    return value is getattr(config, "layer_types", None)  # derived from what says how often a type comes
+
+
+def _stages(config: Any) -> dict[str, Any]:
+    """The layers whose outputs a backbone hands on, as many as before, among the few that are left."""
+    features, stages = getattr(config, "out_features", None), getattr(config, "stage_names", None)
+    layers = _first_number(config, LAYER_COUNTS)
+    if not features or not stages or len(stages) != layers + 1 or layers <= _enough_layers(config):
+        return {}
+    few = _enough_layers(config)
+    last = [few - len(features) + 1 + place for place in range(len(features))]
+    return {"out_features": [f"stage{number}" for number in last], "out_indices": last}
+
+
+def _merged(sizes: dict[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """``others`` over ``sizes``, in sub-configurations field by field."""
+    merged = dict(sizes)
+    for name, value in others.items():
+        inner = merged.get(name)
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            same = inner.get("model_type") == value.get("model_type", inner.get("model_type"))
+            merged[name] = _merged(inner, value) if same else value
+        else:
+            merged[name] = value
+    return merged
 
 
 def is_dropout(name: str) -> bool:
@@ -183,7 +241,8 @@ def _enough_layers(config: Any) -> int:
     ):
         return 64
     types = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or []
-    return max([LAYERS, *(types.index(kind) + 1 for kind in set(types))])
+    stages = len(getattr(config, "out_features", None) or ())
+    return max([LAYERS, stages, *(types.index(kind) + 1 for kind in set(types))])
 
 
 def _small_list(name: str, values: list[int]) -> dict[str, Any]:

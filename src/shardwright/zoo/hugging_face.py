@@ -6,6 +6,7 @@ The head is the one the file or the class names; for a bare model type, the one 
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from shardwright.files import read_json
 from shardwright.records import shown
 from shardwright.zoo.hf_inputs import example_inputs
 from shardwright.zoo.hf_small import small_sizes, without_dropout
+from shardwright.zoo.hf_types import particulars
 from shardwright.zoo.sizes import most_of, nearest, parse_sizes
 
 SMALL_LENGTH = 16
@@ -192,6 +194,9 @@ def _nested(config: Any, sizes: dict[str, Any], *, small: bool) -> dict[str, Any
 
 
 def _usual_head(transformers: ModuleType, config: Any, reference: str) -> Any:
+    if named := particulars(config.model_type).head:
+        modeling = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+        return getattr(modeling, named)
     heads = (*ENCODER_DECODER_HEADS, *HEADS) if config.is_encoder_decoder else HEADS
     for head in heads:
         mapping = getattr(transformers, f"MODEL_FOR_{head}_MAPPING", None)
