@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +13,19 @@ from lowering.strategies import mesh_with, random_strategy
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
+from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.rules import LoopRule, OpRules
 from shardwright.operators.strategy import Strategy
-from shardwright.program import Kind, build
+from shardwright.plans import Plan
+from shardwright.program import Decisions, Kind, build
 from shardwright.program.binding import Place, bind
 from shardwright.program.dataflow import Change, Compute, dataflow
+from shardwright.program.passes import reduced_apart
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.steps import Step
-from shardwright.program.validate import validate, validate_dataflow, validate_program, validate_together
+from shardwright.program.validate import validate as validate_plan
+from shardwright.program.validate import validate_dataflow, validate_program, validate_together
 from shardwright.search.options import EVERYTHING, splits_of
 
 
@@ -31,6 +37,12 @@ def graph():
 
 MESH = mesh_with((2, 2))
 DECISIONS = ByPrice(MESH)
+
+
+def validate(graph: Graph, strategy: Strategy, decisions: Decisions) -> None:
+    """A strategy alone: one stage."""
+    plan = Plan.of(graph, strategy)
+    validate_plan(Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule), [decisions])
 
 
 def test_sound_programs_pass(graph):
@@ -199,3 +211,34 @@ def test_a_dim_or_a_loop_that_is_not_there_is_refused() -> None:
     rules = OpRules((LoopRule("i", 4, (Shard(0),), (Shard(0),)),), "described", "matmul")
     with pytest.raises(LoweringError, match="cut along 'n'; its loops are i"):
         rules.layouts(("n",), "inputs", 1)
+
+
+STORED = Path(__file__).resolve().parents[2] / "bench" / "predictions" / "plans"
+
+
+@pytest.mark.parametrize("name", ["accumulation", "inference-gpt", "schedule-zb-v", "stages-two-axes", "unet-stages"])
+def test_plans_of_every_kind_are_proved_alike(name: str) -> None:
+    """One mesh, accumulation and pipelines: every program of every rank, and all of them together."""
+    plan = Plan.load(STORED / f"{name}.json")
+    graph = plan.graph(trusted=True)
+    cut = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
+    decisions = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, plan.meshes, strict=True)]
+    validate_plan(cut, decisions)
+
+
+def test_instructions_without_a_section_and_reductions_that_read_a_pass_are_noticed(graph):
+    program = reduced_apart(build(graph, random_strategy(graph, MESH, 0), DECISIONS, (0, 0)))
+    validate_program(program)
+    sections = program.sections
+    with pytest.raises(LoweringError, match="is not in exactly one section"):
+        validate_program(replace(program, sections={**sections, "B": sections["B"][:-1]}))
+    with pytest.raises(LoweringError, match="is not in exactly one section"):
+        validate_program(replace(program, sections={**sections, "F": (*sections["F"], sections["R"][-1])}))
+    later = next(
+        n for n in sections["B"] if any(program.slots[s].role == "gradient" for s in program.instructions[n].reads)
+    )
+    moved = tuple(n for n in sections["B"] if n != later)
+    with pytest.raises(LoweringError, match="reads"):
+        validate_program(
+            replace(program, sections={**sections, "B": moved, "R": tuple(sorted((*sections["R"], later)))})
+        )

@@ -12,6 +12,8 @@ from runtime.workers import built, two_residual_blocks
 from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError
 from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.validate import validate
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
@@ -24,7 +26,8 @@ def agrees(rank: int, reference: str, search: str, shares: tuple[float, ...]) ->
     mesh = mesh_with((2,))
     stated = formulate(graph, mesh, within=restriction(search, 1))
     strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": shares})
-    validate(graph, strategy, ByPrice(mesh.with_shares(strategy.shares)))
+    plan = Plan.of(graph, strategy)
+    validate(Pipeline.of(graph, plan.stages, 1, plan.schedule), [ByPrice(mesh.with_shares(strategy.shares))])
     answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
     return answer is None or answer.agrees
 

@@ -24,7 +24,9 @@ from shardwright.planner.planning import Options, Progress, plan_graph
 from shardwright.planner.proving import kept_bound
 from shardwright.planner.trials import predict, recomputed_note
 from shardwright.plans import Plan, Stage
+from shardwright.plans.stages import one_pass
 from shardwright.program.microbatches import batch_of
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.validate import validate
 from shardwright.search.dealing import deal
 from shardwright.simulator import simulate
@@ -116,7 +118,8 @@ def _dealt(graph: Graph, strategy: Strategy, cluster: Cluster, options: Options)
                 return
             seen.add(tuple(counts))
             shared = _shared(strategy, counts)
-            validate(graph, shared, ByPrice(mesh.with_shares(shared.shares)))
+            alone = Pipeline.of(graph, [Stage.of(graph, shared)], 1, one_pass(graph.training))
+            validate(alone, [ByPrice(mesh.with_shares(shared.shares))])
             yield shared
             before, after = after, (counts, taken(counts))
     except (LoweringError, Infeasible):

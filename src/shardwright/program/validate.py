@@ -7,8 +7,8 @@ result that is left unreduced; every local operator was run on tensors without d
 shards the layouts promise. The walk over a program, section by section as they are performed, checks that every instruction
 has its section, that every value is written before it is read, used no more after its last use, and that whatever is started
 is awaited; a reduction that follows the last pass may read nothing of a pass but the gradients that arrived. The walk over
-the programs of all ranks together checks that the ranks of every group meet in the same collectives in the same order, so
-none waits for ever.
+the programs of all ranks together checks that the ranks of every group meet in the same collectives in the same order; with
+:func:`~shardwright.program.pipeline.check`, which plays the passes of all ranks, none waits for ever.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import LoweringError
-from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.rules import Need, Window, input_layouts, largest_place, output_layouts
 from shardwright.operators.strategy import Strategy
 from shardwright.program.binding import dual
-from shardwright.program.build import build
 from shardwright.program.dataflow import Change, Compute, Dataflow
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import why_not
 from shardwright.program.instructions import COMPUTE, REDUCE, UPDATE, Instruction, Kind, Program
 from shardwright.program.pieces import describe
+from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.steps import BoundStep
 from shardwright.schedules import BACKWARD, FORWARD
 
@@ -38,27 +37,46 @@ EVERY_RANK = 64
 """Programs of at most this many ranks are compared with each other; of larger meshes, those of the outermost ranks."""
 
 
-def validate(graph: Graph, strategy: Strategy, decisions: Decisions) -> None:
-    """Refuse a strategy that cannot be run, naming the operator.
+def validate(pipeline: Pipeline, decisions: Sequence[Decisions]) -> None:
+    """Refuse stages and a schedule that cannot be run, naming the operator; ``decisions`` are those of every stage.
 
     Examples
     --------
-    >>> validate(graph, stage.strategy, stage.decisions)                                         # doctest: +SKIP
+    >>> validate(Pipeline.of(graph, plan.stages, 1, plan.schedule), [s.decisions for s in plan.stages])  # doctest: +SKIP
 
     Raises
     ------
     LoweringError
     """
-    sizes = [range(size) for size in strategy.sizes]
-    ends = [
-        sorted({0, size - 1, here}) for size, here in zip(strategy.sizes, largest_place(strategy.cuts), strict=True)
-    ]
-    places = list(itertools.product(*(sizes if strategy.devices <= EVERY_RANK else ends)))
-    programs = {}
-    for place in places:
-        programs[place] = build(graph, strategy, decisions, place, training=graph.training)
-        validate_program(programs[place])
-    validate_together(programs)
+    for number, stage in enumerate(pipeline.stages):
+        for size in pipeline.parts:
+            programs = {}
+            for place in _places(stage.strategy):
+                rank = stage.ranks[_row(place, stage.strategy.sizes)]
+                programs[place] = pipeline.program(number, size, rank, decisions[number])
+                validate_program(programs[place])
+            validate_together(programs)
+    check(pipeline)
+
+
+def _places(strategy: Strategy) -> list[tuple[int, ...]]:
+    """The places on a mesh whose programs are looked at."""
+    sizes, largest = strategy.sizes, largest_place(strategy.cuts)
+    if strategy.devices <= EVERY_RANK:
+        return list(itertools.product(*map(range, sizes)))
+    return list(itertools.product(*(sorted({0, n - 1, here}) for n, here in zip(sizes, largest, strict=True))))
+
+
+def _row(place: Sequence[int], sizes: Sequence[int]) -> int:
+    """Which of its ranks, row by row, a place of a mesh has.
+
+    >>> _row((1, 2), (2, 4))
+    6
+    """
+    row = 0
+    for here, size in zip(place, sizes, strict=True):
+        row = row * size + here
+    return row
 
 
 def validate_program(program: Program) -> None:
