@@ -8,7 +8,7 @@ follows the last one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from shardwright.errors import ProblemError
 from shardwright.program.instructions import Instruction
@@ -62,9 +62,3 @@ def action_of(name: str) -> Action | None:
         return Action.parse(rest) if kind == "pass" else None
     except ProblemError:
         return None
-
-
-def closing_of(name: str, stages: int) -> int | None:
-    """The stage whose closing a name stands for."""
-    names: Mapping[str, int] = {closing_name(stage): stage for stage in range(stages)}
-    return names.get(name)

@@ -11,7 +11,6 @@ received, between the same two ranks, in the order in which it was sent.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -86,11 +85,6 @@ class Pipeline:
         """The ranks that have stages; other ranks of the job only look on."""
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
-    @property
-    def ranks(self) -> int:
-        """How many there are, up to the last that works."""
-        return 1 + self.workers[-1]
-
     @cached_property
     def borders(self) -> Mapping[int, tuple[Border, ...]]:
         """By the size of a micro-batch, every tensor that crosses from one stage to another."""
@@ -122,10 +116,12 @@ class Pipeline:
         return tuple(tuple(own[first::count] for own in ranks) for first in range(count))
 
     def coordinate(self, stage: int, rank: int) -> tuple[int, ...]:
-        """The place of a rank on the mesh of a stage."""
-        sizes = self.stages[stage].strategy.sizes
-        every = list(itertools.product(*(range(size) for size in sizes)))
-        return every[self.stages[stage].ranks.index(rank)]
+        """The place of a rank on the mesh of a stage, whose axes its ranks fill row by row."""
+        row, place = self.stages[stage].ranks.index(rank), list[int]()
+        for size in reversed(self.stages[stage].strategy.sizes):
+            row, here = divmod(row, size)
+            place.insert(0, here)
+        return tuple(place)
 
     def program(
         self,
@@ -206,15 +202,15 @@ class Pipeline:
 
     def steps(self, rank: int) -> tuple[Task, ...]:
         """The passes of one rank in the order of the schedule; nothing where it has no stage."""
-        return self._every[rank] if rank < self.ranks else ()
+        return self._every.get(rank, ())
 
     @cached_property
-    def _every(self) -> tuple[tuple[Task, ...], ...]:
-        return tuple(tuple(self._passes(rank)) for rank in range(self.ranks))
+    def _every(self) -> Mapping[int, tuple[Task, ...]]:
+        return {rank: tuple(self._passes(rank)) for rank in self.workers}
 
     def _passes(self, rank: int) -> Iterator[Task]:
-        own = [d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks]
-        for action in self.schedule.orders[own[0]] if own else ():
+        device = next(d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks)
+        for action in self.schedule.orders[device]:
             size = self.micro.sizes[action.microbatch]
             if action.kind == WEIGHT:
                 yield Task(action, size)
@@ -251,14 +247,14 @@ def check(pipeline: Pipeline) -> None:
     ------
     LoweringError
     """
-    every = [pipeline.steps(rank) for rank in range(pipeline.ranks)]
+    every = {rank: pipeline.steps(rank) for rank in pipeline.workers}
     sent: set[Message] = set()
     received: set[Message] = set()
-    heads = [0] * len(every)
+    heads = dict.fromkeys(every, 0)
     moved = True
     while moved:
         moved = False
-        for rank, steps in enumerate(every):
+        for rank, steps in every.items():
             while heads[rank] < len(steps) and sent.issuperset(steps[heads[rank]].receives):
                 step = steps[heads[rank]]
                 for message in step.receives:
@@ -268,7 +264,7 @@ def check(pipeline: Pipeline) -> None:
                 sent.update(step.sends)
                 heads[rank] += 1
                 moved = True
-    for rank, steps in enumerate(every):
+    for rank, steps in every.items():
         if heads[rank] < len(steps):
             step = steps[heads[rank]]
             missing = next(message for message in step.receives if message not in sent)

@@ -50,33 +50,21 @@ def validate(pipeline: Pipeline, decisions: Sequence[Decisions]) -> None:
     """
     for number, stage in enumerate(pipeline.stages):
         for size in pipeline.parts:
-            programs = {}
-            for place in _places(stage.strategy):
-                rank = stage.ranks[_row(place, stage.strategy.sizes)]
-                programs[place] = pipeline.program(number, size, rank, decisions[number])
-                validate_program(programs[place])
+            programs, places = {}, _places(stage.strategy)
+            for rank in stage.ranks:
+                if (place := pipeline.coordinate(number, rank)) in places:
+                    programs[place] = pipeline.program(number, size, rank, decisions[number])
+                    validate_program(programs[place])
             validate_together(programs)
     check(pipeline)
 
 
-def _places(strategy: Strategy) -> list[tuple[int, ...]]:
+def _places(strategy: Strategy) -> frozenset[tuple[int, ...]]:
     """The places on a mesh whose programs are looked at."""
     sizes, largest = strategy.sizes, largest_place(strategy.cuts)
     if strategy.devices <= EVERY_RANK:
-        return list(itertools.product(*map(range, sizes)))
-    return list(itertools.product(*(sorted({0, n - 1, here}) for n, here in zip(sizes, largest, strict=True))))
-
-
-def _row(place: Sequence[int], sizes: Sequence[int]) -> int:
-    """Which of its ranks, row by row, a place of a mesh has.
-
-    >>> _row((1, 2), (2, 4))
-    6
-    """
-    row = 0
-    for here, size in zip(place, sizes, strict=True):
-        row = row * size + here
-    return row
+        return frozenset(itertools.product(*map(range, sizes)))
+    return frozenset(itertools.product(*({0, n - 1, here} for n, here in zip(sizes, largest, strict=True))))
 
 
 def validate_program(program: Program) -> None:
