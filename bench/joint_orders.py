@@ -22,7 +22,6 @@ from shardwright.cluster import parse_cluster
 from shardwright.errors import ShardwrightError
 from shardwright.planner import Options
 from shardwright.planner.joint import find_pipelines
-from shardwright.plans import Prediction
 from shardwright.search.joint.orders import OTHERS
 from shardwright.simulator.variants import order_name
 from shardwright.zoo import ENTRIES
@@ -35,9 +34,9 @@ def measured(case: Case) -> dict[str, Any]:
     graph = graph_of(case)
     began = time.process_time()
     joint = find_pipelines(graph, parse_cluster(CLUSTERS[case.devices]), Options())
-    plan, said = joint.fastest(MODELS[case.model][0])
+    plan, judged = joint.fastest(MODELS[case.model][0])
     assert plan is not None and plan.schedule is not None  # nothing has to be beaten
-    steps = {name: one.step_seconds if isinstance(one, Prediction) else one for name, one in said.items()}
+    steps = {name: one.seconds if one.refusal is None else one.refusal.message for name, one in judged.items()}
     return {
         "order": order_name(plan.schedule),
         "stages": len(plan.stages),

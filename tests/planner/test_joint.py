@@ -14,11 +14,12 @@ from shardwright.errors import Infeasible, LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph, plan_jointly
-from shardwright.planner.delivering import TooLargeSimulatedError, _order, delivered
+from shardwright.planner.delivering import deliver
 from shardwright.planner.frontier import spanning
-from shardwright.planner.joint import NEVER, PROMISING, Joint, _model, find_pipelines
+from shardwright.planner.joint import NEVER, PROMISING, Joint, TooLargeSimulatedError, _model, find_pipelines
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
-from shardwright.plans import Plan, Prediction
+from shardwright.planner.staging import Composed, _order, expected, shape_of
+from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
@@ -84,12 +85,12 @@ def test_the_order_of_passes_is_the_fastest_there_is(staged: Joint) -> None:
     alone = staged.deliver(staged.best)
     others = {name: staged.space.same_in(name, staged.best) for name in OTHERS}
     steps = {name: staged.deliver(plan).prediction.step_seconds for name, plan in others.items() if plan is not None}
-    plan, said = staged.fastest()
+    plan, judged = staged.fastest()
     assert plan is not None
     taken = order_name(plan.schedule)
     assert taken in steps and plan.prediction.step_seconds == min(steps.values()) < alone.prediction.step_seconds
     every = {"pipeline": alone.prediction.step_seconds, **steps}
-    simulated = {name: one.step_seconds for name, one in said.items() if isinstance(one, Prediction)}
+    simulated = {name: one.seconds for name, one in judged.items() if one.refusal is None}
     assert simulated == {name: every[name] for name in simulated} and {"pipeline", taken} <= set(simulated)
     note = next(note for note in plan.notes if note.startswith(f"the passes run in the order {taken}"))
     assert all(name in note for name in ("1f1b", *simulated) if name not in ("pipeline", taken))
@@ -105,8 +106,8 @@ def test_an_order_that_is_no_faster_is_not_taken(staged: Joint, monkeypatch: pyt
         return replace(real(self, found, reference), prediction=plain.prediction)
 
     monkeypatch.setattr(Joint, "deliver", alike)
-    plan, said = staged.fastest()
-    assert set(said) & set(OTHERS)
+    plan, judged = staged.fastest()
+    assert set(judged) & set(OTHERS)
     assert plan is not None and order_name(plan.schedule) == "1f1b"
 
 
@@ -135,7 +136,7 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
     limit = 1.2 * max(stage.memory_bytes for stage in loose.best.stages)
     joint = find_pipelines(graph, CLUSTER, replace(QUICK, memory_limit=limit), names=())
     prices = {id(row.price.strategy): row.price for space in joint.space.spaces for row in space.rows}
-    tried = []
+    tried, real = [], Joint.deliver
 
     def needed(found: JointPlan) -> list[float]:
         return [
@@ -150,13 +151,15 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
             error = TooLargeSimulatedError("too large")
             error.stage_bytes = tuple(needed(found))
             raise error
-        return delivered(graph, CLUSTER, replace(QUICK, ignore_device_memory=True), found, "", ())
+        return real(replace(self, options=replace(QUICK, ignore_device_memory=True)), found)
 
     monkeypatch.setattr(Joint, "deliver", deliver)
     assert max(needed(joint.best)) > limit
     assert all(max(needed(found)) > limit for found in joint.under([0.9 * limit, 0.8 * limit]))
-    plan, said = joint.fastest()
-    assert plan is not None and not isinstance(said["pipeline"], str)
+    plan, judged = joint.fastest()
+    assert plan is not None and judged["pipeline"].refusal is None
+    rows = {row.name: row for row in joint.candidates(judged)}
+    assert rows["pipeline"].mesh[0] == ("stage", len(judged["pipeline"].found.stages))
     assert max(needed([found for found in tried if found.schedule == "1f1b"][-1])) <= limit
     monkeypatch.setattr("shardwright.planner.joint.CORRECTIONS", 0)
 
@@ -164,8 +167,8 @@ def test_pipelines_that_do_not_fit_teach_the_search_what_they_need(
         """Of the order that is tried most often, where each may learn so many times."""
         monkeypatch.setattr("shardwright.planner.joint.FEW_CORRECTIONS", most)
         tried.clear()
-        _, said = joint.fastest()
-        assert isinstance(said["pipeline"], str)
+        _, judged = joint.fastest()
+        assert judged["pipeline"].refusal is not None
         return max(sum(found.schedule == order for found in tried) for order in OTHERS)
 
     assert attempts(0) == 1 < attempts(2)
@@ -181,7 +184,7 @@ def test_stages_of_alpa_that_recompute_everything_do_so_when_they_are_delivered(
         found = joint.recipes["alpa"]
         if isinstance(found, str) or not any(stage.recomputed_blocks for stage in found.stages):
             continue
-        plan = delivered(graph, CLUSTER, replace(QUICK, ignore_device_memory=True), found, "", ())
+        plan = replace(joint, options=replace(QUICK, ignore_device_memory=True)).deliver(found)
         for stage, planned in zip(found.stages, plan.stages, strict=True):
             assert stage.recomputed_blocks in (0, stage.last_block - stage.first_block)
             assert len(planned.strategy.recomputed) == stage.recomputed_blocks
@@ -346,7 +349,8 @@ def test_a_stage_is_priced_as_its_program_is_simulated() -> None:
     assert {"auto", "fsdp", "data-parallel", "megatron"} <= plans.keys()
     for name, found in plans.items():
         assert found is not None
-        plan = delivered(graph, cluster, QUICK, found, "", ())
+        about = {"name": name, "shape": shape_of(found), "expected": expected(found), "batch_norm": "whole"}
+        plan = deliver(graph, cluster, QUICK, Composed(graph=graph, found=found, **about))
         times = simulate_plan_pipeline(plan, graph).times[0, 2].events
         passes = sum(times.events[n].seconds for kind in ("F", "B") for n in times.passes[kind])
         closing = sum(times.events[n].seconds for numbers in times.closing for n in numbers)

@@ -12,8 +12,9 @@ from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_pipeline
-from shardwright.planner.cutting import balanced, cut_at
+from shardwright.planner.cutting import Line, Named, microbatch_counts
 from shardwright.plans import Plan, from_json, to_json
+from shardwright.search.joint.cuts import cut_into
 from shardwright.simulator import simulate_plan, simulate_plan_pipeline
 from shardwright.zoo.reference import resolve
 
@@ -46,7 +47,7 @@ def test_no_stage_is_empty_where_sending_is_dear(graph: Graph) -> None:
     slow = replace(cluster, nodes=(replace(node, link=replace(node.link, bandwidth=1e3)),))
     parameters = {p.tensor for p in graph.parameters}
     reads = {op.name: set(op.inputs) for op in graph.ops}
-    for stage in balanced(graph, mesh_of(parse_cluster("1xH100")), slow, 2):
+    for stage in cut_into(Line.of(graph, mesh_of(parse_cluster("1xH100")), slow), 2):
         assert any(reads[name] & parameters for name in stage)
 
 
@@ -72,13 +73,28 @@ def test_stages_have_meshes_of_their_own(graph: Graph) -> None:
 
 
 def test_cuts_by_hand(graph: Graph) -> None:
-    names = cut_at(graph, ["blocks.1", "blocks.3"])
+    names = cut_into(Named.of(graph, ["blocks.1", "blocks.3"]), 3)
     first = {op.name: op.module for op in graph.ops}
     assert [first[part[0]].split(".")[1] for part in names[1:]] == ["1", "3"]
     with pytest.raises(ShardwrightError, match=r"no module 'blocks\.9'"):
-        cut_at(graph, ["blocks.9"])
+        Named.of(graph, ["blocks.9"])
     with pytest.raises(ShardwrightError, match="empty stage"):
-        cut_at(graph, ["blocks.3", "blocks.1"])
+        Named.of(graph, ["blocks.3", "blocks.1"])
+
+
+def test_stages_that_cannot_be_are_refused(graph: Graph) -> None:
+    four = parse_cluster("4xH100")
+    with pytest.raises(ShardwrightError, match="cannot be cut into 4 stages: there are 2 pieces"):
+        plan_pipeline(graph, four, Pipelining(4, 4, "1f1b", ("blocks.1",)))
+    with pytest.raises(ShardwrightError, match="cannot be cut into 4000 stages"):
+        cut_into(Line.of(graph, mesh_of(parse_cluster("1xH100")), four), 4000)
+
+
+def test_numbers_of_micro_batches_divide_the_batch() -> None:
+    """Where four stages were asked for a batch of ten, it was cut into four unlike micro-batches."""
+    assert microbatch_counts(10, (4, 8, 16)) == [2, 5, 10]
+    assert microbatch_counts(8, (1, 2, 4)) == [1, 2, 4]
+    assert microbatch_counts(7, (4, 6)) == [] == microbatch_counts(1, (4, 16, 64))
 
 
 def test_what_does_not_fit_is_refused(graph: Graph) -> None:

@@ -132,11 +132,12 @@ def test_a_bound_that_a_candidate_contradicts_is_dropped_and_the_plan_stays(
 
 
 def test_the_check_looks_at_every_candidate_that_fits(watched: tuple[Plan, list[Found]]) -> None:
-    plan, _ = watched
+    plan, seen = watched
     p = plan.prediction
 
     def found(**changes: object) -> Found:
-        return Found("auto", plan.meshes[0], None, replace(p, **changes))  # type: ignore[arg-type]
+        said = replace(p, **changes)  # type: ignore[arg-type]
+        return replace(seen[0], prediction=said, exact=True)
 
     exact = Bounds(p.sum_seconds, p.step_seconds)
     assert uncontradicted(exact, [found(), found(sum_seconds=2 * p.sum_seconds)]) == (exact, [])
@@ -207,7 +208,7 @@ def test_no_option_of_an_operator_is_said_to_total_less_than_is_proved(cluster: 
 def test_the_fastest_of_all_candidates_is_the_plan(watched: tuple[Plan, list[Found]]) -> None:
     """Every candidate that was simulated and fits is noted; none of them is faster than the plan."""
     plan, seen = watched
-    fitting = [found.prediction.step_seconds for found in seen if found.prediction.fits]
+    fitting = [found.seconds for found in seen if found.fits]
     assert len(set(fitting)) > 3
     assert plan.prediction.step_seconds == min(fitting)
 

@@ -16,6 +16,7 @@ from shardwright.planner import Options, plan_graph
 from shardwright.planner.decided import decided
 from shardwright.planner.joint import find_pipelines
 from shardwright.plans import Plan, Stage
+from shardwright.program.stages import StageGraph
 from shardwright.runtime import parallelize
 from shardwright.runtime.shards import whole
 from shardwright.search.joint.ideals import Ideals
@@ -121,7 +122,8 @@ def test_rows_dealt_out_between_unlike_devices_compute_the_numbers_of_one_proces
     options = Options(search="data-parallel", baselines=(), fewer_devices=False, one_axis=False)
     equal = plan_graph(graph, cluster, options)
     shared = replace(equal.stages[0].strategy, shares={"node": (0.25, 0.75)})
-    plan = replace(equal, stages=(Stage.of(graph, shared, decided(graph, shared, equal.meshes[0])),))
+    written = decided({1: StageGraph(graph, {}, {}, ())}, shared, equal.meshes[0])
+    plan = replace(equal, stages=(Stage.of(graph, shared, written),))
     path = str(tmp_path / "dealt.json")
     plan.save(path)
     for worst in POOL.run(compared, reference, [path], seconds=300):

@@ -1,8 +1,9 @@
 """From a model to the simulated winner: search on every mesh, try out, correct, compare; the trade-off curve."""
 
 from shardwright.planner.joint import plan_jointly
+from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.planner.planning import DEFAULT_BASELINES, Options, Progress, describe_graph, plan_graph
+from shardwright.planner.planning import describe_graph, plan_graph
 from shardwright.planner.serving import plan_serving
 from shardwright.planner.trials import predict
 from shardwright.planner.whole_way import plan

@@ -19,8 +19,10 @@ from shardwright.costs.deciding import ByPrice
 from shardwright.errors import Infeasible, LoweringError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.planner.decided import decided
-from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.delivering import deliver
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import plan_graph
+from shardwright.planner.proposals import LaidOut, on_one_mesh
 from shardwright.planner.proving import kept_bound
 from shardwright.planner.trials import predict, recomputed_note
 from shardwright.plans import Plan, Stage
@@ -59,34 +61,40 @@ def with_shares(
     )
     bound = min(flat.proof.step_bound, fast.proof.step_bound)
     proof = replace(flat.proof, step_bound=bound, scope=flat.proof.scope.replace("unequal shares, ", "") + about)
-    best, strategies = flat, [flat.stages[0].strategy, fast.stages[0].strategy]
+    strategies = [flat.stages[0].strategy, fast.stages[0].strategy]
     if strategies[0].axes[0][0] != "node":  # one axis over all devices, which cannot be dealt out
         with suppress(Infeasible):
-            strategies.append(
-                plan_graph(graph, cluster, whole, progress=progress, reference=reference).stages[0].strategy
-            )
+            alone = plan_graph(graph, cluster, whole, progress=progress, reference=reference)
+            strategies.append(alone.stages[0].strategy)
+    best, beat = None, flat.prediction.step_seconds
     for strategy in strategies:
         for shared in _dealt(graph, strategy, cluster, options):
             where, shares = mesh_of(cluster, shared.sizes), shared.shares[shared.axes[0][0]]
             if any(kind == fastest and share * len(shares) < 1 for kind, share in zip(mesh.kinds, shares, strict=True)):
                 continue  # the bound is not one for these
             prediction = predict(graph, shared, where, options.optimizer, options.memory_limit)
-            if prediction.fits and prediction.step_seconds < best.prediction.step_seconds:
-                stage = Stage.of(graph, shared, decided(graph, shared, where))
-                best = replace(flat, cluster=cluster, stages=(stage,), prediction=prediction)
-    if best is flat:
+            if prediction.fits and prediction.step_seconds < beat:
+                best, beat = (shared, prediction), prediction.step_seconds
+    if best is None:
         return replace(flat, proof=proof)
-    least = min(flat.proof.lower_bound, fast.proof.lower_bound, best.prediction.sum_seconds)
-    smallest = min(flat.proof.cost, fast.proof.cost, best.prediction.sum_seconds)
-    bound, dropped = kept_bound(bound, best.prediction.step_seconds, "rows dealt out by speed")
-    proof = replace(proof, cost=smallest, lower_bound=least, optimal=False, step_bound=bound)
-    strategy = best.stages[0].strategy
-    rows = [round(share * batch_of(graph)) for share in strategy.shares[strategy.axes[0][0]]]
+    shared, prediction = best
+    least = min(flat.proof.lower_bound, fast.proof.lower_bound, prediction.sum_seconds)
+    smallest = min(flat.proof.cost, fast.proof.cost, prediction.sum_seconds)
+    bound, dropped = kept_bound(bound, prediction.step_seconds, "rows dealt out by speed")
+    rows = [round(share * batch_of(graph)) for share in shared.shares[shared.axes[0][0]]]
     dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
-    notes = (*graph.notes, dealt, recomputed_note(strategy), *dropped)
+    proposal = LaidOut(
+        name=flat.candidates[0].name,
+        shape=shared.axes,
+        expected=prediction,
+        proof=replace(proof, cost=smallest, lower_bound=least, optimal=False, step_bound=bound),
+        notes=tuple(filter(None, (dealt, recomputed_note(shared), *dropped))),
+        prediction=prediction,
+        layout=on_one_mesh(graph, shared),
+    )
+    found = deliver(graph, cluster, options, proposal, reference)
     equal = replace(flat.candidates[0], name="equal parts")
-    row = replace(flat.candidates[0], mesh=strategy.axes, prediction=best.prediction, note="")
-    return replace(best, proof=proof, candidates=(row, equal, *flat.candidates[1:]), notes=tuple(filter(None, notes)))
+    return replace(found, candidates=(*found.candidates, equal, *flat.candidates[1:]), replicated=flat.replicated)
 
 
 def _speed(device: Device) -> tuple[float, ...]:

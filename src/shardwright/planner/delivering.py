@@ -1,132 +1,94 @@
-"""A pipeline that the joint search found, as a plan.
+"""A proposal becomes a plan: what running it asks for is decided, it is checked as the runtime will check it, and simulated.
 
-Every stage's strategy is unfolded, the whole checked as the runtime will check it, and one rank of every stage simulated.
-What a step takes there, and whether it fits, is what is told of it.
+The only place in the planner where plans are made, whoever searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from shardwright.cluster import Cluster
-from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.planner.decided import decided
-from shardwright.planner.planning import Options
-from shardwright.planner.staging import Twins, cut_into, held_by_several, stage_strategy
-from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
+from shardwright.planner.options import Options
+from shardwright.planner.proposals import Proposal
+from shardwright.plans import Plan, Prediction
 from shardwright.plans.plan import Asked, Signature
-from shardwright.program.microbatches import microbatches
+from shardwright.plans.stages import check_operators
 from shardwright.program.pipeline import Pipeline, check
-from shardwright.program.stages import stage_graphs
-from shardwright.schedules import Schedule, known_schedule
-from shardwright.search.joint.orders import OTHERS
-from shardwright.search.joint.pipelines import JointPlan
-from shardwright.search.limits import limit_of, more_room
-from shardwright.simulator.pipelines import simulate_plan_pipeline
-from shardwright.units import bytes_text, seconds_text
+from shardwright.search.limits import limit_of
+from shardwright.simulator import simulate_plan_pipeline
 
-MOST_PLAYED = 256
+MAX_RANKS_PLAYED = 256
 """All ranks of larger pipelines are not played together while planning; one of every stage always is."""
 
-SUMMED = (
-    "pipelines were searched, bounded and, but for those that could be the plan, compared by sums of their operators"
-)
 
-
-def predicted(plan: JointPlan) -> Prediction:
-    busy: dict[int, float] = {}  # by group of devices
-    for stage in plan.stages:
-        own = stage.seconds * plan.microbatches + stage.closing_seconds
-        busy[stage.first_device] = busy.get(stage.first_device, 0.0) + own
-    memory = max(stage.memory_bytes for stage in plan.stages)
-    return Prediction(plan.step_seconds, max(busy.values()), memory, plan.boundary_bytes, 0.0, True)
-
-
-class TooLargeSimulatedError(LoweringError):
-    """A pipeline that was taken to fit does not, simulated; ``stage_bytes`` are what the devices of each stage need."""
-
-    stage_bytes: tuple[float, ...] = ()
-
-
-def delivered(
-    graph: Graph, cluster: Cluster, options: Options, found: JointPlan, reference: str, rows: Sequence[Candidate]
-) -> Plan:
-    """A pipeline as a plan, checked and simulated; ``rows`` are the candidates that it is shown beside.
+def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal, reference: str = "") -> Plan:
+    """A proposal as a plan that the runtime can run; whether it fits is in its prediction.
 
     Raises
     ------
     LoweringError, PlanError
-        When the runtime could not run it, or it does not fit; the message says why.
+        When the runtime could not run it; the message says why.
+
+    Example
+    -------
+    >>> deliver(graph, cluster, Options(), proposal).prediction.step_seconds                     # doctest: +SKIP
     """
-    cut = microbatches(graph, found.microbatches, options.batch_norm)
-    micro = cut.graphs[found.microbatch]
-    cuts = cut_into(graph, micro, found.stages)
-    parts = stage_graphs(micro, cuts)
-    twins, shared = Twins.of(micro, found.stages[0]), held_by_several(parts)
-    stages = []
-    for stage, part, names in zip(found.stages, parts, cuts, strict=True):
-        strategy = stage_strategy(stage, part, twins, shared)
-        ranks = tuple(range(stage.first_device, stage.first_device + stage.devices))
-        decisions = decided(part.graph, strategy, stage.mesh)
-        stages.append(Stage(tuple(names), ranks, strategy, decisions))
-    order, devices = _order(found, whole_batch=cut.tail is not None), sum(found.groups)
-    if devices <= MOST_PLAYED:
-        check(Pipeline.of(graph, stages, found.microbatches, order, options.batch_norm))
-    proof = Proof(0.0, 0.0, False, found.search_seconds, found.scope, found.bound_seconds)
+    stages, order = proposal.laid()
+    meshes = [stage.mesh_of(cluster) for stage in stages]
+    check_operators(stages, graph)
+    cut = Pipeline.of(graph, stages, order.microbatches, order, options.batch_norm)
+    notes = (*graph.notes, *proposal.notes)
+    if len(cut.workers) <= MAX_RANKS_PLAYED:
+        check(cut)
+    elif order.devices > 1:
+        notes += (
+            f"its {len(cut.workers)} ranks were not played together: parallelize() does that before the first step",
+        )
+    written = (
+        decided({size: parts[number] for size, parts in cut.parts.items()}, stage.strategy, mesh)
+        for number, (stage, mesh) in enumerate(zip(stages, meshes, strict=True))
+    )
     plan = Plan(
         model=reference,
         signature=Signature.of(graph),
         cluster=cluster,
-        stages=tuple(stages),
+        stages=tuple(replace(stage, decisions=one) for stage, one in zip(stages, written, strict=True)),
         schedule=order,
-        search="pipeline",
+        search=options.search,
         optimizer=options.optimizer,
-        prediction=predicted(found),
-        proof=proof,
-        calibration=found.stages[0].mesh.calibration,
-        candidates=tuple(rows),
-        notes=(*graph.notes, SUMMED, *([f"{devices} of {cluster.size} devices are used"] * (devices < cluster.size))),
-        asked=Asked(options.memory_limit),  # searched under no pins
+        prediction=proposal.prediction or proposal.expected,
+        proof=proposal.proof,
+        calibration="; ".join(dict.fromkeys(mesh.calibration for mesh in meshes)),
+        candidates=(proposal.row(),),
+        notes=notes,
+        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
         batch_norm=options.batch_norm,
     )
-    plan.check(graph)
-    if devices > MOST_PLAYED:
-        text = f"its {devices} ranks were not played together: parallelize() does that before the first step"
-        plan = replace(plan, notes=(*plan.notes, text))
-    return _simulated(plan, graph, limit_of(cluster.device, options.memory_limit, options.ignore_device_memory))
+    return plan if proposal.prediction is not None else _simulated(plan, graph, options, proposal)
 
 
-def _order(found: JointPlan, *, whole_batch: bool) -> Schedule:
-    """The order of passes that a pipeline was found for; all forward passes first where the loss needs the whole batch."""
-    stages, groups = len(found.stages), len(found.groups)
-    if whole_batch and found.schedule in OTHERS:
-        raise LoweringError(
-            f"The loss needs the whole batch, so all forward passes come first, not in the order {found.schedule}.",
-            "Plan with --schedule gpipe.",
-        )
-    plain = stages == 1 and not whole_batch  # one stage holds one micro-batch, as it was searched
-    name = "1f1b" if plain else "gpipe" if whole_batch else found.schedule
-    return known_schedule(name, stages, found.microbatches, groups)
-
-
-def _simulated(plan: Plan, graph: Graph, limit: float) -> Plan:
-    """The same with what the simulation of all ranks says beside the sums; refused where that does not fit."""
+def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -> Plan:
+    """The same with what the simulation of all kinds of ranks says."""
     timeline = simulate_plan_pipeline(plan, graph)
-    peak = max(one.memory_bytes for one in timeline.stages)
-    if peak > limit:
-        error = TooLargeSimulatedError(
-            f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(limit)}.",
-            more_room(plan.cluster.device, limit, peak),
-        )
-        error.stage_bytes = tuple(one.memory_bytes for one in timeline.stages)
-        raise error
+    rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in plan.meshes]
+    prediction = Prediction(
+        step_seconds=timeline.seconds,
+        sum_seconds=sum(stage.busy_seconds for stage in timeline.stages),
+        memory_bytes=max(stage.memory_bytes for stage in timeline.stages),
+        communication_bytes=timeline.communication_bytes,
+        exposed_seconds=max(stage.exposed_seconds for stage in timeline.stages),
+        fits=all(stage.memory_bytes <= room for stage, room in zip(timeline.stages, rooms, strict=True)),
+    )
     stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
-    text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(plan.prediction.step_seconds)}"
-    prediction = replace(plan.prediction, step_seconds=timeline.seconds, memory_bytes=peak)
-    # It is one on sums, so nothing is wrong where overlap makes a step shorter; it is just no bound then.
+    # A bound on sums is none on a step in which they overlap.
     bound = plan.proof.step_bound if plan.proof.step_bound <= timeline.seconds else 0.0
-    proof = replace(plan.proof, step_bound=bound)
-    return replace(plan, stages=stages, prediction=prediction, proof=proof, notes=(*plan.notes, text))
+    return replace(
+        plan,
+        stages=stages,
+        prediction=prediction,
+        proof=replace(plan.proof, step_bound=bound),
+        candidates=(replace(proposal, prediction=prediction).row(),),
+    )

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible
 from shardwright.graph import Graph
-from shardwright.planner.joint import Joint, shape_of
-from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.joint import Joint
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import plan_graph
+from shardwright.planner.staging import shape_of
 from shardwright.plans import Plan
 from shardwright.search.strategies import LEAST_MEMORY
 

@@ -11,7 +11,7 @@ simulated on all its ranks, and its simulated step decides.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -22,18 +22,21 @@ from shardwright.cluster import Cluster
 from shardwright.errors import ClusterError, Infeasible, LoweringError, PlanError, ProblemError, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
+from shardwright.planner.cutting import microbatch_counts
 from shardwright.planner.dealing_out import with_shares
-from shardwright.planner.delivering import TooLargeSimulatedError, delivered, predicted
-from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, Options, Progress, plan_graph
+from shardwright.planner.delivering import deliver
+from shardwright.planner.judging import NEARLY, judge
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, plan_graph
 from shardwright.planner.proving import dropped_bounds
-from shardwright.planner.trials import NEARLY
-from shardwright.plans import Candidate, Plan, Prediction, Proof
+from shardwright.planner.staging import Composed, expected, shape_of
+from shardwright.plans import Candidate, Plan, Proof
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
 from shardwright.search.joint.readings import mostly_blocks
-from shardwright.search.limits import limit_of
-from shardwright.units import seconds_text
+from shardwright.search.limits import limit_of, more_room
+from shardwright.units import bytes_text, seconds_text
 
 ALWAYS, PROMISING, NEVER = "always", "promising", "never"
 
@@ -56,8 +59,21 @@ CORRECTIONS = 8
 FEW_CORRECTIONS = 2
 """So many of them in every other order of passes."""
 
-Simulated = Mapping[str, Prediction | str]
-"""By name, what simulating a pipeline said of it: its step, or why it cannot be run."""
+PIPELINE = "pipeline"
+"""The name of the search over all pipelines, and of the fastest in 1F1B."""
+
+Judged = Mapping[str, Composed]
+"""By name, pipelines that were simulated."""
+
+SUMMED = (
+    "pipelines were searched, bounded and, but for those that could be the plan, compared by sums of their operators"
+)
+
+
+class TooLargeSimulatedError(LoweringError):
+    """A pipeline that was taken to fit does not, simulated; ``stage_bytes`` are what the devices of each stage need."""
+
+    stage_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +89,22 @@ class Joint:
     recipes: Mapping[str, JointPlan | str]
     others: Mapping[str, JointPlan] = field(default_factory=dict)
 
-    def candidates(self, said: Simulated | None = None) -> tuple[Candidate, ...]:
-        """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``said`` to be; and those in
-        other orders of passes that were simulated."""
-        said = said or {}
-        found = {"pipeline": self.best, **self.recipes, **{n: p for n, p in self.others.items() if n in said}}
-        return tuple(_candidate(name, plan, said.get(name)) for name, plan in found.items())
+    @property
+    def room(self) -> float:
+        """Bytes that a device may use."""
+        return limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
+
+    def candidates(self, judged: Judged | None = None) -> tuple[Candidate, ...]:
+        """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``judged`` to be; and those
+        in other orders of passes that were simulated."""
+        judged = judged or {}
+        found = {PIPELINE: self.best, **self.recipes, **{n: p for n, p in self.others.items() if n in judged}}
+        return tuple(
+            Candidate(name, (("stage", 1),), None, plan)
+            if isinstance(plan, str)
+            else judged.get(name, self.proposal(plan, name)).row()
+            for name, plan in found.items()
+        )
 
     def under(self, limits: Sequence[float]) -> list[JointPlan]:
         """The fastest pipelines within so many bytes per device each, where there are any; blocks are priced once."""
@@ -90,23 +116,57 @@ class Joint:
                 continue
         return plans
 
+    def proposal(self, found: JointPlan, name: str = "", ratio: float = 0.0) -> Composed:
+        """A pipeline as a proposal; what is proved of all pipelines holds for a recipe's too. ``ratio``: simulating it is
+        expected to change its sums so."""
+        devices = sum(found.groups)
+        fewer = [f"{devices} of {self.cluster.size} devices are used"] * (devices < self.cluster.size)
+        text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(found.step_seconds)}"
+        notes = (SUMMED, *fewer, text)
+        proof = Proof(0.0, 0.0, False, self.best.search_seconds, self.best.scope, self.best.bound_seconds)
+        return Composed(
+            name=name or found.schedule,
+            shape=shape_of(found),
+            expected=expected(found),
+            unhidden=max(NEARLY * found.unhidden_seconds, ratio * found.step_seconds),
+            proof=proof,
+            notes=notes,
+            graph=self.graph,
+            batch_norm=self.options.batch_norm,
+            found=found,
+        )
+
     def deliver(self, found: JointPlan, reference: str = "") -> Plan:
         """A pipeline as a plan that the runtime can run, checked.
 
         Raises
         ------
         LoweringError, PlanError
-            When the runtime could not run it; the message says why.
+            When the runtime could not run it, or it does not fit; the message says why.
         """
-        bounded = replace(
-            found, bound_seconds=self.best.bound_seconds, scope=self.best.scope
-        )  # a recipe is in its space
-        return delivered(self.graph, self.cluster, self.options, bounded, reference, self.candidates())
+        plan = deliver(self.graph, self.cluster, self.options, self.proposal(found), reference)
+        if not plan.prediction.fits:
+            peak = plan.prediction.memory_bytes
+            error = TooLargeSimulatedError(
+                f"simulated, a device of this pipeline needs {bytes_text(peak)}, more than {bytes_text(self.room)}.",
+                more_room(self.cluster.device, self.room, peak),
+            )
+            error.stage_bytes = tuple(s.prediction.memory_bytes for s in plan.stages if s.prediction is not None)
+            raise error
+        return replace(plan, search=PIPELINE, candidates=self.candidates())
+
+    def simulated(self, proposal: Composed, reference: str = "") -> Composed:
+        """A proposal with the plan that it comes to and its prediction, or with the reason why it cannot be run."""
+        try:
+            plan = self.deliver(proposal.found, reference)
+        except (LoweringError, PlanError) as error:
+            return replace(proposal, refusal=error)
+        return replace(proposal, plan=plan, prediction=plan.prediction)
 
     def fastest(
         self, reference: str = "", beat: float = inf, say: Progress | None = None
-    ) -> tuple[Plan | None, Simulated]:
-        """The pipeline whose simulated step is shortest, as a plan, and what the simulation said of each that was tried.
+    ) -> tuple[Plan | None, Judged]:
+        """The pipeline whose simulated step is shortest, as a plan, and every one that was simulated.
 
         Sums leave out what overlaps and what waits, so every pipeline is simulated whose step may be below ``beat`` and
         the best simulated one, were all traffic of its parameters hidden; nothing is found where none is below ``beat``.
@@ -120,109 +180,103 @@ class Joint:
         LoweringError, PlanError
             When some may be below and none can be run; the message is about the first.
         """
-        limit = limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
-        known = {"pipeline": self.best, **{n: p for n, p in self.recipes.items() if isinstance(p, JointPlan)}}
-        best: Plan | None = None
-        winner: JointPlan | None = None
-        said: dict[str, Prediction | str] = {}
-        tried: dict[tuple[object, ...], Prediction | str] = {}
-        first: LoweringError | PlanError | None = None
-        too_large: tuple[JointPlan, TooLargeSimulatedError] | None = None
+        known = {PIPELINE: self.best, **{n: p for n, p in self.recipes.items() if isinstance(p, JointPlan)}}
+        judged: dict[str, Composed] = {}
+        tried: dict[tuple[object, ...], Composed] = {}
 
-        def attempt(name: str, found: JointPlan) -> None:
-            nonlocal best, winner, beat, first, too_large
+        def simulated(proposal: Composed) -> Composed:
             stages = [
                 (s.last_block, s.first_device, id(s.strategy), s.recomputed_blocks, s.lightly_blocks)
-                for s in found.stages
+                for s in proposal.found.stages
             ]
-            key = (found.microbatch, found.schedule if len(stages) > 1 else "", *stages)
+            key = (proposal.found.microbatch, proposal.found.schedule if len(stages) > 1 else "", *stages)
             if key not in tried:
                 if say is not None:
-                    say(f"simulating a pipeline of {len(stages)} stages: {name}")
-                try:
-                    plan = self.deliver(found, reference)
-                except (LoweringError, PlanError) as error:
-                    first, tried[key] = first or error, error.message
-                    too_large = (found, error) if isinstance(error, TooLargeSimulatedError) else None
-                else:
-                    tried[key] = plan.prediction
-                    if best is None or plan.prediction.step_seconds < best.prediction.step_seconds:
-                        best, winner, beat = plan, found, min(beat, plan.prediction.step_seconds)
-            said[name] = _faster_said(said.get(name), tried[key]) if found.schedule in OTHERS else tried[key]
+                    say(f"simulating a pipeline of {len(stages)} stages: {proposal.name}")
+                tried[key] = self.simulated(proposal, reference)
+            return replace(tried[key], name=proposal.name)
 
-        def until_it_fits(name: str, most: int, ratio: float, search: Callable[[Pipelines], JointPlan | None]) -> None:
-            nonlocal too_large
+        def consider(proposals: Iterable[Composed]) -> list[Composed]:
+            """Judge them; those that were not simulated before."""
+            nonlocal beat
+            before = len(tried)
+            for found in judge(proposals, simulated, beat):
+                other, beat = judged.get(found.name), min(beat, found.seconds)
+                slower = other is not None and not other.refusal and other.seconds <= found.seconds
+                judged[found.name] = other if other is not None and slower else found
+            return list(tried.values())[before:]
+
+        def until_it_fits(
+            fresh: Sequence[Composed], most: int, ratio: float, search: Callable[[Pipelines], JointPlan | None]
+        ) -> None:
             space = self.space
             for _ in range(most):
-                if too_large is None:
+                refused = [one for one in fresh if one.refusal is not None][-1:]
+                if not refused or not isinstance(refused[0].refusal, TooLargeSimulatedError):
                     return
-                space, too_large = space.corrected(_what_they_need(*too_large)), None
+                space = space.corrected(_what_they_need(refused[0].found, refused[0].refusal))
                 found = search(space)
-                if found is None or max(NEARLY * found.unhidden_seconds, ratio * found.step_seconds) >= beat:
-                    return
-                attempt(name, found)
+                fresh = [] if found is None else consider([self.proposal(found, refused[0].name, ratio)])
 
-        for name, found in sorted(known.items(), key=lambda pair: pair[1].step_seconds):
-            if NEARLY * found.unhidden_seconds < beat:
-                attempt(name, found)
+        ranked = sorted(known.items(), key=lambda pair: pair[1].step_seconds)
+        fresh = consider(self.proposal(found, name) for name, found in ranked)
         for share in LESS:
-            for found in self.under([share * limit]) if isinstance(said.get("pipeline"), str) else ():
-                attempt("pipeline", found)
-        if isinstance(said.get("pipeline"), str):
-            until_it_fits("pipeline", CORRECTIONS, 0.0, Pipelines.best_or_none)
-        for ratio, found in self._in_other_orders(winner, best, said.get("pipeline"), beat):
-            if ratio * found.step_seconds >= beat:  # one that was simulated meanwhile is faster
-                continue
-            too_large = None
-            attempt(found.schedule, found)
-            until_it_fits(found.schedule, FEW_CORRECTIONS, ratio, partial(Pipelines.ordered, order=found.schedule))
-        if best is None and first is not None:
-            raise first
-        if best is None or winner is None:
-            return None, said
-        return replace(best, notes=(*best.notes, *self._orders(winner, said))), said
+            for found in self.under([share * self.room]) if self._refused(judged) else ():
+                fresh += consider([self.proposal(found, PIPELINE)])
+        if self._refused(judged):
+            until_it_fits(fresh, CORRECTIONS, 0.0, Pipelines.best_or_none)
+        run = [one for one in tried.values() if one.refusal is None]
+        winner = min(run, key=lambda one: one.seconds, default=None)
+        pipeline = None if self._refused(judged) else judged.get(PIPELINE)
+        for ratio, found in self._in_other_orders(winner, pipeline, beat):
+            search = partial(Pipelines.ordered, order=found.schedule)
+            until_it_fits(consider([self.proposal(found, ratio=ratio)]), FEW_CORRECTIONS, ratio, search)
+        winner = min(tried.values(), key=lambda one: one.seconds, default=None)
+        if winner is None:
+            return None, judged
+        if winner.plan is None:
+            assert winner.refusal is not None
+            raise winner.refusal
+        notes = (*winner.plan.notes, *self._orders(winner, judged))
+        return replace(winner.plan, candidates=(winner.row("auto"),), notes=notes), judged
 
-    def _orders(self, winner: JointPlan, said: Simulated) -> list[str]:
+    def _refused(self, judged: Judged) -> bool:
+        """Whether the fastest pipeline was simulated and cannot be run."""
+        return PIPELINE in judged and judged[PIPELINE].refusal is not None
+
+    def _orders(self, winner: Composed, judged: Judged) -> list[str]:
         """A note: which order of passes was taken, and what the others take."""
         summed = {"1f1b": self.best.step_seconds, **{name: plan.step_seconds for name, plan in self.others.items()}}
-        known: dict[str, Prediction | str] = {n: f"{seconds_text(s)} by sums" for n, s in summed.items()}
-        known |= {name: one for name, one in said.items() if name in OTHERS}
-        known["1f1b"] = said.get("pipeline", known["1f1b"])
-        shown = [
-            f"{name} {one if isinstance(one, str) else seconds_text(one.step_seconds)}"
-            for name, one in known.items()
-            if name != winner.schedule
-        ]
-        if len(winner.stages) == 1 or not shown:
+        told = {name: f"{seconds_text(seconds)} by sums" for name, seconds in summed.items()}
+        for name, one in judged.items():
+            if name == PIPELINE or name in OTHERS:
+                text = seconds_text(one.seconds) if one.refusal is None else one.refusal.message
+                told["1f1b" if name == PIPELINE else name] = text
+        shown = [f"{name} {text}" for name, text in told.items() if name != winner.found.schedule]
+        if len(winner.found.stages) == 1 or not shown:
             return []
-        return [f"the passes run in the order {winner.schedule}; other orders: {', '.join(shown)}"]
+        return [f"the passes run in the order {winner.found.schedule}; other orders: {', '.join(shown)}"]
 
     def _in_other_orders(
-        self, winner: JointPlan | None, best: Plan | None, pipeline: Prediction | str | None, beat: float
+        self, winner: Composed | None, pipeline: Composed | None, beat: float
     ) -> list[tuple[float, JointPlan]]:
         """What is worth simulating in other orders of passes, the most promising first: if simulating changes it as it
         changed the pipeline from which it comes, by the first number."""
-        known = {"pipeline": self.best, **self.recipes}
-        like = [plan for plan in known.values() if isinstance(plan, JointPlan)] if winner is None else [winner]
-        changed = 0.0 if winner is None or best is None else best.prediction.step_seconds / winner.step_seconds
-        ours = pipeline.step_seconds / self.best.step_seconds if isinstance(pipeline, Prediction) else changed
+        known = [plan for plan in (self.best, *self.recipes.values()) if isinstance(plan, JointPlan)]
+        like = known if winner is None else [winner.found]
+        changed = 0.0 if winner is None else winner.changed
+        ours = changed if pipeline is None else pipeline.seconds / self.best.step_seconds
         same = (self.space.same_in(name, plan) for plan in like for name in OTHERS)
         expected = [(ours, plan) for plan in self.others.values()] + [(changed, plan) for plan in filter(None, same)]
         promising = [
             (ratio * plan.step_seconds, plan.step_seconds, ratio, plan)
             for ratio, plan in expected
-            if NEARLY * plan.unhidden_seconds < beat and ratio * plan.step_seconds < beat
+            if self.proposal(plan, ratio=ratio).unhidden < beat
         ]
         first: dict[str, tuple[float, JointPlan]] = {}  # of every order
         for _, _, ratio, plan in sorted(promising, key=lambda one: one[:2]):
             first.setdefault(plan.schedule, (ratio, plan))
         return list(first.values())
-
-
-def _faster_said(one: Prediction | str | None, other: Prediction | str) -> Prediction | str:
-    if isinstance(one, Prediction) and isinstance(other, Prediction):
-        return min(one, other, key=lambda prediction: prediction.step_seconds)
-    return one if isinstance(one, Prediction) else other
 
 
 def _what_they_need(found: JointPlan, error: TooLargeSimulatedError) -> dict[int, tuple[float, float]]:
@@ -315,9 +369,15 @@ def _pieces(graph: Graph, batch_norm: str) -> _Pieces:
         raise Infeasible("There are no pipelines of a model in evaluation mode.", "Call model.train() before planning.")
     try:
         batch = batch_of(graph)
-        sizes = tuple(batch // count for count in _counts(batch))
+        counts = microbatch_counts(batch, COUNTS)
     except LoweringError as error:
         raise Infeasible(f"There is no pipeline of this model: {error.message}", error.remedy) from None
+    if not counts:
+        raise Infeasible(
+            f"There is no pipeline of this model: a batch of {batch} has no equal micro-batches.",
+            "Plan with a larger batch.",
+        )
+    sizes = tuple(batch // count for count in counts)
     return _Pieces(batch, sizes, lambda size: microbatches(graph, batch // size, batch_norm).graphs[size])
 
 
@@ -374,30 +434,29 @@ def plan_jointly(
         return replace(flat, notes=(*flat.notes, *([error.message] if told else []))), None
     beat = inf if flat is None else flat.prediction.step_seconds
     try:
-        found, said = joint.fastest(reference, beat, say)
+        found, judged = joint.fastest(reference, beat, say)
     except (LoweringError, PlanError) as error:
         if flat is None:
             raise
         text = f"a pipeline of {joint.best.step_seconds:.4g} s a step was found that cannot be run: {error.message}"
         return replace(_beside(flat, joint), notes=(*flat.notes, text)), joint
     if flat is not None and (found is None or beat <= found.prediction.step_seconds):
-        return _beside(flat, joint, said), joint
+        return _beside(flat, joint, judged), joint
     assert found is not None  # it need not be below anything
-    shape = (("stage", len(found.stages)), ("micro-batch", found.microbatches))
-    rows: tuple[Candidate, ...] = (Candidate("auto", shape, found.prediction),)
+    rows = found.candidates
     if flat is not None:
         rows += (replace(flat.candidates[0], name="one mesh"), *flat.candidates[1:])
         found = replace(found, proof=_both(found.proof, flat.proof), notes=(*found.notes, *dropped_bounds(flat)))
-    return replace(found, candidates=(*rows, *joint.candidates(said)[1:])), joint
+    return replace(found, candidates=(*rows, *joint.candidates(judged)[1:])), joint
 
 
-def _beside(flat: Plan, joint: Joint, said: Simulated | None = None) -> Plan:
+def _beside(flat: Plan, joint: Joint, judged: Judged | None = None) -> Plan:
     """A plan on one mesh, with what was found out about pipelines."""
     about = Proof(0.0, 0.0, False, joint.best.search_seconds, joint.best.scope, joint.best.bound_seconds)
     both = _both(flat.proof, about)
     scope = f"{flat.proof.scope.replace('pipelines, ', '')}; the step also over {about.scope}"
     proof = replace(flat.proof, seconds=both.seconds, step_bound=both.step_bound, scope=scope)
-    return replace(flat, candidates=(*flat.candidates, *joint.candidates(said)), proof=proof)
+    return replace(flat, candidates=(*flat.candidates, *joint.candidates(judged)), proof=proof)
 
 
 def _both(mine: Proof, theirs: Proof) -> Proof:
@@ -405,26 +464,3 @@ def _both(mine: Proof, theirs: Proof) -> Proof:
     scope = f"{mine.scope}; and {theirs.scope.replace('pipelines, ', '')}"
     step = min(mine.step_bound, theirs.step_bound)
     return replace(mine, seconds=mine.seconds + theirs.seconds, step_bound=step, scope=scope)
-
-
-def _counts(batch: int) -> list[int]:
-    found = []
-    for most in COUNTS:
-        divisors = [count for count in range(2, min(most, batch) + 1) if batch % count == 0]
-        found += divisors[-1:]
-    if not found:
-        raise LoweringError(f"A batch of {batch} has no equal micro-batches.", "Plan with a larger batch.")
-    return sorted(set(found))
-
-
-def _candidate(name: str, plan: JointPlan | str, said: Prediction | str | None = None) -> Candidate:
-    if isinstance(plan, str):
-        return Candidate(name, (("stage", 1),), None, plan)
-    if isinstance(said, str):
-        return Candidate(name, shape_of(plan), None, said)
-    return Candidate(name, shape_of(plan), said or predicted(plan), simulated=said is not None)
-
-
-def shape_of(plan: JointPlan) -> tuple[tuple[str, int], ...]:
-    """A pipeline in the words of a mesh: its stages and its micro-batches."""
-    return (("stage", len(plan.stages)), ("micro-batch", plan.microbatches))

@@ -7,13 +7,15 @@ has one answer under the limit, and further ones where that does not fit after a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from shardwright.cluster import Mesh
 from shardwright.costs.adding import least_adding
 from shardwright.errors import Infeasible, TooLarge
+from shardwright.planner.judging import judge
+from shardwright.planner.options import Progress
 from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
 from shardwright.planner.weighing import weighed
 from shardwright.search.baselines import ALIASES, BASELINES
@@ -37,8 +39,6 @@ LITTLE = 0.05
 
 ROUNDS = 5
 """How many answers of a search by another method are tried."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Outcome:
 
     @property
     def fitting(self) -> tuple[Found, ...]:
-        return tuple(found for found in self.candidates if found.prediction.fits)
+        return tuple(found for found in self.candidates if found.fits)
 
 
 def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progress, beat: float = inf) -> Outcome:
@@ -87,17 +87,17 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
     refusal: Infeasible | None = None
     held_back, without = False, set[Mesh]()
     for mesh, floor in _promising(trials, meshes, name, say, beat):
-        fitting = [found.prediction for found in tried if found.prediction.fits]
-        if fitting and floor > WORTHWHILE * min(p.sum_seconds for p in fitting):
+        fitting = [found for found in tried if found.fits]
+        if fitting and floor > WORTHWHILE * min(found.sum_seconds for found in fitting):
             continue
         try:
-            best = min([beat, *(p.step_seconds for p in fitting)])
+            best = min([beat, *(found.seconds for found in fitting)])
             if trials.fastest and best < inf and not trials.may_beat(mesh, name, best):
                 continue
             say(f"searching {name} on {mesh_text(mesh)}")
             for found in _answers(trials, mesh, name, tried, beat):
-                held_back |= found is None or not found.prediction.fits
-                if found is not None:
+                held_back |= not found.fits
+                if found.prediction is not None:
                     tried.append(found)
         except (Infeasible, TooLarge) as error:
             refusal, held_back = refusal or Infeasible(error.message, error.remedy), True
@@ -138,15 +138,15 @@ def _promising(
     return sorted(floors, key=lambda pair: pair[1])
 
 
-def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat: float) -> Iterator[Found | None]:
-    """Answers on one mesh, tried; nothing for one that uses too much by the search's own count."""
+def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat: float) -> Iterator[Found]:
+    """Answers on one mesh, simulated but for those that use too much by the search's own count."""
     if name == LEAST_MEMORY:
-        yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh)))
+        yield trials.tried(trials.found(mesh, name, trials.solve(mesh, name, trials.limit(mesh))))
     elif name not in ("auto", *BASELINES, *ALIASES):
         for round_, searched in enumerate(trials.ladder(mesh, name, start=trials.limit(mesh))):
-            found = trials.tried(mesh, name, searched)
+            found = trials.tried(trials.found(mesh, name, searched))
             yield found
-            if found.prediction.fits or round_ + 1 == ROUNDS:
+            if found.fits or round_ + 1 == ROUNDS:
                 return
     else:
         yield from _descend(trials, mesh, name, EXPECTED, known, beat)
@@ -157,41 +157,41 @@ def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat
 
 def _descend(
     trials: Trials, mesh: Mesh, name: str, pricing: Pricing, known: Sequence[Found], beat: float
-) -> Iterator[Found | None]:
+) -> Iterator[Found]:
     """Answers under ever smaller limits, until one fits and sums are so far above it that no overlap makes up for that (a
     recipe's, and a deep model's: until one fits).
 
     What uses too much even by the search's count, which leaves things out, need not be tried; nor, where the ladder goes on
     anyway, what is slower without any traffic of parameters than the best that fits is with it.
     """
-    fitting = [found.prediction.step_seconds for found in known if found.prediction.fits]
-    beat, fits, none_small_enough = min(fitting, default=beat), bool(fitting), True
-    first_is_enough = name != "auto" or trials.deep
-    for searched in trials.ladder(mesh, name, pricing):
-        if searched.solution.lower_bound > (1 + len(mesh.axes)) * beat:  # as many streams, busy all the time
-            return
-        if trials.counted(mesh, name, searched) > trials.limit(mesh):
-            yield None
-            continue
-        none_small_enough = False
-        slower = trials.unhidden(mesh, name, searched) >= beat
-        if slower and not first_is_enough:
-            continue
-        found = trials.tried(mesh, name, searched)
+    beat, limit = min((found.seconds for found in known if found.fits), default=beat), trials.limit(mesh)
+    first_is_enough, looked_at = name != "auto" or trials.deep, False
+
+    def ladder() -> Iterator[Found]:
+        nonlocal looked_at
+        for searched in trials.ladder(mesh, name, pricing):
+            bound = searched.solution.lower_bound / (1 + len(mesh.axes))  # as many streams, busy all the time
+            unhidden = 0.0 if first_is_enough else trials.unhidden(mesh, name, searched)
+            found = trials.found(mesh, name, searched, unhidden, bound)
+            looked_at |= bound > beat or found.expected.memory_bytes <= limit
+            yield found
+
+    fits = any(found.fits for found in known)
+    for found in judge(ladder(), trials.tried, beat, limit):
         yield found
-        if found.prediction.fits:
-            if first_is_enough:
-                return
-            fits, beat = True, min(beat, found.prediction.step_seconds)
-    if none_small_enough and not fits and (beat == inf or not trials.deep):
+        fits |= found.fits
+        if found.fits and first_is_enough:
+            return
+    if not looked_at and not fits and (beat == inf or not trials.deep):
         # One may lie between two rungs; if none does, the search says what keeps it from that.
-        yield trials.tried(mesh, name, trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH)))
+        searched = trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH))
+        yield trials.tried(trials.found(mesh, name, searched))
 
 
 def _another(trials: Trials, mesh: Mesh) -> Iterator[Found]:
     """What another search finds there, if anything."""
     try:
-        yield trials.tried(mesh, ANOTHER, trials.solve(mesh, ANOTHER, inf))
+        yield trials.tried(trials.found(mesh, ANOTHER, trials.solve(mesh, ANOTHER, inf)))
     except (Infeasible, TooLarge):
         return
 
@@ -200,6 +200,6 @@ def _further(trials: Trials, tried: Sequence[Found], beat: float) -> Iterator[Fo
     """Of a deep model: what the search finds on the mesh of the best so far, parameters' traffic mostly hidden."""
     mesh = min(tried, key=lambda found: found.ranked("auto")).mesh
     try:
-        yield from filter(None, _descend(trials, mesh, "auto", HIDDEN, tried, beat))
+        yield from (f for f in _descend(trials, mesh, "auto", HIDDEN, tried, beat) if f.prediction is not None)
     except (Infeasible, TooLarge):
         return

@@ -13,26 +13,28 @@ from time import perf_counter
 
 from torch.distributed.tensor import Replicate
 
-from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
+from shardwright.cluster import Cluster, mesh_of, part_of
 from shardwright.costs.deciding import ByPrice
-from shardwright.errors import Infeasible, LoweringError, ShardwrightError
+from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.planner.cutting import balanced, complete, cut_at
-from shardwright.planner.planning import Options, Progress, describe_graph, plan_graph
-from shardwright.plans import Candidate, Plan, Prediction, Proof, Stage
+from shardwright.planner.cutting import Line, Named, complete, microbatch_counts
+from shardwright.planner.delivering import deliver
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import describe_graph, plan_graph
+from shardwright.planner.proposals import Laid, LaidOut, Proposal
+from shardwright.plans import Plan, Prediction, Proof, Stage
 from shardwright.plans.layouts import layout_text
-from shardwright.plans.plan import Asked, Signature
-from shardwright.program import Decisions, Noting, Written, build
-from shardwright.program.border import arriving, cross
 from shardwright.program.microbatches import WHOLE, batch_of, microbatches
 from shardwright.program.pieces import describe
-from shardwright.program.pipeline import Pipeline, check
+from shardwright.program.pipeline import Pipeline
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
 from shardwright.search.constraints import asked_of, check_asked, check_uncut
+from shardwright.search.joint.cuts import Cuts, cut_into
+from shardwright.search.limits import limit_of
 from shardwright.search.schedule import find_schedule, lower_bound
-from shardwright.simulator.pipelines import PassTimes, PipelineTimeline, simulated, stage_times, work_of
+from shardwright.simulator.pipelines import PassTimes, stage_times, work_of
 
 AUTO = "auto"
 
@@ -72,11 +74,13 @@ def plan_pipeline(
     """
     begin, options, say = perf_counter(), options or Options(), progress or (lambda text: None)
     check_asked(graph, options.pins, options.forbidden)
-    counts = [asked.microbatches] if asked.microbatches is not None else _counts(graph, asked.stages)
+    options = replace(options, batch_norm=asked.batch_norm)
     plans = []
-    for count in counts:
+    batch, wanted = batch_of(graph), (asked.stages, 2 * asked.stages, 4 * asked.stages)
+    counts = microbatch_counts(batch, wanted) or [min(asked.stages, batch)]
+    for count in counts if asked.microbatches is None else [asked.microbatches]:
         say(f"{asked.stages} stages, {count} micro-batches")
-        plans.append(_planned(graph, cluster, asked, options, count, say, reference))
+        plans.append(deliver(graph, cluster, options, _proposed(graph, cluster, asked, options, count, say), reference))
     fitting = [plan for plan in plans if plan.prediction.fits]
     if not fitting:
         least = min(plan.prediction.memory_bytes for plan in plans)
@@ -85,65 +89,49 @@ def plan_pipeline(
             "Ask for more stages, more micro-batches, --recompute blocks or --search fsdp.",
         )
     best = min(fitting, key=lambda plan: plan.prediction.step_seconds)
-    rows = tuple(plan.candidates[0] for plan in plans)
+    rows = tuple(row for plan in plans for row in plan.candidates)
     return replace(best, proof=replace(best.proof, seconds=perf_counter() - begin), candidates=rows)
 
 
-def _counts(graph: Graph, stages: int) -> list[int]:
-    """Numbers of micro-batches to try: up to four for each stage, equal ones where that is possible."""
-    batch = batch_of(graph)
-    found = [count for count in (stages, 2 * stages, 4 * stages) if count <= batch]
-    even = [count for count in found if batch % count == 0]
-    return even or found[:1] or [batch]
-
-
-def _planned(
-    graph: Graph, cluster: Cluster, asked: Pipelining, options: Options, count: int, say: Progress, reference: str
-) -> Plan:
+def _proposed(
+    graph: Graph, cluster: Cluster, asked: Pipelining, options: Options, count: int, say: Progress
+) -> Proposal:
+    """The pipeline with so many micro-batches: cut, each stage split on its own devices, its passes in order."""
     order = _order(asked, count, cluster)
     each = cluster.size // order.devices
     micro = microbatches(graph, count, asked.batch_norm)
     smallest = micro.graphs[micro.sizes[-1]]
-    device = mesh_of(part_of(cluster, [0]))
-    names = cut_at(graph, asked.cuts) if asked.cuts else balanced(smallest, device, cluster, asked.stages)
-    if len(names) != asked.stages:
-        raise ShardwrightError(
-            f"{len(names) - 1} cuts make {len(names)} stages, not {asked.stages}.", "Say --stages so."
-        )
-    names = complete(graph, names)
+    alone = mesh_of(part_of(cluster, [0]))
+    cuts: Cuts = Named.of(graph, asked.cuts) if asked.cuts else Line.of(smallest, alone, cluster)
+    names = complete(graph, cut_into(cuts, asked.stages))
     stages: list[Stage] = []
-    meshes: list[Mesh] = []
     pins: dict[str, str] = {}
     for number, part in enumerate(stage_graphs(smallest, names)):
         first = order.device_of[number] * each
         ranks = tuple(range(first, first + each))
         say(f"stage {number} of {asked.stages}")
         strategy = _strategy(part, part_of(cluster, ranks), options, pins, say)
-        meshes.append(mesh_of(part_of(cluster, ranks), strategy.sizes).with_shares(strategy.shares))
         stages.append(Stage(tuple(names[number]), ranks, strategy))
+    meshes = [stage.mesh_of(cluster) for stage in stages]
     pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    written = [_decided(pipe, number, ByPrice(mesh)) for number, mesh in enumerate(meshes)]
-    stages = [replace(stage, decisions=one) for stage, one in zip(stages, written, strict=True)]
-    decisions: list[Decisions] = [
-        replace(one, otherwise=ByPrice(mesh)) for one, mesh in zip(written, meshes, strict=True)
-    ]
-    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    halves = stage_times(pipe, meshes, decisions, options.optimizer, split=True)
-    limit = float(min(mesh.device.usable_memory for mesh in meshes))
-    limit = min(limit, options.memory_limit) if options.memory_limit is not None else limit
-    order = _scheduled(pipe, halves, cluster, asked.schedule, limit, options)
+    halves = stage_times(pipe, meshes, [ByPrice(mesh) for mesh in meshes], options.optimizer, split=True)
+    rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in meshes]
+    order, notes = _scheduled(pipe, halves, cluster, asked.schedule, rooms, options), []
     if micro.tail is not None:
         order = order.forwards_first()
-        note = (
+        notes = [
             f"{describe(micro.tail.ops[0])} needs the whole batch: all forward passes come before the backward passes."
-        )
-        graph = replace(graph, notes=(*graph.notes, note))
-    pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    check(pipe)
-    timeline = simulated(pipe, stage_times(pipe, meshes, decisions, options.optimizer), cluster, meshes)
-    stages = [replace(s, prediction=p) for s, p in zip(stages, timeline.stages, strict=True)]
+        ]
+    scope = f"orders of the passes of these {len(stages)} stages and {count} micro-batches"
     bound = _least_seconds(pipe, halves, cluster)
-    return _plan(graph, cluster, options, stages, timeline, order, bound, limit, asked, reference)
+    return LaidOut(
+        name=f"{asked.schedule}, {count} micro-batches",
+        shape=(("stage", len(stages)), *stages[0].strategy.axes),
+        expected=Prediction(bound, bound, 0.0, 0.0, 0.0, True),  # no sums: what it takes at least
+        proof=Proof(0.0, 0.0, False, 0.0, scope, bound),
+        notes=tuple(notes),
+        layout=Laid(tuple(stages), order),
+    )
 
 
 def _order(asked: Pipelining, count: int, cluster: Cluster) -> Schedule:
@@ -176,7 +164,7 @@ def _scheduled(
     times: dict[tuple[int, int], PassTimes],
     cluster: Cluster,
     name: str,
-    limit: float,
+    rooms: Sequence[float],
     options: Options,
 ) -> Schedule:
     """The order of the passes."""
@@ -186,6 +174,7 @@ def _scheduled(
     room = []
     for device in range(pipe.schedule.devices):
         mine = [times[s, sizes] for s, d in enumerate(pipe.schedule.device_of) if d == device]
+        limit = min(rooms[s] for s, d in enumerate(pipe.schedule.device_of) if d == device)
         room.append(max(limit - sum(t.resting for t in mine) - max(t.working for t in mine), 0.0))
     free = work_of(pipe, times, cluster)
     try:
@@ -221,65 +210,3 @@ def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[s
     strategy = plan_graph(graph, cluster, mine, progress=say).stages[0].strategy
     pins |= {p.paths[0]: ",".join(layout_text(strategy.resting[p.tensor])) for p in graph.parameters}
     return strategy
-
-
-def _decided(pipe: Pipeline, number: int, prices: Decisions) -> Written:
-    """Every decision that running a stage asks for, for every size of micro-batch."""
-    noting = Noting(prices)
-    stage = pipe.stages[number]
-    for parts in pipe.parts.values():
-        graph, coordinate = parts[number].graph, pipe.coordinate(number, stage.ranks[0])
-        try:
-            flow = build(graph, stage.strategy, noting, coordinate).flow
-        except LoweringError as error:
-            if len(pipe.parts) == 1:
-                raise
-            raise LoweringError(
-                f"Micro-batches of {' and '.join(map(str, pipe.parts))} rows cannot all be split alike: {error.message}",
-                "Ask for a number of micro-batches that divides the batch.",
-            ) from None
-        cross(flow, noting)
-        for name in parts[number].wanted:
-            arriving(flow, noting, name, stage.strategy.resting[name])
-    return noting.written()
-
-
-def _plan(
-    graph: Graph,
-    cluster: Cluster,
-    options: Options,
-    stages: Sequence[Stage],
-    timeline: PipelineTimeline,
-    order: Schedule,
-    bound: float,
-    limit: float,
-    asked: Pipelining,
-    reference: str,
-) -> Plan:
-    peak = max(timeline.memory)
-    busy = sum(stage.prediction.busy_seconds for stage in stages if stage.prediction is not None)
-    exposed = max(stage.prediction.exposed_seconds for stage in stages if stage.prediction is not None)
-    prediction = Prediction(timeline.seconds, busy, peak, timeline.communication_bytes, exposed, bool(peak <= limit))
-    scope = f"orders of the passes of these {len(stages)} stages and {len(timeline.pipeline.micro.sizes)} micro-batches"
-    proof = Proof(0.0, 0.0, False, 0.0, scope, bound)
-    count = len(timeline.pipeline.micro.sizes)
-    row = Candidate(
-        f"{asked.schedule}, {count} micro-batches", (("stage", len(stages)), *stages[0].strategy.axes), prediction
-    )
-    return Plan(
-        reference,
-        Signature.of(graph),
-        cluster,
-        tuple(stages),
-        order,
-        options.search,
-        options.optimizer,
-        prediction,
-        proof,
-        cluster.calibration,
-        (row,),
-        notes=graph.notes,
-        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
-        captured=graph,
-        batch_norm=asked.batch_norm,
-    )

@@ -8,7 +8,7 @@ plan bounds what every candidate was judged by (:mod:`shardwright.planner.provin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import inf
@@ -20,26 +20,21 @@ from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.planner.decided import decided
+from shardwright.planner.delivering import deliver
+from shardwright.planner.options import DEFAULT_BASELINES, LIGHT, NOTHING, WHOLE, Options, Progress
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
 from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
-from shardwright.plans import Candidate, Plan, Stage
-from shardwright.plans.plan import Asked, Signature
-from shardwright.plans.stages import one_pass
-from shardwright.records import shown
+from shardwright.plans import Candidate, Plan
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.constraints import check_asked, meant_meshes
 from shardwright.search.labels import label_loops
-from shardwright.search.limits import check_limits, limit_of, no_blocks, shortage
-from shardwright.search.strategies import LEAST_MEMORY, Described, check_name
+from shardwright.search.limits import limit_of, no_blocks, shortage
+from shardwright.search.strategies import LEAST_MEMORY, Described
 
-NOTHING, LIGHT, WHOLE = "none", "light", "blocks"
 AGAIN = {LIGHT: "what is cheap of all blocks", WHOLE: "all blocks"}
-"""Ways to recompute, the cheaper first, and what is recomputed."""
-
-DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
+"""What is recomputed, the cheaper first."""
 
 CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
@@ -50,50 +45,6 @@ FEW = 3
 FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
 
 PIPELINES_NOT_SEARCHED = "Pipelines were not searched: --stages auto does."
-
-Progress = Callable[[str], None]
-
-
-MOST_AXES = 6
-"""An operator with k loops has up to (k + 1) to the power of the axes splits."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to plan. ``pins`` and ``forbidden`` are user constraints (:mod:`shardwright.search.constraints`)."""
-
-    search: str = "auto"
-    baselines: Sequence[str] = DEFAULT_BASELINES
-    optimizer: str = "adamw"
-    max_axes: int = 2
-    one_axis: bool = True
-    """Look at all devices of several nodes as one axis too."""
-    time_limit: float = 10.0
-    gap: float = 0.01
-    """A search under a memory limit may end once its answer is proved to be within this share of the best."""
-    memory_limit: float | None = None
-    ignore_device_memory: bool = False
-    """Plan as if devices had all the memory in the world (the papers' comparisons do)."""
-    pins: Sequence[str] = ()
-    forbidden: Sequence[str] = ()
-    fewer_devices: bool = True
-    recompute: str = "auto"
-    """Recompute repeated blocks' activations in backward: ``blocks`` always, ``none`` never, ``auto`` if nothing fits."""
-    batch_norm: str = "whole"
-    """Whose statistics batch norms take in pipelines that are searched: those of the whole batch, which refuses
-    micro-batches, or ``per-piece``, those of every micro-batch."""
-
-    def __post_init__(self) -> None:
-        for name in (self.search, *self.baselines):
-            check_name(name)
-        check_limits(self.memory_limit, self.time_limit)
-        if not 1 <= self.max_axes <= MOST_AXES:
-            raise ShardwrightError(
-                f"Meshes of up to {shown(self.max_axes)} axes are not searched.", f"Ask for 1 to {MOST_AXES} axes."
-            )
-        if self.recompute not in ("auto", NOTHING, LIGHT, WHOLE):
-            known = ", ".join(("auto", NOTHING, LIGHT, WHOLE))
-            raise ShardwrightError(f"There is no way to recompute {self.recompute!r}.", f"Known: {known}.")
 
 
 def plan_graph(
@@ -146,43 +97,33 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         again = _worth_recomputing(rounds[0], eligible, shapes, options, way)
         if again:
             say(f"searching with {what} recomputed")
-            fastest = min((f.prediction.step_seconds for f in eligible if f.prediction.fits), default=inf)
+            fastest = min((f.seconds for f in eligible if f.fits), default=inf)
             rounds.append(_round(described, shapes, options, again, way, fastest, say))
             eligible = _eligible(rounds, options.search, open_search)
     trials = rounds[0].trials
     winner = trials.best(eligible, options.search) if eligible else None
-    if winner is None or not winner.prediction.fits:
-        eligible = [trials.exactly(f) if f.prediction.fits else f for f in eligible]  # some did, at a glance
+    if winner is None or not winner.fits:
+        eligible = [trials.exactly(f) if f.fits else f for f in eligible]  # some did, at a glance
         eligible += _smallest(rounds, shapes, options, say) if options.search == "auto" else []
-        if not any(found.prediction.fits for found in eligible):
+        if not any(found.fits for found in eligible):
             raise _nothing_fits(rounds, eligible, shapes, options, cluster.name)
         winner = trials.best(eligible, options.search)
     elif options.search == "auto":
         kept = _kept(trials, eligible, winner)
         eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")
-    fitting = [found for found in [*eligible, winner] if found.prediction.fits]
-    step, searched = winner.prediction.step_seconds, [r.trials for r in rounds if options.search in r.outcomes]
+    fitting = [found for found in [*eligible, winner] if found.fits]
+    step, searched = winner.seconds, [r.trials for r in rounds if options.search in r.outcomes]
     proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
     constrained = bool(options.pins or options.forbidden)
     where = scope(rounds[0].outcomes[options.search], _recomputed(rounds, options), constrained)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
     proven, dropped = proof(proved, fitting, perf_counter() - started, where)
-    result = Plan(
-        model=reference,
-        signature=Signature.of(graph),
-        cluster=cluster,
-        stages=(Stage.of(graph, winner.strategy, decided(graph, winner.searched.strategy, winner.mesh)),),
-        schedule=one_pass(graph.training),
-        search=options.search,
-        optimizer=options.optimizer,
-        prediction=winner.prediction,
+    result = replace(
+        deliver(graph, cluster, options, winner, reference),
         proof=proven,
-        calibration=winner.mesh.calibration,
         candidates=tuple(_candidate(name, rounds, winner, options.search, shapes) for name in shown),
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note, *dropped])),
-        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
-        captured=graph,
     )
     # A strategy that was asked for by name is that on all devices: on one, every name means the same.
     smaller = _half(cluster) if options.fewer_devices and options.search == "auto" else None
@@ -239,7 +180,7 @@ def _round(
             outcomes[name] = replace(whole, name=name)
             continue
         outcomes[name] = search_by_name(trials, shapes, name, say, inf if name in shown else beat)
-        beat = min([beat, *(found.prediction.step_seconds for found in outcomes[name].fitting)])
+        beat = min([beat, *(found.seconds for found in outcomes[name].fitting)])
     return _Round(recompute, trials, outcomes)
 
 
@@ -257,7 +198,7 @@ def _worth_recomputing(
     if options.recompute != "auto" or not plain.trials.described.blocks:
         return []
     lacking = [name for name, outcome in plain.outcomes.items() if outcome.held_back and not outcome.fitting]
-    fitting = [found.prediction.step_seconds for found in eligible if found.prediction.fits]
+    fitting = [found.seconds for found in eligible if found.fits]
     held_back = plain.outcomes[options.search].held_back and options.search not in lacking
     if options.search == LEAST_MEMORY:
         # The search's count leaves things out, so recipes take part in the choice.
@@ -290,10 +231,8 @@ def _smallest(rounds: Sequence[_Round], shapes: Sequence[Mesh], options: Options
     way = NOTHING if not blocks else LIGHT if options.recompute == LIGHT else WHOLE
     smallest = _round(first.described, shapes, least, asked, way, inf, say)
     seen = [smallest.trials.exactly(f) for outcome in smallest.outcomes.values() for f in outcome.candidates]
-    return [
-        replace(f, prediction=replace(f.prediction, fits=f.prediction.memory_bytes <= first.limit(f.mesh)))
-        for f in seen
-    ]
+    limited = [(f, f.prediction) for f in seen if f.prediction is not None]
+    return [replace(f, prediction=replace(p, fits=p.memory_bytes <= first.limit(f.mesh))) for f, p in limited]
 
 
 def _nothing_fits(
@@ -304,7 +243,7 @@ def _nothing_fits(
     if not seen:
         why = next((refusal for refusal in refusals if refusal), Infeasible("there is nothing to search."))
         return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)
-    device, peak = shapes[0].device, min(found.prediction.memory_bytes for found in seen)
+    device, peak = shapes[0].device, min(found.memory_bytes for found in seen)
     limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
     short = shortage(options.search, where, device, limit, peak, options.recompute)
     stages = rounds[0].trials.described.blocks
@@ -315,16 +254,16 @@ def _nothing_fits(
 
 def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Found]:
     """Close candidates with gathered parameters kept until backward, as far as there is room."""
-    near = CLOSE * winner.prediction.step_seconds
-    close = [f for f in eligible if f.prediction.fits and f.prediction.step_seconds <= near and f.strategy.regathered]
-    close.sort(key=lambda f: f.prediction.step_seconds, reverse=True)
+    near = CLOSE * winner.seconds
+    close = [f for f in eligible if f.fits and f.seconds <= near and f.strategy.regathered]
+    close.sort(key=lambda f: f.seconds, reverse=True)
     close = [*{trials.alike(f.mesh, f.searched): f for f in close}.values()][::-1]  # several searches may come to one
-    best, tried = winner.prediction.step_seconds, list[Found]()
+    best, tried = winner.seconds, list[Found]()
     for place, found in enumerate(close[:FEW] if trials.deep else close):
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
             most = 1 if trials.deep or place >= FEW else len(KEPT)
             tried += trials.keeping(found, best, most)
-            best = min([best, *(kept.prediction.step_seconds for kept in tried if kept.prediction.fits)])
+            best = min([best, *(kept.seconds for kept in tried if kept.fits)])
     return tried
 
 
@@ -388,6 +327,5 @@ def _candidate(name: str, rounds: Sequence[_Round], winner: Found, search: str, 
     if not seen and name != search:
         refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
         return Candidate(name, shapes[0].names, None, refusal.message if refusal else "does not apply")
-    step = winner.prediction.step_seconds
-    best = winner if name == search else rounds[0].trials.about(seen, name, step)
-    return Candidate(name, best.mesh.names, best.prediction, best.note)
+    best = winner if name == search else rounds[0].trials.about(seen, name, winner.seconds)
+    return best.row(name)

@@ -42,7 +42,7 @@ def scope(outcome: Outcome, recomputed: str, constrained: bool) -> str:
 def proof(bounds: Bounds, fitting: Iterable[Found], plan_seconds: float, where: str) -> tuple[Proof, list[str]]:
     """The proof for a plan, from the bounds and all candidates that fit, and a warning for each bound that was dropped."""
     bounds, warnings = uncontradicted(bounds, fitting := tuple(fitting))
-    cost = min(found.prediction.sum_seconds for found in fitting if found.exact)
+    cost = min(found.sum_seconds for found in fitting if found.exact)
     bound = min(bounds.seconds, cost) if isfinite(bounds.seconds) else 0.0
     step = bounds.step if isfinite(bounds.step) else 0.0
     return Proof(cost, bound, cost <= bound * (1 + OPTIMAL), plan_seconds, where, step), warnings
@@ -54,10 +54,10 @@ def uncontradicted(bounds: Bounds, fitting: Iterable[Found]) -> tuple[Bounds, li
     A wrong bound says nothing about the plan itself, so the plan stays.
     """
     warnings = []
-    for what, quantity in (("seconds", "sum"), ("step", "step")):
+    for what, quantity, of in (("seconds", "sum", "sum_seconds"), ("step", "step", "seconds")):
         bound, below = getattr(bounds, what), None
         for found in fitting:
-            seconds = getattr(found.prediction, f"{quantity}_seconds")
+            seconds = getattr(found, of)
             if bound > seconds * (1 + (ROUNDING if found.exact else SLACK)):
                 below, bound = below or (found, seconds), 0.0
         if below is not None:

@@ -15,7 +15,8 @@ from dataclasses import replace
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
-from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import plan_graph
 from shardwright.plans import Plan, Serving
 
 OBJECTIVES = ("latency", "throughput")

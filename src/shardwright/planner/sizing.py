@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from shardwright.cluster import Cluster, Device, Node, Profile
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
-from shardwright.planner.planning import Options, Progress, plan_graph
+from shardwright.planner.options import Options, Progress
+from shardwright.planner.planning import plan_graph
 from shardwright.plans import Plan
 
 HALF = 0.5

@@ -8,6 +8,7 @@ stages hold lies whole in each, for its gradients are summed between them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -20,11 +21,75 @@ from shardwright.operators import analyse
 from shardwright.operators.rules import Layout, Need, Split, Window, input_layouts
 from shardwright.operators.strategy import Strategy
 from shardwright.planner.cutting import complete
-from shardwright.program.stages import StageGraph
-from shardwright.search.joint.pipelines import JointStage
+from shardwright.planner.proposals import Laid, Proposal, Shape
+from shardwright.plans import Prediction, Stage
+from shardwright.program.microbatches import microbatches
+from shardwright.program.stages import StageGraph, stage_graphs
+from shardwright.schedules import Schedule, known_schedule
+from shardwright.search.joint.orders import OTHERS
+from shardwright.search.joint.pipelines import JointPlan, JointStage
 
 BLOCKS_PRICED = 3
 """Blocks of the model that the joint search splits; all others are like the middle one."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Composed(Proposal):
+    """A pipeline that the joint search composed, for the whole ``graph``."""
+
+    graph: Graph
+    batch_norm: str
+    found: JointPlan
+
+    @property
+    def changed(self) -> float:
+        """By how much simulating it changed its sums."""
+        return self.seconds / self.found.step_seconds
+
+    def laid(self) -> Laid:
+        found = self.found
+        cut = microbatches(self.graph, found.microbatches, self.batch_norm)
+        micro, order = cut.graphs[found.microbatch], _order(found, whole_batch=cut.tail is not None)
+        cuts = operators_by_stage(self.graph, micro, found.stages)
+        parts = stage_graphs(micro, cuts)
+        twins, shared = Twins.of(micro, found.stages[0]), held_by_several(parts)
+        stages = tuple(
+            Stage(
+                tuple(names),
+                tuple(range(stage.first_device, stage.first_device + stage.devices)),
+                stage_strategy(stage, part, twins, shared),
+            )
+            for stage, part, names in zip(found.stages, parts, cuts, strict=True)
+        )
+        return Laid(stages, order)
+
+
+def shape_of(found: JointPlan) -> Shape:
+    """A pipeline in the words of a mesh: its stages and its micro-batches."""
+    return (("stage", len(found.stages)), ("micro-batch", found.microbatches))
+
+
+def expected(found: JointPlan) -> Prediction:
+    """The sums by which a pipeline was found; what it sends is what the busiest device sends to other stages."""
+    busy: dict[int, float] = {}  # by group of devices
+    for stage in found.stages:
+        own = stage.seconds * found.microbatches + stage.closing_seconds
+        busy[stage.first_device] = busy.get(stage.first_device, 0.0) + own
+    memory = max(stage.memory_bytes for stage in found.stages)
+    return Prediction(found.step_seconds, max(busy.values()), memory, found.boundary_bytes, 0.0, True)
+
+
+def _order(found: JointPlan, *, whole_batch: bool) -> Schedule:
+    """The order of passes that a pipeline was found for; all forward passes first where the loss needs the whole batch."""
+    stages, groups = len(found.stages), len(found.groups)
+    if whole_batch and found.schedule in OTHERS:
+        raise LoweringError(
+            f"The loss needs the whole batch, so all forward passes come first, not in the order {found.schedule}.",
+            "Plan with --schedule gpipe.",
+        )
+    plain = stages == 1 and not whole_batch  # one stage holds one micro-batch, as it was searched
+    name = "1f1b" if plain else "gpipe" if whole_batch else found.schedule
+    return known_schedule(name, stages, found.microbatches, groups)
 
 
 class Twins:
@@ -66,7 +131,7 @@ class Twins:
         return found
 
 
-def cut_into(graph: Graph, micro: Graph, stages: Sequence[JointStage]) -> list[list[str]]:
+def operators_by_stage(graph: Graph, micro: Graph, stages: Sequence[JointStage]) -> list[list[str]]:
     """Operators of the captured graph that every stage has."""
     if stages[0].operators:
         return complete(graph, [stage.operators for stage in stages])

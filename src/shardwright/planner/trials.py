@@ -20,6 +20,8 @@ from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.planner.glance import SLACK, deep, glance
+from shardwright.planner.judging import NEARLY
+from shardwright.planner.proposals import Laid, Proposal, on_one_mesh
 from shardwright.plans import Prediction
 from shardwright.search.bills import EXPECTED, LEAST, Pricing
 from shardwright.search.choose import evaluate, solve
@@ -59,28 +61,25 @@ LARGE = 3000
 SHARES = (0.0, 0.1, 0.3)
 """Shares of parameters' traffic that recipes are bounded with: which of them tells most differs from one to the next."""
 
-NEARLY = 0.98
-"""A strategy's own seconds that nothing hides are known before it is simulated, to within this factor."""
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Found(Proposal):
+    """The answer of one search on one mesh; where not ``exact``, it was simulated at a glance only."""
 
-@dataclass(frozen=True, eq=False)
-class Found:
-    """The outcome of one search on one mesh, simulated; where not ``exact``, at a glance only so far."""
-
-    name: str
     mesh: Mesh
     searched: Searched
-    prediction: Prediction
     exact: bool = True
 
     @property
     def strategy(self) -> Strategy:
         return self.searched.strategy
 
+    def laid(self) -> Laid:
+        return on_one_mesh(self.searched.formulation.graph, self.strategy)
+
     def ranked(self, search: str) -> tuple[bool, float]:
         """As an answer to a search: what fits first, then the faster (the smaller where nothing fits, or that is asked)."""
-        p = self.prediction
-        return (not p.fits, p.step_seconds if p.fits and search != LEAST_MEMORY else p.memory_bytes)
+        return (not self.fits, self.seconds if self.fits and search != LEAST_MEMORY else self.memory_bytes)
 
     @property
     def note(self) -> str:
@@ -303,8 +302,23 @@ class Trials:
         """Bytes in use by the search's own count."""
         return evaluate(self.stated(mesh, name).problem, searched.solution.answer).peak
 
-    def tried(self, mesh: Mesh, name: str, searched: Searched) -> Found:
+    def found(self, mesh: Mesh, name: str, searched: Searched, unhidden: float = 0.0, bound: float = 0.0) -> Found:
+        """An answer, not yet simulated."""
+        cost, counted = searched.solution.cost, self.counted(mesh, name, searched)
+        expected = Prediction(cost, cost, counted, 0.0, 0.0, counted <= self.limit(mesh))
+        return Found(
+            name=name,
+            shape=mesh.names,
+            mesh=mesh,
+            searched=searched,
+            expected=expected,
+            unhidden=unhidden,
+            bound=bound,
+        )
+
+    def tried(self, found: Found) -> Found:
         """An answer simulated, at a glance where the model is deep and its blocks are all split alike; once for all."""
+        mesh, name, searched = found.mesh, found.name, found.searched
         key = (mesh, name, np.asarray(searched.solution.answer).tobytes())
         if key not in self._tried:
             limit, prediction = self.limit(mesh), None
@@ -312,7 +326,7 @@ class Trials:
                 prediction = self._glanced(mesh, searched)
             exact = prediction is None
             prediction = prediction or self._simulated(mesh, searched)
-            found = Found(name, mesh, searched, prediction, exact)
+            found = replace(found, prediction=prediction, exact=exact)
             near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
             self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
         return self._tried[key]
@@ -350,7 +364,7 @@ class Trials:
         """The best answer to a search for a comparison with one that takes ``beat`` seconds: at a glance, where that tells
         which is faster."""
         first = min(candidates, key=lambda f: f.ranked(search))
-        clear = first.prediction.step_seconds > (1 + SLACK) * beat
+        clear = first.seconds > (1 + SLACK) * beat
         return first if clear else self.best(candidates, search)
 
     def best(self, candidates: Sequence[Found], search: str) -> Found:
@@ -358,10 +372,10 @@ class Trials:
         ranked = sorted(candidates, key=lambda f: f.ranked(search))
         first = self.exactly(ranked[0])
         for other in ranked[1:]:
-            if not other.prediction.fits and first.prediction.fits:
+            if not other.fits and first.fits:
                 break
-            near = other.prediction.step_seconds < (1.0 + SLACK) * first.prediction.step_seconds
-            if other.exact or near or other.prediction.fits > first.prediction.fits:
+            near = other.seconds < (1.0 + SLACK) * first.seconds
+            if other.exact or near or other.fits > first.fits:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
@@ -377,7 +391,7 @@ class Trials:
             if least is not None and least.step_seconds >= (1 + SLACK) * beat:
                 return
         limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
-        room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.prediction.memory_bytes
+        room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.memory_bytes
         total = sum(gathered_copies(graph, rules, found.strategy).values())
         for share in [share for share in KEPT if share * total <= room][:most]:
             strategy = keep_gathered(graph, rules, found.strategy, share * total)

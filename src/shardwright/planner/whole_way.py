@@ -8,7 +8,7 @@ from typing import Any
 from shardwright.cluster import Cluster, parse_cluster
 from shardwright.planner.also import captured_calls, with_calls
 from shardwright.planner.joint import NEVER, PROMISING, plan_jointly
-from shardwright.planner.planning import Options, Progress
+from shardwright.planner.options import Options, Progress
 from shardwright.plans import Plan
 
 

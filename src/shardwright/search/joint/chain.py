@@ -38,16 +38,17 @@ class Chain:
         """What prices of stages between cuts depend on, as columns: how many blocks, whether the model's first and last
         operators are theirs. ``both_ends``: who has the first has the last too."""
         first, last = start == 0, end == self.count - 1
-        return np.stack([self.number(end) - self.number(start), first, first if both_ends else last])
+        begins, ends = (np.minimum(cut * self.grain, self.blocks) for cut in (start, end))
+        return np.stack([ends - begins, first, first if both_ends else last])
 
     def borders(self, kinds: np.ndarray) -> tuple[Floats, Floats]:
         """Bytes of a micro-batch that stages receive, and that they send."""
         _, first, last = kinds
         return self.boundary_bytes * (1.0 - first), self.boundary_bytes * (1.0 - last)
 
-    def number(self, cut: np.ndarray | int) -> np.ndarray:
+    def number(self, cut: int) -> int:
         """How many blocks lie before a cut."""
-        return np.minimum(np.asarray(cut) * self.grain, self.blocks)
+        return min(cut * self.grain, self.blocks)
 
     def cut_at(self, number: int) -> int:
         """The cut before which so many blocks lie."""

@@ -27,8 +27,8 @@ from shardwright.search.joint._kernels import DOWN_AND_UP, ONE, ROUND
 from shardwright.search.joint.blocks import BlockPricer
 from shardwright.search.joint.chain import Chain
 from shardwright.search.joint.compose import compose, no_schedule_below
+from shardwright.search.joint.cuts import PricedCuts
 from shardwright.search.joint.found import JointPlan, Model
-from shardwright.search.joint.ideals import Ideals
 from shardwright.search.joint.orders import least_held
 from shardwright.search.joint.pieces import PiecePricer
 from shardwright.search.joint.problem import Floats, PipelineProblem, StageTable, filled_and_drained, pack
@@ -86,7 +86,7 @@ class Space:
         self.pricer = pricer or BlockPricer(model.graph_at(size), optimizer=optimizer)
         if isinstance(self.pricer, BlockPricer):
             blocks = model.blocks or self.pricer.run.count
-            self.cutting: Chain | Ideals = Chain(blocks, self.pricer.boundary_bytes)
+            self.cutting: PricedCuts = Chain(blocks, self.pricer.boundary_bytes)
         else:
             self.cutting = self.pricer.ideals
         self.cuts = self.cutting.count

@@ -24,8 +24,7 @@ from shardwright.search.joint.orders import down_and_up, order_of, stages_per_gr
 from shardwright.search.joint.recomputing import freed_by
 
 if TYPE_CHECKING:
-    from shardwright.search.joint.chain import Chain
-    from shardwright.search.joint.ideals import Ideals
+    from shardwright.search.joint.cuts import PricedCuts
     from shardwright.search.joint.space import Row, Space
 
 MOST_CHANGES = 20_000
@@ -299,7 +298,7 @@ class Timed:
             memory = price.resting.of(*kind) + price.held.of(*kind) * choice.held - less + meanwhile
             shares = _shares(own)
             wholly, lightly = _dealt(choice, shares[0])[part]
-            ends = int(cutting.number(run.end)) if self.stages_each == 1 else begins + int(own[part][0, 0])
+            ends = cutting.number(run.end) if self.stages_each == 1 else begins + int(own[part][0, 0])
             stages.append(
                 JointStage(
                     first_block=begins,
@@ -359,7 +358,7 @@ def _dealt(choice: Choice, share: float) -> list[tuple[int, int]]:
     return [(wholly, lightly), (choice.wholly - wholly, choice.lightly - lightly)]
 
 
-def _changes(runs: Sequence[Run], cutting: Chain | Ideals) -> Iterator[list[Run]]:
+def _changes(runs: Sequence[Run], cutting: PricedCuts) -> Iterator[list[Run]]:
     """Small changes of a composition: blocks or pieces from one stage to another, devices of neighbours swapped, neighbours
     made one, a stage on more or fewer devices or cut in two."""
     stages = len(runs)
