@@ -54,6 +54,9 @@ def test_every_instruction_has_its_section(name: str) -> None:
         assert "I" not in sections or sections["I"] + sections["W"] == sections["B"]
         if "R" in sections:
             assert set(program.arrivals) <= set(sections["R"])
+            assert set(program.performed["B"]) == {*sections["B"], *program.arrivals}
+        if "I" in sections:
+            assert program.performed["I"] + program.performed["W"] == program.performed["B"]
 
 
 def test_accumulation_reduces_after_the_last_pass() -> None:

@@ -190,6 +190,15 @@ class Program:
         return tuple(number for number in self.backward if self.instructions[number].kind is Kind.ARRIVE)
 
     @cached_property
+    def performed(self) -> Mapping[str, tuple[int, ...]]:
+        """What a pass of every kind performs: its section and, where gradients are reduced apart, the arrivals, in which it
+        adds its gradients to those kept back. Of a pass in two halves they are in the second."""
+        if REDUCE not in self.sections:
+            return self.sections
+        late = {kind: numbers for kind, numbers in self.sections.items() if kind in ("B", "W")}
+        return {**self.sections, **{kind: tuple(sorted((*n, *self.arrivals))) for kind, n in late.items()}}
+
+    @cached_property
     def communication(self) -> dict[tuple[str, str], tuple[int, int]]:
         """Per kind of collective and mesh axis, how many of them the rank performs in a step, and their bytes."""
         count: Counter[tuple[str, str]] = Counter()

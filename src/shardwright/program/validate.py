@@ -72,7 +72,7 @@ def validate_program(program: Program) -> None:
     validate_dataflow(program.flow)
     sections, arrivals = program.sections, program.arrivals
     reduced = tuple(n for n in sections.get(REDUCE, ()) if n not in arrivals)
-    walked = (sections[FORWARD], tuple(sorted({*sections[BACKWARD], *arrivals})), reduced, sections[UPDATE])
+    walked = (sections[FORWARD], program.performed[BACKWARD], reduced, sections[UPDATE])
     if sorted(n for numbers in walked for n in numbers) != list(range(len(program.instructions))):
         raise _unsound(program, _misplaced(program, walked), "is not in exactly one section")
     resting = {*program.flow.rest.values(), *(s for s, slot in enumerate(program.slots) if slot.role == "resting")}
