@@ -64,7 +64,7 @@ class BlockMover(PipelineMover):
             return any(op.module == path or op.module.startswith(f"{path}.") for path in paths)
 
         (number,) = self._module._stages.own
-        program = self._module._stages.largest(number).program
+        program = self._module._stages.largest(number)
         return outside_part(program, self._plan.meshes[number], inside, self.shares.rows[number])
 
     def plans(self) -> Plans:
