@@ -376,6 +376,20 @@ def traced_operators(function: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 @contextmanager
+def without_torchscript() -> Iterator[None]:
+    """While this lasts, functions made by ``torch.jit.script``, which no trace sees into, run as the Python they were."""
+
+    def made_of(real: Any) -> Any:
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(function, "_torchdynamo_inline", functools.partial(real, function))(*args, **kwargs)
+
+        return call
+
+    with replaced(torch.jit.ScriptFunction, "__call__", made_of):
+        yield
+
+
+@contextmanager
 def fake_tolist(answer: Any) -> Iterator[None]:
     """While this lasts, ``tolist`` of a fake tensor is answered by a function (``FakeTensor`` has a method of its own)."""
     from torch._subclasses.fake_tensor import FakeTensor

@@ -24,6 +24,7 @@ from shardwright._torch_compat import fake_tolist, has_data, keep_without_reader
 from shardwright.errors import AssumptionBroken, CaptureError
 from shardwright.frontend.checks import answer_of_check
 from shardwright.frontend.provenance import asking_line
+from shardwright.frontend.scalars import numbers_for
 
 NAME = "shardwright::assumed"
 _QUESTIONS = {
@@ -36,6 +37,8 @@ _QUESTIONS = {
     torch.Tensor.is_nonzero,
     torch.is_nonzero,
 }
+_ROWS = {torch.Tensor.unbind, torch.unbind}
+"""``for row in x.nonzero():`` takes a tensor apart, and so asks how many rows it has."""
 _COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
 
 
@@ -54,10 +57,17 @@ class _Listening(TorchFunctionMode):
         self.answers = Answers()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+        args, kwargs = numbers_for(function, args, kwargs or {}, self._heard)
+        result = function(*args, **kwargs)
+        if function in _ROWS:
+            self.answers.by_line[asking_line()].append((function, len(result)))
         if function in _QUESTIONS or function in _COMPARISONS:
             self.answers.by_line[asking_line()].append((function, result))
         return _scalar(args[0]) if function is torch.Tensor.item and isinstance(result, float) else result
+
+    def _heard(self, size: Tensor) -> int:
+        self.answers.by_line[asking_line()].append((torch.Tensor.__int__, int(size)))
+        return int(size)
 
 
 class _Assuming(TorchFunctionMode):
@@ -68,8 +78,29 @@ class _Assuming(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in _QUESTIONS and function not in _COMPARISONS:
-            return function(*args, **(kwargs or {}))
+            args, kwargs = numbers_for(function, args, kwargs or {}, self._size)
+            if function in _ROWS:
+                args = (self._counted(function, *args, **kwargs), *args[1:])
+            return function(*args, **kwargs)
         return self.answer(function, lambda: function(*args, **(kwargs or {})), *args, **(kwargs or {}))
+
+    def _size(self, size: Tensor) -> int:
+        found: int = self.answer(torch.Tensor.__int__, lambda: int(size), size)
+        return found
+
+    def _counted(self, function: Any, x: Tensor, dim: int = 0) -> Tensor:
+        """``x`` with as many rows as the example had, where only the data says how many."""
+        line = asking_line()
+        count = self._next(function, line)
+        if isinstance(x.shape[dim], int) or count is None or dim != 0:
+            return x
+        column = x
+        while column.dim() > 1:
+            column = column.select(-1, 0)
+        torch.ops.shardwright.assumed(torch.ones_like(column, dtype=torch.long).sum(), json.dumps(count), line)
+        torch._check(x.shape[0] == count)
+        # With rows to spare, so that another batch reaches the check.
+        return torch.cat([x, x.new_zeros(count, *x.shape[1:])])[:count]
 
     def _next(self, function: Any, line: str) -> Any:
         """The next answer to such a question on this line; what was asked in between only of numbers is passed over."""

@@ -25,6 +25,7 @@ from shardwright._torch_compat import (
     short_traces,
     sources_forgotten,
     unwritten_modules,
+    without_torchscript,
 )
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
@@ -42,7 +43,7 @@ from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.frontend.strides import without_strides
-from shardwright.frontend.unknown_extents import enclose_unknown_extents
+from shardwright.frontend.unknown_extents import UnknownResultError, enclose_unknown_extents
 from shardwright.frontend.vmapped import batched_operators
 from shardwright.graph import Graph
 
@@ -87,7 +88,8 @@ def capture(
         return _captured(model, *call, None)
     except CaptureError as refusal:
         real = look_at_data and _all_real((call, *model.parameters(), *model.buffers()))
-        if not real or not isinstance(refusal.__cause__, Exception) or not looks_at_data(refusal.__cause__):
+        stopped = isinstance(refusal.__cause__, Exception) and looks_at_data(refusal.__cause__)
+        if not real or not (stopped or isinstance(refusal, UnknownResultError)):
             raise
     try:
         with _quiet():
@@ -103,7 +105,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     try:
         with ExitStack() as while_tracing:
             changes = (_quiet, short_traces, unwritten_modules, whole_functions, inert_randomness)
-            for change in (*changes, skipped_checks, batched_operators):
+            for change in (*changes, skipped_checks, batched_operators, without_torchscript):
                 while_tracing.enter_context(change())
             while_tracing.enter_context(ReplacedFunctions())
             traced, args, kwargs = stand_in(model, args, kwargs)

@@ -23,6 +23,7 @@ from shardwright.frontend.checks import answered_tensor
 from shardwright.frontend.ctc import recorded_ctc_loss
 from shardwright.frontend.custom_functions import call_whole
 from shardwright.frontend.provenance import asking_line
+from shardwright.frontend.scalars import detached, tensor_of
 from shardwright.process_wide import replaced
 
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -78,6 +79,8 @@ class ReplacedFunctions(TorchFunctionMode):
         torch.Tensor.__bool__: answered_tensor,
         PACKING: _refuse_packing,
         torch.autograd.grad: _refuse_gradients,
+        torch.tensor: tensor_of,
+        torch.Tensor.data.__get__: detached,  # type: ignore[attr-defined]  # a property of C
     }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

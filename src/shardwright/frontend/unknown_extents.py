@@ -30,6 +30,10 @@ from shardwright.frontend.regions import NO_GRAD
 NAME = "shardwright::unknown_extents"
 
 
+class UnknownResultError(CaptureError):
+    """The model returns what no graph can: maybe it can once the example's decisions are assumed."""
+
+
 def enclose_unknown_extents(program: ExportedProgram) -> None:
     """Replace every group of operators around unknown extents in ``program`` by one call."""
     graph = program.graph
@@ -40,7 +44,7 @@ def enclose_unknown_extents(program: ExportedProgram) -> None:
     (output,) = [node for node in nodes if node.op == "output"]
     for node in output.all_input_nodes:
         if node in unknown:
-            raise CaptureError(
+            raise UnknownResultError(
                 f"The model returns a tensor whose shape depends on data: {_target(node)} at {source_of(node)} "
                 f"(module {module_of(node)!r}).",
                 "Return the whole tensor and the mask or the indices, and select outside of the model.",

@@ -151,4 +151,8 @@ def widened(
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_complex():  # PyTorch's double() leaves them as they are
             tensor.data = tensor.data.to(torch.complex128)
+    for module in model.modules():  # nor tensors that are attributes like any other
+        vars(module).update(
+            {name: wide(value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+        )
     return model, map_tree(wide, tuple(args)), map_tree(wide, dict(kwargs))

@@ -1,0 +1,80 @@
+"""Tensors without dims that models use as Python numbers: made into tensors of them, or given as sizes.
+
+``torch.tensor([x.max(), y.max()])`` copies values, which a trace has none of; it is captured as the stack it means.
+``F.pad(x, (left, right))`` takes tensors for sizes without asking them (``int(left)``) where anybody hears it: here they are
+asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shardwright._torch_compat import has_data
+
+TAKE_SIZES = {
+    functional.pad,
+    functional.interpolate,
+    torch.Tensor.view,
+    torch.Tensor.reshape,
+    torch.Tensor.expand,
+    torch.Tensor.repeat,
+    torch.reshape,
+    torch.zeros,
+    torch.ones,
+    torch.empty,
+    torch.full,
+}
+"""Functions whose arguments beyond the first tensor, also in tuples, are whole numbers."""
+
+
+def numbers_for(function: Any, args: Any, kwargs: Any, ask: Callable[[Tensor], int]) -> tuple[Any, Any]:
+    """``args`` and ``kwargs`` of a function, with what ``ask`` says in place of each tensor that stands for a size."""
+    if function not in TAKE_SIZES:
+        return args, kwargs
+
+    def asked(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(asked, value)) if not hasattr(value, "_fields") else value
+        is_size = isinstance(value, Tensor) and value.dim() == 0 and not value.is_floating_point()
+        return ask(value) if is_size else value
+
+    first = 1 if args and isinstance(args[0], Tensor) else 0
+    return (*args[:first], *map(asked, args[first:])), {name: asked(value) for name, value in kwargs.items()}
+
+
+def tensor_of(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any) -> Tensor:
+    """``torch.tensor``, also of tensors whose values are not known while a model is traced."""
+    if isinstance(data, Tensor) or all(has_data(leaf) for leaf in _tensors(data)):
+        return torch.tensor(data, dtype=dtype, device=device, **others)
+    made = _stacked(data)
+    return made.detach().to(dtype=dtype or made.dtype, device=device or made.device)
+
+
+def _tensors(data: Any) -> Iterator[Tensor]:
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, list | tuple):
+        for item in data:
+            yield from _tensors(item)
+
+
+def _stacked(data: Any) -> Tensor:
+    if isinstance(data, Tensor):
+        return data
+    if not isinstance(data, list | tuple):
+        return torch.tensor(data)
+    parts = [_stacked(item) for item in data]
+    common = parts[0].dtype
+    for part in parts[1:]:
+        common = torch.promote_types(common, part.dtype)
+    return torch.stack([part.to(common) for part in parts])
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """``tensor.data``: a trace knows nothing of a tensor that was taken out of it, and does of one that is detached."""
+    return tensor.data if has_data(tensor) else tensor.detach()
