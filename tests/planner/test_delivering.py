@@ -133,7 +133,9 @@ def test_what_was_simulated_is_not_simulated_again(graph: Graph, monkeypatch: py
     said = Prediction(1.0, 2.0, 3.0, 4.0, 5.0, True)
     monkeypatch.setattr("shardwright.planner.delivering._simulated", None)
     proposal = LaidOut(name="", shape=(), expected=said, layout=on_one_mesh(graph, strategy), prediction=said)
-    assert deliver(graph, cluster, Options(), proposal).prediction == said
+    plan = deliver(graph, cluster, Options(batch_norm="per-piece"), proposal)
+    assert plan.prediction == said
+    assert plan.batch_norm == "whole"  # of one micro-batch; verify refuses plans of others
 
 
 def test_a_stage_has_the_memory_of_its_own_devices() -> None:

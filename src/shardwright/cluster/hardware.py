@@ -211,7 +211,7 @@ def part_of(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     >>> part_of(parse_cluster("2x4xH100"), [2, 3, 4, 5]).nodes[0].devices
     2
     """
-    if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < cluster.size for rank in ranks):
+    if not ranks or len(set(ranks)) != len(ranks) or min(ranks) < 0 or max(ranks) >= cluster.size:
         raise ClusterError(
             f"cluster {cluster.name!r} of {cluster.size} devices has no ranks {list(ranks)}.",
             "Name each once, from 0 on.",
@@ -219,7 +219,8 @@ def part_of(cluster: Cluster, ranks: Sequence[int]) -> Cluster:
     nodes, first, ordered = [], 0, sorted(ranks)
     for node in cluster.nodes:
         count = bisect_left(ordered, first + node.devices) - bisect_left(ordered, first)
-        nodes += [replace(node, devices=count)] if count else []
+        if count:
+            nodes.append(node if count == node.devices else replace(node, devices=count))
         first += node.devices
     return replace(cluster, name=f"{len(ranks)} of {cluster.name}", nodes=tuple(nodes))
 

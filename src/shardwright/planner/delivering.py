@@ -15,6 +15,7 @@ from shardwright.planner.proposals import Proposal
 from shardwright.plans import Plan, Prediction
 from shardwright.plans.plan import Asked, Signature
 from shardwright.plans.stages import check_operators
+from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.search.limits import limit_of
 from shardwright.simulator import simulate_plan_pipeline
@@ -38,7 +39,8 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
     stages, order = proposal.laid()
     meshes = [stage.mesh_of(cluster) for stage in stages]
     check_operators(stages, graph)
-    cut = Pipeline.of(graph, stages, order.microbatches, order, options.batch_norm)
+    batch_norm = options.batch_norm if order.microbatches > 1 else WHOLE  # a single piece is the whole batch
+    cut = Pipeline.of(graph, stages, order.microbatches, order, batch_norm)
     notes = (*graph.notes, *proposal.notes)
     if len(cut.workers) <= MAX_RANKS_PLAYED:
         check(cut)
@@ -65,7 +67,7 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         notes=notes,
         asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
-        batch_norm=options.batch_norm,
+        batch_norm=batch_norm,
     )
     return plan if proposal.prediction is not None else _simulated(plan, graph, options, proposal)
 
