@@ -84,7 +84,7 @@ def predict(case: tuple, cluster: Any) -> tuple[str, float, float, dict[str, int
     plan = plan_graph(graph, cluster, options)
     timeline = simulate(graph, plan.stages[0].strategy, plan.meshes[0])
     predicted: dict[str, int] = {}
-    for (kind, _), (_, size) in timeline.priced.communication.items():
+    for (kind, _), (_, size) in timeline.stage().priced.communication.items():
         predicted[kind] = predicted.get(kind, 0) + size
     return to_json(plan), timeline.seconds, processor_seconds(timeline, plan.meshes[0]), predicted
 
@@ -93,7 +93,7 @@ def processor_seconds(timeline: Any, mesh: Any) -> float:
     """The seconds for which a rank's processor is busy: computing, and what is not waiting in a collective."""
     axes = {axis.name: (axis.processor_seconds, axis.processor_share) for axis in mesh.axes}
     total = 0.0
-    for event in timeline.events:
+    for event in timeline.ranks[0].events:
         first, share = axes.get(event.stream, (0.0, 1.0))
         first = min(first, event.seconds)
         total += first + share * (event.seconds - first)

@@ -178,7 +178,7 @@ def predict(folder: Path, measured: Path) -> str:
         resolved = _model(tuple(row["case"]), "meta")
         graph = capture(resolved.model, resolved.args, resolved.kwargs)
         timeline = simulate(graph, plan.stages[0].strategy, plan.meshes[0])
-        events = [event._replace(seconds=0.0) if event.collective else event for event in timeline.events]
+        events = [event._replace(seconds=0.0) if event.collective else event for event in timeline.ranks[0].events]
         alone = run([event._replace(host=0.0) for event in events]).seconds
         compared = paced.compare(row["repeats"], events, plan.meshes[0].device)
         times.append(compared.error)
@@ -186,11 +186,11 @@ def predict(folder: Path, measured: Path) -> str:
         name, reference, batch, _, dtype = row["case"]
         held, gap = "–", "–"  # a CPU has no peak of its own
         if row["peak_bytes"]:
-            sizes.append(timeline.memory.peak / row["peak_bytes"] - 1)
+            sizes.append(timeline.stage().memory.peak / row["peak_bytes"] - 1)
             held, gap = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * sizes[-1]:+.1f} %"
         lines.append(
             f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * alone:.1f} | {100 * devices[-1]:+.1f} % "
-            f"| {compared.cells} | {held} | {timeline.memory.peak / 2**30:.2f} | {gap} |"
+            f"| {compared.cells} | {held} | {timeline.stage().memory.peak / 2**30:.2f} | {gap} |"
         )
     failed = [row["case"][:2] for row in stored if "error" in row]
     lines += [f"| {name} | {model} | did not run | | | | | | | | | |" for name, model in failed]

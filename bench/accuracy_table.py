@@ -28,7 +28,7 @@ class Row:
 
     @property
     def memory_error(self) -> float:
-        return self.timeline.memory.peak / self.measured_bytes - 1
+        return self.timeline.stage().memory.peak / self.measured_bytes - 1
 
 
 def whole(graph: Graph, mesh: Mesh) -> Strategy:
@@ -54,7 +54,7 @@ def compare(path: Path, cluster: str = "1xH200") -> list[Row]:
             continue
         case = Case(row["reference"], row["batch"], row["dtype"], row["seq"], row["family"])
         timeline = predict(case, mesh)
-        times = paced.compare(row["repeats"], timeline.events, mesh.device)
+        times = paced.compare(row["repeats"], timeline.ranks[0].events, mesh.device)
         found.append(Row(case, times, row["peak_bytes"], timeline))
     return found
 
@@ -67,7 +67,7 @@ def table(rows: list[Row]) -> str:
     ]
     lines += [
         f"| {row.case.name} | {row.case.family} | {row.times.cells} | {row.measured_bytes / 2**30:.2f} "
-        f"| {row.timeline.memory.peak / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
+        f"| {row.timeline.stage().memory.peak / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
         for row in rows
     ]
     return "\n".join([*lines, "", paced.summary([r.times.error for r in rows], [r.memory_error for r in rows])])

@@ -182,19 +182,19 @@ def _predict(row: dict[str, Any], cluster: str) -> dict[str, Any]:
     try:
         case = Case(row["reference"], row["batch"], row["dtype"], row["seq"], row["family"])
         timeline = predict(case, mesh, row.get("squares", False))
-        times = paced.compare(row["repeats"], timeline.events, mesh.device)
+        times = paced.compare(row["repeats"], timeline.ranks[0].events, mesh.device)
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         return {**row, "error": f"prediction: {type(error).__name__}: {first[:300]}"}
-    busy = sum(event.seconds for event in timeline.events if event.stream == "compute")
+    busy = sum(event.seconds for event in timeline.ranks[0].events if event.stream == "compute")
     return {
         **row,
         "predicted_seconds": statistics.median(times.predicted),
         "step_error": times.error,
         "fastest_error": times.unhurried / min(times.measured) - 1,
         "predicted_device_seconds": busy,
-        "predicted_bytes": timeline.memory.peak,
-        "memory_error": timeline.memory.peak / row["peak_bytes"] - 1,
+        "predicted_bytes": timeline.stage().memory.peak,
+        "memory_error": timeline.stage().memory.peak / row["peak_bytes"] - 1,
     }
 
 

@@ -83,7 +83,7 @@ def counts(graph: Any, plan: Any) -> list[int]:
     """Steps (one), parameters, collectives, exchanges and travelling parameters or gradients of a simulated step."""
     from shardwright.simulator import simulate_plan
 
-    events = simulate_plan(plan, graph).events
+    events = simulate_plan(plan, graph).ranks[0].events
     exchanges = sum(event.kind == "exchange" for event in events)
     collectives = sum(bool(event.collective) for event in events) - exchanges
     travellers = sum(event.travellers for event in events)
@@ -96,7 +96,7 @@ def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int, int]]]
     from shardwright.program.dataflow import Compute
     from shardwright.simulator import simulate_plan
 
-    nodes = simulate_plan(plan, graph).program.flow.nodes
+    nodes = simulate_plan(plan, graph).stage().program.flow.nodes
     computed = [node for node in nodes if isinstance(node, Compute) and node.kernel is not None]
     return [(base_name(node.op.target), node.footprint.issued) for node in computed]
 

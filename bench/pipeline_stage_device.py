@@ -74,17 +74,16 @@ def ours(name: str, asked: argparse.Namespace) -> tuple[nn.Module, Callable[[], 
     from shardwright.frontend import capture
     from shardwright.planner import Options, Pipelining, plan_pipeline
     from shardwright.runtime import parallelize
-    from shardwright.simulator import simulate_plan_pipeline
-    from shardwright.simulator.ranks import alone
+    from shardwright.simulator import simulate_plan
+    from shardwright.simulator.play import alone
 
     whole = built(name, asked.microbatches, asked.device)
     graph = capture(whole.model, whole.args, whole.kwargs)
     wanted = Pipelining(STAGES, asked.microbatches, asked.schedule, blocks_of(name)[1])
     cluster = parse_cluster(asked.cluster or (f"{STAGES}xH200" if asked.device == "cuda" else f"local:{STAGES}"))
     plan = plan_pipeline(graph, cluster, wanted, Options(optimizer="sgd", ignore_device_memory=True))
-    timeline = simulate_plan_pipeline(plan, graph)
-    events = {key: one.events for key, one in timeline.times.items()}
-    seconds = alone(timeline.pipeline, events, plan.meshes[RANK], RANK)
+    timeline = simulate_plan(plan, graph)
+    seconds = alone(timeline.times, timeline.links, RANK)
     module = parallelize(whole.model, plan, graph=graph, device=asked.device)
 
     def step() -> None:

@@ -48,7 +48,7 @@ def main() -> None:
         each = time.perf_counter() - began
         again = min(seconds[1:])
         print(
-            f"{search:<15}{len(timeline.events):>8,}{seconds[0]:>8.2f}s{again:>8.2f}s{memory:>8.2f}s"
+            f"{search:<15}{len(timeline.ranks[0].events):>8,}{seconds[0]:>8.2f}s{again:>8.2f}s{memory:>8.2f}s"
             f"{each:>12.2f}s{(again + memory) / each:>7.2f}x"
         )
 

@@ -65,12 +65,12 @@ def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
         found.save(folder / f"{case}-{search}.json")
         timeline = simulate(graph, found.stages[0].strategy, found.meshes[0])
         ends, compute = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
-        for event, end in zip(timeline.events, timeline.schedule.ends, strict=True):
+        for event, end in zip(timeline.ranks[0].events, timeline.ranks[0].ends, strict=True):
             ends[event.phase] = max(ends[event.phase], end)
             compute[event.phase] += 0.0 if event.collective else event.seconds
         predicted[search] = {
             "seconds": timeline.seconds,
-            "waiting": timeline.upper_bound,
+            "waiting": timeline.ranks[0].upper_bound,
             "phases": [ends["forward"], ends["backward"] - ends["forward"], timeline.seconds - ends["backward"]],
             "compute": list(compute.values()),
             "bytes": timeline.communication_bytes,

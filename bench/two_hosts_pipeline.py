@@ -39,7 +39,7 @@ def make_plan(folder: Path) -> dict[str, Any]:
     from shardwright.cluster import parse_cluster
     from shardwright.frontend import capture
     from shardwright.planner import Options, Pipelining, plan_graph, plan_pipeline
-    from shardwright.simulator import simulate_plan_pipeline
+    from shardwright.simulator import simulate_plan
     from shardwright.zoo.reference import resolve
 
     reference, batch, seq = two_hosts.CASES[CASE]
@@ -49,7 +49,7 @@ def make_plan(folder: Path) -> dict[str, Any]:
     options = Options(baselines=(), fewer_devices=False, time_limit=10.0)
     plan = plan_pipeline(graph, cluster, Pipelining(2), options)
     plan.save(folder / "pipeline.json")
-    timeline = simulate_plan_pipeline(plan, graph)
+    timeline = simulate_plan(plan, graph)
     predicted: dict[str, Any] = {"pipeline": timeline.seconds}
     for name, search in (("one mesh", "auto"), ("DDP", "data-parallel"), ("fully_shard", "fsdp")):
         found = plan_graph(graph, cluster, Options(search=search, baselines=(), fewer_devices=False, time_limit=10.0))

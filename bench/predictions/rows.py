@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.cli._program import rank_lines
-from shardwright.costs.deciding import ByPrice
 from shardwright.costs.memory import memory
 from shardwright.graph import Graph
 from shardwright.plans import Plan
@@ -26,8 +25,7 @@ from shardwright.plans.stages import stage_text, strategy_text
 from shardwright.program.instructions import Instruction
 from shardwright.program.listing import listed
 from shardwright.program.tasks import Line
-from shardwright.simulator import simulate_plan, simulate_plan_pipeline
-from shardwright.simulator.timeline import Timeline, simulate, unlike_places
+from shardwright.simulator import simulate_plan
 
 Row = dict[str, Any]
 MOST_RANKS = 8
@@ -40,8 +38,20 @@ def plan_row(path: Path) -> Row:
     >>> plan_row(Path("bench/predictions/plans/gpt-fsdp.json"))["seconds"]                       # doctest: +SKIP
     """
     plan, graph = opened(path)
-    told = _pipeline(plan, graph) if not plan.whole else _one_mesh(plan, graph)
-    return {"case": path.stem, **told}
+    timeline = simulate_plan(plan, graph)
+    return {
+        "case": path.stem,
+        "seconds": timeline.seconds,
+        "sum_seconds": timeline.sum_seconds,
+        "exposed_seconds": timeline.exposed_seconds,
+        "bytes": timeline.peak_bytes,
+        "communication_bytes": timeline.communication_bytes,
+        "stages": [
+            {"busy": s.busy_seconds, "bubble": s.bubble, "exposed": s.exposed_seconds, "bytes": s.memory_bytes}
+            for s in timeline.stages
+        ],
+        "ranks": rank_kinds(plan, graph),
+    }
 
 
 def opened(path: Path) -> tuple[Plan, Graph]:
@@ -77,57 +87,16 @@ def search_row(name: str, plan: Plan) -> Row:
     }
 
 
-def _one_mesh(plan: Plan, graph: Graph) -> Row:
-    """Of unlike devices the slowest says how long a step takes."""
-    timeline = simulate_plan(plan, graph)
-    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
-    bytes_of: dict[tuple[int, ...], int] = {}
-    for place in unlike_places(plan.stages[0].strategy, plan.meshes[0]):
-        one: Timeline = simulate(
-            graph,
-            plan.stages[0].strategy,
-            plan.meshes[0],
-            graph.training,
-            plan.optimizer,
-            decisions=decisions,
-            coordinate=place,
-        )
-        bytes_of[tuple(place)] = one.peak_bytes
-    return {
-        "seconds": timeline.seconds,
-        "sum_seconds": float(timeline.priced.seconds),
-        "exposed_seconds": timeline.exposed_seconds,
-        "bytes": max(bytes_of.values()),
-        "communication_bytes": timeline.communication_bytes,
-        "ranks": rank_kinds(plan, graph),
-    }
-
-
-def _pipeline(plan: Plan, graph: Graph) -> Row:
-    timeline = simulate_plan_pipeline(plan, graph)
-    return {
-        "seconds": timeline.seconds,
-        "sum_seconds": sum(stage.busy_seconds for stage in timeline.stages),
-        "exposed_seconds": max(stage.exposed_seconds for stage in timeline.stages),
-        "bytes": max(timeline.memory),
-        "communication_bytes": timeline.communication_bytes,
-        "stages": [
-            {"busy": s.busy_seconds, "bubble": s.bubble, "exposed": s.exposed_seconds, "bytes": s.memory_bytes}
-            for s in timeline.stages
-        ],
-        "ranks": rank_kinds(plan, graph),
-    }
-
-
 def rank_kinds(plan: Plan, graph: Graph) -> dict[str, Row]:
-    """By the ranks that do the same, their phases; of one mesh also the bytes that such a rank needs."""
+    """By the ranks that do the same, their phases; of a step that is one program also the bytes that such a rank needs."""
     kinds: dict[str, tuple[list[int], Row]] = {}
     for rank in range(min(plan.devices, MOST_RANKS)):
         lines = rank_lines(plan, graph, rank)
         row: Row = {"instructions": len(lines), **_phases(lines)}
-        if plan.whole and lines[0].program is not None:
+        program = lines[0].program
+        if program is not None and len(program.instructions) == len(lines):
             place = plan.meshes[0].coordinates(rank)
-            row["bytes"] = memory(lines[0].program, plan.meshes[0].at(place).device).needed
+            row["bytes"] = memory(program, plan.meshes[0].at(place).device).needed
         kinds.setdefault(json.dumps(row), ([], row))[0].append(rank)
     return {_runs(ranks): row for ranks, row in kinds.values()}
 

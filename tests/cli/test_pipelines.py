@@ -29,9 +29,9 @@ def test_a_pipeline_is_planned_and_simulated(
     assert {event["pid"] for event in spans} == {0, 1}
     # Passes, bubbles, and what follows the last pass fill the step of every device.
     for device in range(2):
-        mine = [event for event in spans if event["pid"] == device and event["cat"] != "parcel"]
+        mine = [event for event in spans if event["pid"] == device and event["tid"] < 2]
         assert sum(event["dur"] for event in mine) == pytest.approx(told["step_seconds"] * 1e6)
-        assert {"bubble", "forward", "closing"} <= {event["cat"] for event in mine}
+        assert {"bubble", "forward", "reduction of gradients", "update"} <= {event["cat"] for event in mine}
     assert sum(event["cat"] == "parcel" for event in spans) == 8
     assert run(monkeypatch, "explain", plan) == 0
     assert "exposed" in capsys.readouterr().out

@@ -267,7 +267,7 @@ def test_two_gradients_are_added_at_the_speed_of_the_device() -> None:
     rest, splits = (Replicate(),), {op.name: (None,) for op in graph.ops}
     strategy = Strategy((("gpu", 1),), splits, dict.fromkeys(graph.sources, rest))
     mesh = replace(calibrated(add_forward=2.0), axes=(replace(LINE, size=1),))
-    events = simulate(graph, strategy, mesh).events
+    events = simulate(graph, strategy, mesh).ranks[0].events
     (added,) = [event.seconds for event in events if event.kind == "accumulate"]
     assert added == pytest.approx(2.0 * 3 * 4 * 4096 * 4096 / 1e12)
 
@@ -285,7 +285,9 @@ def test_operands_that_matmul_copies_first_are_paid_for(turned: bool, copied: in
     strategy = Strategy((("gpu", 1),), splits, dict.fromkeys(graph.sources, rest))
     mesh = replace(calibrated(copy_forward=1e6, copy_rows_forward=1e6), axes=(replace(LINE, size=1),))
     (seconds,) = [
-        e.seconds for e in simulate(graph, strategy, mesh).events if "matmul" in e.name and e.phase == "forward"
+        e.seconds
+        for e in simulate(graph, strategy, mesh).ranks[0].events
+        if "matmul" in e.name and e.phase == "forward"
     ]
     assert round(seconds / (1e6 * 2 * 4 * 4 * 8 * 64 / 1e12)) == copied
 

@@ -162,6 +162,6 @@ def test_a_cut_batch_norm_needs_nothing_beside_its_results_on_cuda() -> None:
     graph = capture(model, (images,))
     options = Options(search="data-parallel", baselines=(), fewer_devices=False)
     for cluster, fused in (("2xH200", True), ("local:2", False)):
-        use = simulate_plan(plan_graph(graph, parse_cluster(cluster), options), graph).memory
+        use = simulate_plan(plan_graph(graph, parse_cluster(cluster), options), graph).stage().memory
         inside = [s.bytes for s in use.storages if s.what.startswith("inside _native_batch_norm")]
         assert (sum(inside) < 2**10) == fused

@@ -16,7 +16,7 @@ from shardwright.planner.trials import predict
 from shardwright.plans import Plan
 from shardwright.plans.serial import from_json, to_json
 from shardwright.search.joint.timed import Run, Timed
-from shardwright.simulator import simulate, simulate_plan, simulate_plan_pipeline
+from shardwright.simulator import simulate, simulate_plan
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2xA100+2xH100")
@@ -99,11 +99,11 @@ def test_a_stage_across_unlike_nodes_is_simulated_on_each_kind(graph: Graph) -> 
     (stage,) = plan.stages
     slow, fast = stage.strategy.shares["node"]
     assert slow < fast
-    times = simulate_plan_pipeline(plan, graph).times[0, space.size]
+    times = simulate_plan(plan, graph).times[0, space.size]
     turned = replace(plan, stages=(replace(stage, strategy=replace(stage.strategy, shares={"node": (fast, slow)})),))
-    other = simulate_plan_pipeline(turned, graph)
+    other = simulate_plan(turned, graph)
     assert other.seconds > 1.5 * plan.prediction.step_seconds
     assert other.times[0, space.size].bytes.held == times.bytes.held  # of the kind with more rows, whichever that is
     equal = replace(plan, stages=(replace(stage, strategy=replace(stage.strategy, shares={})),))
-    assert plan.prediction.step_seconds < simulate_plan_pipeline(equal, graph).seconds
-    assert times.bytes.held > simulate_plan_pipeline(equal, graph).times[0, space.size].bytes.held
+    assert plan.prediction.step_seconds < simulate_plan(equal, graph).seconds
+    assert times.bytes.held > simulate_plan(equal, graph).times[0, space.size].bytes.held

@@ -28,7 +28,7 @@ from shardwright.search.joint.pipelines import JointPlan, Model, NothingToGain
 from shardwright.search.joint.readings import computing_all_the_time
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
-from shardwright.simulator import simulate_plan_pipeline
+from shardwright.simulator import simulate_plan
 from shardwright.simulator.variants import order_name
 from shardwright.zoo.reference import resolve
 
@@ -59,7 +59,7 @@ def test_every_pipeline_that_was_found_can_be_delivered_and_read_again(graph: Gr
         assert {name for stage in plan.stages for name in stage.operators} == {op.name for op in graph.ops}
         assert [len(stage.ranks) for stage in plan.stages] == [stage.devices for stage in one.stages]
         assert any("by sums" in note for note in plan.notes)
-        assert plan.prediction.step_seconds == pytest.approx(simulate_plan_pipeline(plan, graph).seconds)
+        assert plan.prediction.step_seconds == pytest.approx(simulate_plan(plan, graph).seconds)
         assert all(stage.prediction is not None for stage in plan.stages)
         again = from_json(to_json(plan), "plan")
         assert (again.stages, again.schedule) == (plan.stages, plan.schedule)
@@ -351,9 +351,9 @@ def test_a_stage_is_priced_as_its_program_is_simulated() -> None:
         assert found is not None
         about = {"name": name, "shape": shape_of(found), "expected": expected(found), "batch_norm": "whole"}
         plan = deliver(graph, cluster, QUICK, Composed(graph=graph, found=found, **about))
-        times = simulate_plan_pipeline(plan, graph).times[0, 2].events
-        passes = sum(times.events[n].seconds for kind in ("F", "B") for n in times.passes[kind])
-        closing = sum(times.events[n].seconds for numbers in times.closing for n in numbers)
+        stage = simulate_plan(plan, graph).times[0, 2]
+        passes = sum(stage.events[n].seconds for kind in ("F", "B") for n in stage.passes[kind])
+        closing = sum(stage.events[n].seconds for n in stage.once)
         assert found.stages[0].seconds == pytest.approx(passes, rel=0.05), name
         assert found.stages[0].closing_seconds == pytest.approx(closing, rel=0.25), name
 

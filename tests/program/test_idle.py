@@ -58,7 +58,7 @@ def program(graph: Graph, plan: Plan) -> Program:
 def test_what_is_simulated_is_what_runs(graph: Graph, plan: Plan) -> None:
     decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
     run = built(graph, plan.stages[0].strategy, decisions, (0,), torch.device("cuda"))
-    assert simulate_plan(plan, graph).program.instructions == run.instructions
+    assert simulate_plan(plan, graph).stage().program.instructions == run.instructions
     assert len(run.roots) == 3
 
 

@@ -38,12 +38,12 @@ def test_a_what_if_does_to_seconds_what_it_says(gpt: Planned) -> None:
     plan, graph = gpt.plan, gpt.graph
     as_it_is = simulate(graph, plan.stages[0].strategy, plan.meshes[0], graph.training, plan.optimizer)
     mesh, axis = plan.meshes[0], plan.meshes[0].axes[-1].name
-    slower = scaled(as_it_is.events, mesh, WhatIf({axis: 0.5}))
-    for before, after in zip(as_it_is.events, slower, strict=True):
+    slower = scaled(as_it_is.ranks[0].events, mesh, WhatIf({axis: 0.5}))
+    for before, after in zip(as_it_is.ranks[0].events, slower, strict=True):
         wire = parts(before, mesh).wire if before.stream == axis else 0.0
         assert after.seconds == pytest.approx(before.seconds + wire, rel=1e-12)
     twice = simulate(graph, plan.stages[0].strategy, mesh, graph.training, plan.optimizer, what_if=WhatIf({}, 2.0, 2.0))
-    assert twice.busy["compute"] == pytest.approx(as_it_is.busy["compute"] / 2)
+    assert twice.ranks[0].load["compute"] == pytest.approx(as_it_is.ranks[0].load["compute"] / 2)
     assert twice.seconds < as_it_is.seconds
     assert twice.peak_bytes == as_it_is.peak_bytes
 

@@ -21,7 +21,7 @@ from shardwright.reports.diff import ISSUING, STAGES, compare
 from shardwright.reports.diff_page import diff_page
 from shardwright.reports.page import SECTIONS, plan_page
 from shardwright.reports.pipelined import Piped, packed_traffic
-from shardwright.simulator import WhatIf, simulate_plan_pipeline
+from shardwright.simulator import WhatIf, simulate_plan
 from shardwright.zoo.reference import resolve
 
 SETTINGS: list[dict[str, float]] = [
@@ -99,7 +99,7 @@ def test_every_section_shows_stages_without_a_complaint(text: str, opened: Any) 
 
 def test_the_timeline_has_every_pass_and_every_bubble(text: str, opened: Any, piped: Planned) -> None:
     page = opened(text).page
-    timing = simulate_plan_pipeline(piped.plan, piped.graph).timing
+    timing = simulate_plan(piped.plan, piped.graph).timing
     for device, order in enumerate(timing.schedule.orders):
         mine = f"shardwright.timeline.groups[0].rows[{device}].ids"
         group = "shardwright.timeline.groups[0]"
@@ -140,7 +140,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
         rates = {name: factor for name, factor in setting.items() if name in names}
         count = int(setting.get("microbatches", plan.microbatches))
         asked = WhatIf(rates, setting.get("device", 1.0), setting.get("host", 1.0))
-        said = simulate_plan_pipeline(plan, graph, what_if=asked, microbatches=count)
+        said = simulate_plan(plan, graph, what_if=asked, microbatches=count)
         set_factors(page, {name: factor for name, factor in setting.items() if name != "microbatches"})
         page.fill("#factor-microbatches", str(counts.index(count)))
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
@@ -149,7 +149,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
             "bubble": said.bubble,
             "makespan": said.timing.makespan,
             "peak_bytes": max(said.memory),
-            "sent_bytes": said.communication_bytes,
+            "sent_bytes": said.sent_bytes,
             **{f"busy stage {n}": stage.busy_seconds for n, stage in enumerate(said.stages)},
         }
         for name, value in told.items():
@@ -193,7 +193,7 @@ def test_the_command_that_the_page_shows_gives_the_page_s_numbers(
 
 def test_memory_over_time_is_about_what_is_predicted(opened: Any, on_processors: Planned) -> None:
     page = opened(plan_page(on_processors.plan, on_processors.graph, why_seconds=0)).page
-    timeline = simulate_plan_pipeline(on_processors.plan, on_processors.graph)
+    timeline = simulate_plan(on_processors.plan, on_processors.graph)
     for device in range(2):
         page.select_option("#memory select.device", str(device))
         most = page.evaluate("Math.max(...shardwright.memory.curve.total)")
@@ -218,7 +218,7 @@ def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
 
     flat = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)
     found = compare(flat.plan, piped.plan, flat.graph)
-    assert found.steps[1].seconds == pytest.approx(simulate_plan_pipeline(piped.plan, piped.graph).seconds, rel=1e-12)
+    assert found.steps[1].seconds == pytest.approx(simulate_plan(piped.plan, piped.graph).seconds, rel=1e-12)
     assert sum(d.difference for d in found.decisions) == pytest.approx(found.seconds, rel=1e-6)
     bubbles = next(d for d in found.decisions if d.what == STAGES)
     assert bubbles.differs and bubbles.second_seconds > 0 and "2 stages" in bubbles.second

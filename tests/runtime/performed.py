@@ -121,9 +121,9 @@ def peaks_of_passes(passes: int) -> list[int]:
 def _compared(parallel: Any, timeline: Any, ledger: Any, recorded: list[Any]) -> dict[str, Any]:
     axis_of = {parallel.mesh.get_group(axis).group_name: axis for axis, _ in parallel.program.strategy.axes}
     return {
-        "predicted": {" ".join(key): list(value) for key, value in timeline.priced.communication.items()},
+        "predicted": {" ".join(key): list(value) for key, value in timeline.stage().priced.communication.items()},
         "performed": {f"{kind} {axis_of[g]}": [n, ledger.bytes[kind, g]] for (kind, g), n in ledger.steps.items()},
-        "instructions": [_line(i) for i in timeline.program.instructions] == [_line(i) for i in recorded],
+        "instructions": [_line(i) for i in timeline.stage().program.instructions] == [_line(i) for i in recorded],
     }
 
 

@@ -99,7 +99,7 @@ def test_what_is_whole_when_is_predicted() -> None:
         strategy = stated.strategy(solve(stated.problem).answer)
         assert (bool(strategy.whole_gradients), bool(strategy.regathered)) == (name == "zero1", name == "zero3")
         timeline = simulate(graph, strategy, mesh)
-        program = timeline.program
+        program = timeline.stage().program
         last = max(n for n, i in enumerate(program.instructions) if i.kind is Kind.WEIGHT)
         scattered = [n for n, i in enumerate(program.instructions) if i.kind is Kind.SCATTER]
         assert all(n > last for n in scattered) if name == "zero1" else scattered[0] < last

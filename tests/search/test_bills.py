@@ -66,7 +66,7 @@ def streams(weights: tuple[float, ...]) -> Pricing:
 def unhidden_seconds(timeline: Timeline) -> float:
     """Seconds of all that computation does or waits for where it stands."""
     beside = ("gather", "scatter", "reduce")
-    return sum(event.seconds for event in timeline.events if event.kind not in beside)
+    return sum(event.seconds for event in timeline.ranks[0].events if event.kind not in beside)
 
 
 @pytest.mark.parametrize("reference", MODELS)
@@ -86,13 +86,13 @@ def test_no_execution_undercuts_the_least_prices_nor_uses_less_memory(reference:
             strategy = stated.strategy(choice)
             for one in filter(None, (strategy, keep_gathered(graph, stated.rules, strategy, float("inf")))):
                 timeline = simulate(graph, one, mesh)
-                assert kept_at_best(least, choice) <= timeline.priced.seconds * (1 + 1e-9)
+                assert kept_at_best(least, choice) <= timeline.sum_seconds * (1 + 1e-9)
                 assert kept_at_best(unhidden, choice) <= timeline.seconds * (1 + 1e-9)
                 assert evaluate(least.problem, choice).peak <= timeline.peak_bytes
-                added = sum(event.seconds for event in timeline.events if event.kind == "accumulate")
+                added = sum(event.seconds for event in timeline.ranks[0].events if event.kind == "accumulate")
                 assert least_adding(graph, mesh) <= added * (1 + 1e-9)
                 for weights, counted in weighed:
-                    busy = unhidden_seconds(timeline), *(timeline.busy[axis.name] for axis in mesh.axes)
+                    busy = unhidden_seconds(timeline), *(timeline.ranks[0].load[axis.name] for axis in mesh.axes)
                     assert kept_at_best(counted, choice) <= np.dot(weights, busy) * (1 + 1e-9)
                     assert np.dot(weights, busy) <= timeline.seconds * (1 + 1e-9)
 

@@ -51,28 +51,29 @@ def timelines(graph: Graph, mesh: Mesh) -> dict[str, Timeline]:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_between_the_bounds(timelines: dict[str, Timeline], search: str) -> None:
     timeline = timelines[search]
-    assert timeline.lower_bound <= timeline.seconds * (1 + 1e-9)
-    assert timeline.seconds <= timeline.upper_bound * (1 + 1e-9)
+    (rank,) = timeline.ranks
+    assert rank.lower_bound <= timeline.seconds * (1 + 1e-9)
+    assert timeline.seconds <= rank.upper_bound * (1 + 1e-9)
     assert 0 <= timeline.exposed_seconds <= timeline.seconds
-    assert all(0 <= share <= 1 for share in timeline.utilisation.values())
+    assert all(0 <= share <= 1 for share in rank.utilisation.values())
 
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_dependencies_point_back(timelines: dict[str, Timeline], search: str) -> None:
-    for number, event in enumerate(timelines[search].events):
+    for number, event in enumerate(timelines[search].ranks[0].events):
         assert all(earlier < number for earlier in event.after)
 
 
 def test_gradient_reductions_hide_under_the_backward_pass(timelines: dict[str, Timeline]) -> None:
     """Data parallelism's communication is exposed only after the last backward event, however much there is."""
     timeline = timelines["data-parallel"]
-    reductions = sum(e.seconds for e in timeline.events if e.kind == "reduce")
+    reductions = sum(e.seconds for e in timeline.ranks[0].events if e.kind == "reduce")
     assert reductions > 0
-    assert timeline.exposed_seconds < timeline.busy["node"] + timeline.busy["gpu"]
+    assert timeline.exposed_seconds < timeline.ranks[0].load["node"] + timeline.ranks[0].load["gpu"]
 
 
 def test_gathers_run_ahead_of_use(timelines: dict[str, Timeline]) -> None:
-    events = timelines["fsdp"].events
+    events = timelines["fsdp"].ranks[0].events
     first_product = next(i for i, e in enumerate(events) if e.kind == "operator" and e.name == "linear")
     bundles = [i for i, e in enumerate(events) if e.name.endswith(" parameters") and e.collective]
     forward = [i for i in bundles if events[i].phase == "forward"]
@@ -83,7 +84,7 @@ def test_gathers_run_ahead_of_use(timelines: dict[str, Timeline]) -> None:
 
 def test_sharded_parameters_are_gathered_again_unless_kept(timelines: dict[str, Timeline]) -> None:
     def gathers(search: str, phase: str) -> int:
-        return sum(e.collective == "all_gather" and e.phase == phase for e in timelines[search].events)
+        return sum(e.collective == "all_gather" and e.phase == phase for e in timelines[search].ranks[0].events)
 
     assert gathers("fsdp", "backward") > 0
     assert gathers("zero-2", "backward") == 0
@@ -91,7 +92,7 @@ def test_sharded_parameters_are_gathered_again_unless_kept(timelines: dict[str, 
 
 
 def test_sharding_saves_memory(timelines: dict[str, Timeline]) -> None:
-    rest = {s: timelines[s].memory.breakdown for s in ("data-parallel", "fsdp")}
+    rest = {s: timelines[s].stage().memory.breakdown for s in ("data-parallel", "fsdp")}
     assert rest["fsdp"]["parameters"] * 7 < rest["data-parallel"]["parameters"]
     assert timelines["fsdp"].peak_bytes < timelines["data-parallel"].peak_bytes
 
@@ -99,29 +100,31 @@ def test_sharding_saves_memory(timelines: dict[str, Timeline]) -> None:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_memory_over_time_agrees_with_memory_over_events(timelines: dict[str, Timeline], search: str) -> None:
     timeline = timelines[search]
-    use = timeline.memory
+    use = timeline.stage().memory
     assert sum(use.breakdown.values()) == max(use.curve) == sum(thing.bytes for thing in use.alive)
     assert use.peak >= max(use.curve)  # rounding only adds
     assert use.peak <= 1.05 * max(use.curve)
     assert use.reserved >= use.peak
-    seconds = [second for second, _ in timeline.memory_curve]
+    seconds = [second for second, _ in timeline.memory_curve()]
     assert seconds == sorted(seconds)
     at_rest = sum(s.bytes for s in use.storages if s.born < 0)
-    assert timeline.memory_curve[-1][1] == at_rest  # everything else has died
+    assert timeline.memory_curve()[-1][1] == at_rest  # everything else has died
     assert len(use.largest) == 10 and use.largest[0][0] == max(thing.bytes for thing in use.alive)
 
 
 def test_inference_keeps_nothing_for_backward(graph: Graph, mesh: Mesh) -> None:
     strategy = _strategy(graph, mesh, "data-parallel")
     training, inference = simulate(graph, strategy, mesh), simulate(graph, strategy, mesh, training=False)
-    assert {e.phase for e in inference.events} == {"forward"}
+    assert {e.phase for e in inference.ranks[0].events} == {"forward"}
     assert inference.peak_bytes < 0.5 * training.peak_bytes
-    assert "optimizer state" not in inference.memory.breakdown
+    assert "optimizer state" not in inference.stage().memory.breakdown
 
 
 def test_the_optimizer_counts(graph: Graph, mesh: Mesh) -> None:
     strategy = _strategy(graph, mesh, "data-parallel")
-    held = {o: simulate(graph, strategy, mesh, optimizer=o).memory.breakdown for o in ("adamw", "momentum", "sgd")}
+    held = {
+        o: simulate(graph, strategy, mesh, optimizer=o).stage().memory.breakdown for o in ("adamw", "momentum", "sgd")
+    }
     parameters = held["adamw"]["parameters"]
     assert held["adamw"]["optimizer state"] == 2 * parameters
     assert held["momentum"]["optimizer state"] == parameters

@@ -16,8 +16,7 @@ def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     from shardwright.simulator import simulate_plan
 
     timeline = simulate_plan(plan, graph)
-    use = timeline.memory
-    moment = timeline.events[use.at]
+    use, moment = timeline.stage().memory, timeline.stage().events[timeline.stage().memory.at]
     limit = plan.meshes[0].device.usable_memory
     if as_json:
         print_json(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.planner import Pipelining
     from shardwright.plans import Plan, Stage
     from shardwright.schedules import Schedule
-    from shardwright.simulator import PipelineTimeline
+    from shardwright.simulator import Timeline
 
 
 MOST = 100_000
@@ -93,7 +93,7 @@ def print_stages(stages: Sequence[Stage], schedule: Schedule) -> None:
     table(title, heads, rows, caption)
 
 
-def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: bool) -> None:
+def show_timeline(plan: Plan, timeline: Timeline, width: int, as_json: bool) -> None:
     """A simulated step of all ranks."""
     from shardwright.schedules.picture import draw
 
@@ -104,7 +104,7 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
                 **p,
                 "makespan": timing.makespan,
                 "peak_bytes": timeline.memory,
-                "sent_bytes": timeline.communication_bytes,
+                "sent_bytes": timeline.sent_bytes,
                 **stages_document(plan.stages, timing.schedule),
                 "stage_predictions": [asdict(one) for one in timeline.stages],
             }
@@ -116,7 +116,7 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
     print_stages(shown, timing.schedule)
     console.print(
         f"{plan.model or 'The model'}: {seconds_text(timeline.seconds)} a step, bubble {100 * timeline.bubble:.1f} %, "
-        f"{bytes_text(timeline.communication_bytes)} sent to other stages by the busiest rank. Prices: {plan.calibration}."
+        f"{bytes_text(timeline.sent_bytes)} sent to other stages by the busiest rank. Prices: {plan.calibration}."
     )
     for line in draw(timing, width):
         console.print(line, soft_wrap=True, highlight=False)
@@ -124,15 +124,15 @@ def show_timeline(plan: Plan, timeline: PipelineTimeline, width: int, as_json: b
 
 def explain_stages(plan: Plan, graph: Graph, memory: bool, as_json: bool) -> None:
     """What every stage does and holds, by the simulation of all ranks; ``memory``: what fills it."""
-    from shardwright.simulator import simulate_plan_pipeline
+    from shardwright.simulator import simulate_plan
 
-    timeline = simulate_plan_pipeline(plan, graph)
+    timeline = simulate_plan(plan, graph)
     if not memory:
         show_timeline(plan, timeline, 120, as_json)
         return
     rows = []
     for stage, device in enumerate(timeline.timing.schedule.device_of):
-        held = timeline.times[stage, max(timeline.pipeline.micro.sizes)].bytes
+        held = timeline.stage(stage).bytes
         about = {"at_rest": held.resting, "gradients": held.kept, "per_microbatch": held.held}
         rows.append({"stage": stage, **about, "inside_a_pass": held.working, "peak_bytes": timeline.memory[device]})
     if as_json:

@@ -44,10 +44,8 @@ def simulate(
 
     A pipeline with other micro-batches: shardwright simulate plan.json --microbatches 32 --link-rate stages=0.5
     """
-    from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable
-    from shardwright.simulator import WhatIf, simulate_plan, simulate_plan_pipeline
-    from shardwright.simulator.pipeline_trace import write_trace as write_passes
+    from shardwright.simulator import WhatIf, simulate_plan
     from shardwright.simulator.trace import write_trace
 
     check_writable(trace)
@@ -57,25 +55,12 @@ def simulate(
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating")
-        passes = timeline = None
-        if not loaded.whole:
-            passes = simulate_plan_pipeline(loaded, graph, what_if=asked, microbatches=microbatches)
-        elif microbatches not in (None, 1):
-            raise ShardwrightError(
-                f"The plan has no stages, and so no {microbatches} micro-batches.",
-                f"Plan that: shardwright plan … --stages 1 --microbatches {microbatches}.",
-            )
-        else:
-            asked.check(loaded.meshes[0])
-            timeline = simulate_plan(loaded, graph, what_if=asked)
-    if passes is not None:
-        if trace is not None:
-            write_passes(passes, trace)
-        show_timeline(loaded, passes, width, as_json)
-        return
-    assert timeline is not None
+        timeline = simulate_plan(loaded, graph, what_if=asked, microbatches=microbatches)
     if trace is not None:
         write_trace(timeline, trace)
+    if not timeline.pipeline.reduces_inside:
+        show_timeline(loaded, timeline, width, as_json)
+        return
     if as_json:
         print_json(_document(timeline))
         return
@@ -98,38 +83,39 @@ def _factors(texts: list[str]) -> dict[str, float]:
 
 
 def _document(timeline: Timeline) -> dict[str, Any]:
+    (rank,) = timeline.ranks
     return {
         "step_seconds": timeline.seconds,
-        "sum_seconds": timeline.priced.seconds,
+        "sum_seconds": timeline.sum_seconds,
         "exposed_seconds": timeline.exposed_seconds,
-        "lower_bound_seconds": timeline.lower_bound,
-        "busy_seconds": timeline.busy,
-        "utilisation": timeline.utilisation,
+        "lower_bound_seconds": rank.lower_bound,
+        "busy_seconds": rank.load,
+        "utilisation": rank.utilisation,
         "peak_bytes": timeline.peak_bytes,
-        "reserved_bytes": timeline.memory.reserved,
+        "reserved_bytes": timeline.stage().memory.reserved,
         "communication": [
             {"collective": kind, "axis": axis, "times": count, "bytes": size}
-            for (kind, axis), (count, size) in timeline.priced.communication.items()
+            for (kind, axis), (count, size) in timeline.stage().priced.communication.items()
         ],
-        "memory_curve": timeline.memory_curve,
+        "memory_curve": timeline.memory_curve(),
     }
 
 
 def _print(plan: Plan, timeline: Timeline) -> None:
+    (rank,) = timeline.ranks
     rows = [
-        [stream, seconds_text(busy), f"{100 * timeline.utilisation[stream]:.1f} %"]
-        for stream, busy in timeline.busy.items()
+        [stream, seconds_text(busy), f"{100 * rank.utilisation[stream]:.1f} %"] for stream, busy in rank.load.items()
     ]
     title = f"{plan.model or 'The model'} over {plan.shape}: {seconds_text(timeline.seconds)} a step"
     caption = (
         f"{seconds_text(timeline.exposed_seconds)} of communication exposed; no schedule of these events is shorter than "
-        f"{seconds_text(timeline.lower_bound)}. Peak memory {bytes_text(timeline.peak_bytes)}. "
+        f"{seconds_text(rank.lower_bound)}. Peak memory {bytes_text(timeline.peak_bytes)}. "
         f"Prices: {plan.meshes[0].calibration}."
     )
     table(title, ["stream", "busy", "share of the step"], rows, caption)
     talk = [
         [kind, axis, str(count), bytes_text(size)]
-        for (kind, axis), (count, size) in timeline.priced.communication.items()
+        for (kind, axis), (count, size) in timeline.stage().priced.communication.items()
     ]
     if talk:
         table("Communication of one rank", ["collective", "axis", "times", "bytes"], talk)

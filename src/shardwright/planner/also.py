@@ -70,7 +70,7 @@ def with_calls(plan: Plan, graphs: Sequence[Graph], limit: float | None = None) 
         strategy = carried(plan.graph(trusted=True), plan.stages[0].strategy, graph)
         decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
         timeline = simulate(graph, strategy, plan.meshes[0], graph.training, plan.optimizer, decisions=decisions)
-        peak, name = timeline.memory.needed, _described(graph)
+        peak, name = timeline.peak_bytes, _described(graph)
         if peak > allowed:
             raise Infeasible(
                 f"The call with {name} needs {bytes_text(peak)} under this plan, and there are {bytes_text(allowed)}.",

@@ -18,7 +18,7 @@ from shardwright.plans.stages import check_operators
 from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline, check
 from shardwright.search.limits import limit_of
-from shardwright.simulator import simulate_plan_pipeline
+from shardwright.simulator import simulate_plan
 
 MAX_RANKS_PLAYED = 256
 """All ranks of larger pipelines are not played together while planning; one of every stage always is."""
@@ -74,14 +74,14 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
 
 def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -> Plan:
     """The same with what the simulation of all kinds of ranks says."""
-    timeline = simulate_plan_pipeline(plan, graph)
+    timeline = simulate_plan(plan, graph)
     rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in plan.meshes]
     prediction = Prediction(
         step_seconds=timeline.seconds,
-        sum_seconds=sum(stage.busy_seconds for stage in timeline.stages),
-        memory_bytes=max(stage.memory_bytes for stage in timeline.stages),
+        sum_seconds=timeline.sum_seconds,
+        memory_bytes=timeline.peak_bytes,
         communication_bytes=timeline.communication_bytes,
-        exposed_seconds=max(stage.exposed_seconds for stage in timeline.stages),
+        exposed_seconds=timeline.exposed_seconds,
         fits=all(stage.memory_bytes <= room for stage, room in zip(timeline.stages, rooms, strict=True)),
     )
     stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))

@@ -79,5 +79,5 @@ def _parameter_bytes(graph: Graph, run: Repeat) -> int:
 def _measured(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str) -> tuple[float, ...]:
     there = tuple(path for path in strategy.recomputed if span_of(graph, path))
     timeline = simulate(graph, replace(strategy, recomputed=there), mesh, training=graph.training, optimizer=optimizer)
-    summed, sent = timeline.priced.seconds, timeline.communication_bytes
+    summed, sent = timeline.sum_seconds, timeline.communication_bytes
     return timeline.seconds, summed, timeline.peak_bytes, sent, timeline.exposed_seconds

@@ -34,7 +34,8 @@ from shardwright.search.constraints import asked_of, check_asked, check_uncut
 from shardwright.search.joint.cuts import Cuts, cut_into
 from shardwright.search.limits import limit_of
 from shardwright.search.schedule import find_schedule, lower_bound
-from shardwright.simulator.pipelines import PassTimes, stage_times, work_of
+from shardwright.simulator.links import Links
+from shardwright.simulator.stages import PricedStage, price_stages, work_of
 
 AUTO = "auto"
 
@@ -114,7 +115,7 @@ def _proposed(
         stages.append(Stage(tuple(names[number]), ranks, strategy))
     meshes = [stage.mesh_of(cluster) for stage in stages]
     pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    halves = stage_times(pipe, meshes, [ByPrice(mesh) for mesh in meshes], options.optimizer, split=True)
+    halves = price_stages(pipe, meshes, [ByPrice(mesh) for mesh in meshes], options.optimizer, split=True)
     rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in meshes]
     order, notes = _scheduled(pipe, halves, cluster, asked.schedule, rooms, options), []
     if micro.tail is not None:
@@ -161,7 +162,7 @@ def _order(asked: Pipelining, count: int, cluster: Cluster) -> Schedule:
 
 def _scheduled(
     pipe: Pipeline,
-    times: dict[tuple[int, int], PassTimes],
+    times: dict[tuple[int, int], PricedStage],
     cluster: Cluster,
     name: str,
     rooms: Sequence[float],
@@ -175,23 +176,23 @@ def _scheduled(
     for device in range(pipe.schedule.devices):
         mine = [times[s, sizes] for s, d in enumerate(pipe.schedule.device_of) if d == device]
         limit = min(rooms[s] for s, d in enumerate(pipe.schedule.device_of) if d == device)
-        room.append(max(limit - sum(t.resting for t in mine) - max(t.working for t in mine), 0.0))
-    free = work_of(pipe, times, cluster)
+        room.append(max(limit - sum(t.resting for t in mine) - max(t.bytes.working for t in mine), 0.0))
+    links = Links(pipe, cluster)
+    free = work_of(links, times)
     try:
-        found = find_schedule(work_of(pipe, times, cluster, room), "makespan", min(options.time_limit, 10.0))
+        found = find_schedule(work_of(links, times, room), "makespan", min(options.time_limit, 10.0))
     except Infeasible:
         found = find_schedule(free, "makespan", min(options.time_limit, 10.0))
     merged = found.answer.merged()
     return min((merged, found.answer), key=lambda order: run(order, free).makespan)
 
 
-def _least_seconds(pipe: Pipeline, times: Mapping[tuple[int, int], PassTimes], cluster: Cluster) -> float:
+def _least_seconds(pipe: Pipeline, times: Mapping[tuple[int, int], PricedStage], cluster: Cluster) -> float:
     """No order of the passes of these stages takes less: computation, hops, and the optimizer of the quickest device."""
-    least = {key: one.least for key, one in times.items()}
     closing = [0.0] * pipe.schedule.devices
     for stage, device in enumerate(pipe.schedule.device_of):
-        closing[device] += least[stage, max(pipe.micro.sizes)].closing
-    return lower_bound(work_of(pipe, least, cluster), "makespan") + min(closing)
+        closing[device] += times[stage, max(pipe.micro.sizes)].least.closing
+    return lower_bound(work_of(Links(pipe, cluster), times, least=True), "makespan") + min(closing)
 
 
 def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[str, str], say: Progress) -> Strategy:

@@ -34,7 +34,7 @@ from shardwright.search.options import Restriction
 from shardwright.search.solution import Solution
 from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, space, state
 from shardwright.simulator import simulate
-from shardwright.simulator.timeline import unlike_places
+from shardwright.simulator.stages import unlike_places
 
 UNHIDDEN = Pricing(traffic=0.0)
 """What cannot overlap: operators run one after the other, and whatever changes a tensor between two of them does so between
@@ -111,7 +111,7 @@ def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit:
             rooms = [min(limit, room) for room in rooms] if len(places) > 1 else [limit]
         return Prediction(
             step_seconds=timeline.seconds,
-            sum_seconds=float(timeline.priced.seconds),
+            sum_seconds=timeline.sum_seconds,
             memory_bytes=float(max(one.peak_bytes for one in every)),
             communication_bytes=float(timeline.communication_bytes),
             exposed_seconds=timeline.exposed_seconds,

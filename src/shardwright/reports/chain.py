@@ -25,7 +25,7 @@ class Link:
 
 def deciding_chain(step: RankStep) -> list[Link]:
     """The links of the chain, first to last; their seconds add up to the step."""
-    events, schedule = step.events, step.timeline.schedule
+    events, schedule = step.events, step.schedule
     if not events:
         return []
     last = max(range(len(events)), key=lambda i: schedule.ends[i])

@@ -159,16 +159,16 @@ def _by_decision(side: Side) -> dict[str, dict[str, float]]:
     piped = side.piped
     assert piped is not None
     timeline, device = piped.timeline, piped.last
-    sizes, played = timeline.pipeline.micro.sizes, timeline.played
+    sizes, timing = timeline.pipeline.micro.sizes, timeline.timing
     spent: dict[tuple[int, int], float] = {}
-    order = timeline.timing.schedule.orders[device]
-    for action, start, end in zip(order, played.starts[device], played.ends[device], strict=True):
+    order = timing.schedule.orders[device]
+    for action, start, end in zip(order, timing.starts[device], timing.ends[device], strict=True):
         key = action.stage, sizes[action.microbatch]
-        spent[key] = spent.get(key, 0.0) + end - start
+        spent[key] = spent.get(key, 0.0) + float(end - start)
     for (stage, size), seconds in spent.items():
         alone = piped.inside(stage, size)
         note_chain(alone, seconds / alone.seconds if alone.seconds else 0.0, sizes.count(size))
-    closing = played.closing[device].busy
+    closing = timeline.played.closing[device].busy
     _note_closing(piped, device, closing, note)
     note(STAGES, "bubbles", timeline.seconds - sum(spent.values()) - closing)
     return found
@@ -178,8 +178,8 @@ def _note_closing(piped: Piped, device: int, closing: float, note: Callable[[str
     """What follows the last backward pass: its seconds, shared out by the events of it."""
     found: list[tuple[str, str, float]] = []
     for stage in piped.stages(device):
-        step, home = piped.steps[stage], piped.timeline.times[stage, piped.largest].events.home
-        events = (step.events[number] for number in sorted(home))
+        step, priced = piped.steps[stage], piped.timeline.stage(stage)
+        events = (priced.events[number] for number in sorted(priced.once))
         found += [(*_decision(event, step), event.seconds) for event in events if event.seconds]
     total = sum(seconds for *_, seconds in found)
     for what, part, seconds in found:

@@ -8,18 +8,17 @@ from shardwright.errors import ShardwrightError
 from shardwright.files import check_writable, write
 from shardwright.graph import Graph
 from shardwright.plans import Plan
-from shardwright.simulator import PipelineTimeline, Timeline, simulate_plan, simulate_plan_pipeline
+from shardwright.simulator import Timeline, simulate_plan
 
 KINDS = (".html", ".svg", ".pdf")
 
 
-def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline | PipelineTimeline:
-    """One training step of a plan in simulation: of one rank, or, where the plan has stages, of all devices.
+def simulate(plan: Plan, *, graph: Graph | None = None) -> Timeline:
+    """One training step of a plan in simulation, on all kinds of its ranks.
 
     >>> shardwright.simulate(plan).seconds                                        # doctest: +SKIP
     """
-    graph = plan.graph() if graph is None else graph
-    return simulate_plan_pipeline(plan, graph) if not plan.whole else simulate_plan(plan, graph)
+    return simulate_plan(plan, plan.graph() if graph is None else graph)
 
 
 def report(plan: Plan, path: str | Path, *, graph: Graph | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.costs.pricing import FREE
 from shardwright.errors import ShardwrightError
+from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import closing_name
 from shardwright.reports.html import escape, table
 from shardwright.reports.measured import (
@@ -143,16 +144,16 @@ def _rank(piped: Piped, trace: Trace, shift: float) -> RankMeasured:
     collected = _Collected(trace)
     passes = []
     for action, done in trace.passes:
-        mine = times[action.stage, sizes[action.microbatch]].events
+        mine = times[action.stage, sizes[action.microbatch]]
         start, end = collected.take([mine.events[n] for n in mine.passes[action.kind]], done)
         passes.append((action, start + shift, end + shift))
-    last = {stage: times[stage, piped.largest].events for stage in stages}
+    last = {stage: times[stage, piped.largest] for stage in stages}
     closing = [
-        collected.take([mine.events[n] for n in mine.closing[0]], done)
+        collected.take([mine.events[n] for n in mine.passes[REDUCE]], done)
         for stage, mine in last.items()
         for done in trace.named(closing_name(stage))
     ]
-    closing += collected.take_updates([mine.events[n] for mine in last.values() for n in mine.closing[1]])
+    closing += collected.take_updates([mine.events[n] for mine in last.values() for n in mine.passes[UPDATE]])
     matches = [*collected.computed, *(sent := carried(piped.steps[stages[0]], collected.sent, trace))]
     spans = [replace(span, start=span.start + shift, end=span.end + shift) for _, span in matches]
     where = f"{trace.rank} (stage {', '.join(map(str, stages))})"

@@ -204,7 +204,7 @@ def _timeline(steps: Sequence[RankStep], measured: Measured | None) -> str:
             data(f"busy {stream}", busy, seconds_text(busy)),
             f"{100 * busy / max(step.seconds, 1e-30):.1f} %",
         ]
-        for stream, busy in step.timeline.busy.items()
+        for stream, busy in step.busy.items()
     ]
     return (
         f'<p class="hint">One step of {escape(step.title)}. Drag to move, Ctrl and the wheel (or two fingers) to zoom; '

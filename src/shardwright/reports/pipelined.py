@@ -17,28 +17,32 @@ from typing import Any
 from torch.distributed.tensor import Replicate
 
 from shardwright.cluster import part_of
-from shardwright.costs.pricing import Priced
+from shardwright.costs.pricing import Event
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans import Plan, Stage
 from shardwright.plans.stages import one_pass
+from shardwright.program.instructions import UPDATE
 from shardwright.program.microbatches import batch_of
 from shardwright.program.pipeline import Pipeline
 from shardwright.program.transfers import Border
 from shardwright.reports.packing import axes_of, packed_processor, packed_step
 from shardwright.reports.steps import RankStep
 from shardwright.reports.traffic import Flow, flows
-from shardwright.simulator import PipelineTimeline, Timeline, simulate_plan_pipeline
-from shardwright.simulator.engine import run
-from shardwright.simulator.pipelines import moved
-from shardwright.simulator.ranks import rank_processor, tie_parts, way_of
+from shardwright.schedules import INPUT
+from shardwright.simulator import Timeline, simulate_plan
+from shardwright.simulator.links import way_of
+from shardwright.simulator.stages import PricedStage
 from shardwright.simulator.variants import link_names, order_name
 
 VARIANTS = 7
 """Numbers of micro-batches that a page can simulate, the plan's own among them."""
 
 BETWEEN = "between stages"
+
+BYTES = ("resting", "kept", "held", "held_for_weights", "peaks", "closing")
+"""What the page is told of what passes hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +51,11 @@ class Piped:
 
     plan: Plan
     graph: Graph
-    timeline: PipelineTimeline
+    timeline: Timeline
 
     @staticmethod
     def of(plan: Plan, graph: Graph) -> Piped:
-        return Piped(plan, graph, simulate_plan_pipeline(plan, graph))
+        return Piped(plan, graph, simulate_plan(plan, graph))
 
     @property
     def device_of(self) -> tuple[int, ...]:
@@ -82,11 +86,12 @@ class Piped:
 
     def inside(self, stage: int, size: int) -> RankStep:
         """The passes of one micro-batch through a stage by themselves, without what follows once a step."""
-        mine, mesh = self.timeline.times[stage, size].events, self.plan.meshes[stage]
-        numbers = [n for n in range(len(mine.events)) if n not in mine.home]
+        mine = self.timeline.times[stage, size]
+        numbers = [n for n in range(len(mine.events)) if n not in mine.once]
         place = {number: here for here, number in enumerate(numbers)}
-        events = tuple(moved(mine.events[number], place) for number in numbers)
-        return _step_of(Priced(mine.program, mesh, events), f"stage {stage}", len(self.plan.stages[stage].ranks))
+        events = tuple(_moved(mine.events[number], place) for number in numbers)
+        alone = PricedStage(replace(mine.priced, events=events), mine.microbatches, mine.received)
+        return RankStep(f"stage {stage}", len(self.plan.stages[stage].ranks), alone)
 
     @cached_property
     def steps(self) -> tuple[RankStep, ...]:
@@ -105,11 +110,11 @@ class Piped:
         found: dict[tuple[str, str], tuple[int, int]] = {}
         sizes = self.timeline.pipeline.micro.sizes
         for size in dict.fromkeys(sizes):
-            mine = self.timeline.times[number, size].events
+            mine = self.timeline.times[number, size]
             for place, event in enumerate(mine.events):
                 if not event.collective:
                     continue
-                times = sizes.count(size) if place not in mine.home else int(size == self.largest)
+                times = sizes.count(size) if place not in mine.once else int(size == self.largest)
                 count, total = found.get((event.collective, event.stream), (0, 0))
                 found[event.collective, event.stream] = (count + times, total + times * event.bytes)
         return {key: value for key, value in found.items() if value[0]}
@@ -143,23 +148,21 @@ def stage_plans(plan: Plan, graph: Graph) -> list[tuple[Plan, Graph]]:
     return [(stage_plan(plan, number, part.graph), part.graph) for number, part in enumerate(parts[max(parts)])]
 
 
-def simulated_prediction(plan: Plan, timeline: PipelineTimeline, limit: float) -> Plan:
+def simulated_prediction(plan: Plan, timeline: Timeline, limit: float) -> Plan:
     """The plan with what the simulation of all its ranks says in place of what it was chosen by."""
-    peak = max(one.memory_bytes for one in timeline.stages)
-    exposed = max(one.exposed_seconds for one in timeline.stages)
     told = replace(
         plan.prediction,
         step_seconds=timeline.seconds,
-        memory_bytes=peak,
+        memory_bytes=timeline.peak_bytes,
         communication_bytes=timeline.communication_bytes,
-        exposed_seconds=exposed,
-        fits=bool(peak <= limit),
+        exposed_seconds=timeline.exposed_seconds,
+        fits=timeline.peak_bytes <= limit,
     )
     stages = tuple(replace(stage, prediction=one) for stage, one in zip(plan.stages, timeline.stages, strict=True))
     return replace(plan, prediction=told, stages=stages)
 
 
-def parcels(timeline: PipelineTimeline) -> dict[tuple[int, int], float]:
+def parcels(timeline: Timeline) -> dict[tuple[int, int], float]:
     """Bytes from rank to rank between stages, in one step."""
     pipe, found = timeline.pipeline, dict[tuple[int, int], float]()
     for size, borders in pipe.borders.items():
@@ -192,7 +195,7 @@ def packed_pipeline(piped: Piped, seconds: float = 0.0) -> dict[str, Any]:
         if perf_counter() - started > seconds:
             break
         try:
-            variants.append(_variant(plan, simulate_plan_pipeline(plan, graph, microbatches=count), programs))
+            variants.append(_variant(plan, simulate_plan(plan, graph, microbatches=count), programs))
         except ShardwrightError:
             continue  # the splits, the schedule or an operator do not allow so many
     stages = [
@@ -212,10 +215,9 @@ def packed_pipeline(piped: Piped, seconds: float = 0.0) -> dict[str, Any]:
     }
 
 
-def _variant(plan: Plan, timeline: PipelineTimeline, programs: list[dict[str, Any]]) -> dict[str, Any]:
+def _variant(plan: Plan, timeline: Timeline, programs: list[dict[str, Any]]) -> dict[str, Any]:
     """The pipeline with one number of micro-batches; the programs it needs are added to those there are."""
     pipe, order = timeline.pipeline, timeline.timing.schedule
-    events = {key: times.events for key, times in timeline.times.items()}
     rows = list(dict.fromkeys(pipe.micro.sizes))
     numbers = []
     for stage in range(len(pipe.stages)):
@@ -229,8 +231,8 @@ def _variant(plan: Plan, timeline: PipelineTimeline, programs: list[dict[str, An
         "programs": numbers,
         "borders": [[_border(plan, one) for one in pipe.borders[size]] for size in rows],
         "ties": [
-            [sorted({order.device_of[owner] for owner in owners}), *tie_parts(pipe, events, plan.cluster, name, owners)]
-            for name, owners in pipe.ties
+            [list(groups), latency, wire]
+            for groups, latency, wire in timeline.links.ties(lambda stage: timeline.stage(stage).program)
         ],
         "orders": [" ".join(map(str, actions)) for actions in order.orders],
     }
@@ -253,34 +255,31 @@ def _border(plan: Plan, one: Border) -> dict[str, Any]:
     return {"name": one.tensor, "source": one.source, "target": one.target, "grad": one.grad, "ways": ways}
 
 
-def _program(plan: Plan, timeline: PipelineTimeline, stage: int, size: int) -> dict[str, Any]:
-    times, mesh = timeline.times[stage, size], plan.meshes[stage]
-    mine, held = times.events, times.bytes
+def _program(plan: Plan, timeline: Timeline, stage: int, size: int) -> dict[str, Any]:
     step = _rank_step(plan, timeline, stage, size)
-    processor = rank_processor(mesh)
+    mine, forward = step.stage, step.stage.program.forward.stop
     return {
         **packed_step(step),
-        "processor": processor and packed_processor(processor, step.streams),
+        "processor": step.processor and packed_processor(step.processor, step.streams),
         "passes": {
-            "forward": mine.program.forward.stop,
-            "weights": mine.weights,
-            "home": sorted(mine.home),
-            "updates": list(mine.closing[1]),
-            "devices": mesh.devices,
-            "received": list(timeline.pipeline.parts[size][stage].received),
-            "bytes": asdict(held),
+            "forward": forward,
+            "weights": forward + len(mine.passes[INPUT]) if INPUT in mine.program.sections else len(mine.events),
+            "home": sorted(mine.once),
+            "updates": list(mine.passes[UPDATE]),
+            "received": list(mine.received),
+            "bytes": {what: getattr(mine.bytes, what) for what in BYTES},
         },
     }
 
 
-def _rank_step(plan: Plan, timeline: PipelineTimeline, stage: int, size: int) -> RankStep:
-    mine, mesh = timeline.times[stage, size].events, plan.meshes[stage]
-    return _step_of(Priced(mine.program, mesh, tuple(mine.events)), f"stage {stage}", len(plan.stages[stage].ranks))
+def _rank_step(plan: Plan, timeline: Timeline, stage: int, size: int) -> RankStep:
+    return RankStep(f"stage {stage}", len(plan.stages[stage].ranks), timeline.times[stage, size])
 
 
-def _step_of(priced: Priced, title: str, ranks: int) -> RankStep:
-    played = run(priced.events, rank_processor(priced.mesh))
-    return RankStep(title, ranks, Timeline(priced, played, played.seconds), priced.mesh)
+def _moved(event: Event, place: Mapping[int, int]) -> Event:
+    """An event among others than before, at whose places those that it waits for now stand."""
+    after = tuple(place[number] for number in event.after if number in place)
+    return event._replace(instruction=event.instruction._replace(after=after))
 
 
 def packed_traffic(piped: Piped) -> dict[str, Any]:

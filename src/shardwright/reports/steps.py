@@ -17,9 +17,9 @@ from shardwright.costs.pricing import Event
 from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.program import COMPUTE
-from shardwright.simulator import Timeline, simulate_plan
-from shardwright.simulator.engine import Processor
-from shardwright.simulator.timeline import processor_of
+from shardwright.simulator import simulate_plan
+from shardwright.simulator.engine import Processor, Schedule, run
+from shardwright.simulator.stages import PricedStage, load_of, processor_of
 from shardwright.simulator.what_if import Parts, parts
 
 __all__ = ["COMPUTE", "Event", "RankStep", "Storage", "rank_steps"]
@@ -33,25 +33,38 @@ class RankStep:
 
     title: str
     ranks: int
-    timeline: Timeline
-    mesh: Mesh
+    stage: PricedStage
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.stage.mesh
 
     @property
     def events(self) -> Sequence[Event]:
-        return self.timeline.events
+        return self.stage.events
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """When every event runs where nothing has to be waited for."""
+        return run(self.events, self.processor)
 
     @property
     def seconds(self) -> float:
-        return self.timeline.seconds
+        return self.schedule.seconds
 
     @property
     def memory(self) -> MemoryUse:
-        return self.timeline.memory
+        return self.stage.memory
 
     @cached_property
     def streams(self) -> tuple[str, ...]:
         """The compute stream, then one per mesh axis that is cut, slowest link first."""
-        return tuple(self.timeline.busy)
+        return tuple(self.busy)
+
+    @cached_property
+    def busy(self) -> dict[str, float]:
+        """Seconds each stream works."""
+        return load_of([(self.stage, range(len(self.events)))])
 
     @property
     def processor(self) -> Processor | None:
@@ -71,7 +84,7 @@ class RankStep:
 
     @cached_property
     def parameter_tensors(self) -> frozenset[str]:
-        return frozenset(self.timeline.program.graph.parameter_of)
+        return frozenset(self.stage.program.graph.parameter_of)
 
     def carries(self, event: Event) -> str:
         """What a collective carries: parameters to where they are used, gradients home, activations, or statistics."""
@@ -90,7 +103,7 @@ class RankStep:
         A sum is completed because the operator that made the tensor left it open (then its gradient is one too); what is
         gathered, is gathered for the operator that reads it, and its gradient scattered for the same reason.
         """
-        maker = self.timeline.program.graph.producer.get(event.name)
+        maker = self.stage.program.graph.producer.get(event.name)
         scatters = event.collective == "reduce_scatter"
         left_open = event.collective == "all_reduce" or (scatters if event.phase != "backward" else not scatters)
         return maker.module if maker is not None and left_open else event.module
@@ -98,13 +111,11 @@ class RankStep:
     @cached_property
     def communication(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """Per (collective, axis): how many one rank performs in a step, and their bytes."""
-        return self.timeline.priced.communication
+        return self.stage.priced.communication
 
 
 def rank_steps(plan: Plan, graph: Graph) -> tuple[RankStep, ...]:
     """A simulated step for every kind of rank of a plan; all ranks of an operator-split plan are of one kind."""
-    mesh = plan.meshes[0]
-    timeline = simulate_plan(plan, graph)
-    count = mesh.devices
+    count = plan.devices
     title = "the one device" if count == 1 else f"each of the {count} ranks"
-    return (RankStep(title, count, timeline, mesh),)
+    return (RankStep(title, count, simulate_plan(plan, graph).stage()),)

@@ -12,7 +12,7 @@ slow an event down are known when it is placed, and one pass stays exact.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -29,6 +29,15 @@ class Task(Protocol):
     def host(self) -> float: ...
     @property
     def after(self) -> Sequence[int]: ...
+
+
+Row = tuple[Hashable, float, float, Sequence[int]]
+"""An event as it is issued: its stream, its seconds, the host's, and the events it waits for."""
+
+
+def rows_of(tasks: Sequence[Task]) -> list[Row]:
+    """Events as they are issued."""
+    return [(task.stream, task.seconds, task.host, task.after) for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,31 @@ class Streams:
         self.load.add(start, issued_by, 1.0)
         self.load.add(issued_by, end, share)
 
+    def wait(self, stream: Hashable, until: float) -> None:
+        """Nothing starts on a stream before then; a processor that does everything itself issues nothing before either."""
+        self.free[stream] = max(self.free.get(stream, 0.0), until)
+        if self.processor is not None:
+            self.clock = max(self.clock, until)
+
+    def run(self, rows: Sequence[Row], numbers: Iterable[int], ends: list[float]) -> tuple[list[float], list[float]]:
+        """Issue some of the events in this order: when each starts, and when the host had issued it.
+
+        ``ends`` has the end of every event that one of these waits for, and gets theirs.
+        """
+        starts: list[float] = []
+        issued: list[float] = []
+        place = self.place
+        for number in numbers:
+            stream, seconds, host, after = rows[number]
+            ready = 0.0
+            for earlier in after:
+                if ends[earlier] > ready:
+                    ready = ends[earlier]
+            start, ends[number] = place(stream, seconds, host, ready)
+            starts.append(start)
+            issued.append(self.clock)
+        return starts, issued
+
 
 def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     """Run tasks given in issue order; each may wait for earlier ones only.
@@ -126,19 +160,8 @@ def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     >>> run([T("net", 2.0, 0.0, ()), T("cpu", 2.0, 0.0, ())], Processor("cpu", {"net": 0.5})).ends
     (2.0, 3.0)
     """
-    streams = Streams(processor)
-    starts: list[float] = []
-    ends: list[float] = []
-    issued: list[float] = []
-    for task in tasks:
-        ready = 0.0
-        for earlier in task.after:
-            if ends[earlier] > ready:
-                ready = ends[earlier]
-        start, end = streams.place(task.stream, task.seconds, task.host, ready)
-        starts.append(start)
-        ends.append(end)
-        issued.append(streams.clock)
+    rows, ends = rows_of(tasks), [0.0] * len(tasks)
+    starts, issued = Streams(processor).run(rows, range(len(rows)), ends)
     return Schedule(tuple(starts), tuple(ends), tuple(issued))
 
 

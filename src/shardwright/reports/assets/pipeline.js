@@ -1,4 +1,4 @@
-// A step of a pipeline simulated in the page: a twin of simulator/ranks.py and of what simulator/pipelines.py tells of it.
+// A step of a pipeline simulated in the page: a twin of simulator/play.py and of what simulator/timeline.py tells of it.
 // What it computes is tested against `shardwright simulate --json` at many settings, numbers of micro-batches among them.
 
 // One stage for one size of micro-batch: its events, by the pass they belong to.
@@ -16,7 +16,10 @@ function decodeProgram(packed) {
 class Streams {
   constructor(processor) { this.processor = processor; this.load = new Load(); this.free = new Map(); this.clock = 0; }
   until(stream) { return this.free.get(stream) ?? 0; }
-  hold(stream, until) { this.free.set(stream, Math.max(this.until(stream), until)); }
+  wait(stream, until) { // who computes also issues
+    this.free.set(stream, Math.max(this.until(stream), until));
+    if (this.processor) this.clock = Math.max(this.clock, until);
+  }
   place(name, stream, seconds, host, ready) {
     this.clock += host;
     const start = Math.max(this.until(name), this.clock, ready), { processor } = this;
@@ -38,10 +41,10 @@ class Streams {
 const PASS = /^(\d+)([FIWB])(\d+)$/; // stage, kind and micro-batch of a pass
 const COMPUTES = "compute", OUT = "to other stages";
 
-// Run some events of a program; when the first starts, the last ends, and the seconds of those that compute (ranks.py, _run).
+// Run some events of a program; when the first starts and the last ends (play.py, _run).
 function runEvents(streams, program, numbers, times, speeds) {
   const { step } = program;
-  let first = Infinity, last = 0, computed = 0;
+  let first = Infinity, last = 0;
   for (const number of numbers) {
     const s = step.stream[number], name = step.streams[s];
     let ready = 0;
@@ -49,9 +52,9 @@ function runEvents(streams, program, numbers, times, speeds) {
     const seconds = step.latency[number] + step.wire[number] / (speeds.links[name] ?? 1) + step.local[number] / speeds.device;
     const [start, end] = streams.place(name, s, seconds, step.host[number] / speeds.host, ready);
     times.starts[number] = start; times.ends[number] = end;
-    if (end > start) { first = Math.min(first, start); last = Math.max(last, end); if (s === 0) computed += end - start; }
+    if (end > start) { first = Math.min(first, start); last = Math.max(last, end); }
   }
-  return { first, last, computed };
+  return { first, last };
 }
 
 class PipelineModel {
@@ -71,7 +74,7 @@ class PipelineModel {
 
 const AGAINST = { START: 0, DEVICE: 1, ARRIVES: 2 }; // why a pass starts when it does
 
-// All devices of the schedule together, event by event (ranks.py, _Play).
+// All devices of the schedule together, event by event (play.py, _Play).
 class Play {
   constructor(stages, variant, programs, speeds) {
     Object.assign(this, { stages, variant, programs, speeds, rate: speeds.links.stages ?? 1, arrived: new Map(), times: new Map(), sent: [] });
@@ -92,8 +95,9 @@ class Play {
 
   program(stage, mb) { return this.programs[stage][mb < 0 ? this.largest : this.variant.sizes[mb]]; }
 
-  timesOf(stage, mb) { // when the events of a micro-batch's passes run; -1: of the sums that follow, -2: of the update
-    const key = `${stage} ${mb}`;
+  timesOf(stage, mb) { // when the events of a micro-batch's passes run; -1: of what follows them
+    const inside = this.stages.length === 1 && this.variant.sizes.length === 1; // the backward pass reduces gradients as it goes
+    const key = `${stage} ${mb < 0 && inside ? 0 : mb}`;
     if (!this.times.has(key)) { const { count } = this.program(stage, mb).step; this.times.set(key, { starts: new Float64Array(count), ends: new Float64Array(count) }); }
     return this.times.get(key);
   }
@@ -117,8 +121,7 @@ class Play {
   run() {
     const count = this.devices.length, heads = new Array(count).fill(0), ready = [], blocked = new Set(this.devices.keys());
     this.streams = this.devices.map((_, d) => new Streams(this.programs[this.stagesOf[d][0]][this.largest].step.processor));
-    this.now = new Array(count).fill(0); this.bytes = new Array(count).fill(0); this.waited = new Array(count).fill(0);
-    this.exposed = new Array(this.stages.length).fill(0);
+    this.now = new Array(count).fill(0); this.bytes = new Array(count).fill(0); this.waits = this.devices.map(() => []);
     for (;;) {
       for (const device of [...blocked].sort((a, b) => a - b)) {
         const action = this.devices[device][heads[device]], needs = action && this.needs(action);
@@ -139,17 +142,16 @@ class Play {
 
   pass(action, begins, needs) {
     const { device, stage, kind, mb } = action, streams = this.streams[device], program = this.program(stage, mb);
-    this.waited[device] += Math.max(0, ...needs.filter((one) => one.end >= begins).map((one) => begins - Math.max(this.now[device], one.left)));
+    const waited = Math.max(0, ...needs.filter((one) => one.end >= begins).map((one) => begins - Math.max(this.now[device], one.left)));
+    if (waited > 0) this.waits[device].push([begins - waited, begins]);
     const late = needs.find((one) => one.end >= begins && begins > this.now[device]);
     action.against = late ? AGAINST.ARRIVES : action.place ? AGAINST.DEVICE : AGAINST.START;
     action.cause = late ? late.from : this.devices[device][action.place - 1] ?? null;
     action.hop = late ? late.end - late.left : 0;
-    streams.hold(COMPUTES, begins);
-    if (streams.processor) streams.clock = Math.max(streams.clock, begins); // who computes also waits
-    const { first, last, computed } = runEvents(streams, program, program.numbers[kind], this.timesOf(stage, mb), this.speeds);
+    if (needs.length) streams.wait(COMPUTES, begins);
+    const { first, last } = runEvents(streams, program, program.numbers[kind], this.timesOf(stage, mb), this.speeds);
     action.start = first > last ? begins : first;
     action.end = first > last ? begins : last;
-    if (program.devices > 1) this.exposed[stage] += Math.max(action.end - action.start - computed, 0);
     this.now[device] = action.end;
     this.send(action);
   }
@@ -172,30 +174,40 @@ class Play {
 
   // Gradients home, sums between stages that share a parameter, the optimizer.
   close() {
-    const known = this.now[this.stages[this.stages.length - 1].device], begins = [], summed = [], after = (device, end, which, slot) => this.stagesOf[device].reduce((most, stage) => {
+    const known = this.now[this.stages[this.stages.length - 1].device], begins = [], after = (device, end, which) => this.stagesOf[device].reduce((most, stage) => {
       const program = this.programs[stage][this.largest];
-      return Math.max(most, runEvents(this.streams[device], program, program[which], this.timesOf(stage, slot), this.speeds).last);
+      return Math.max(most, runEvents(this.streams[device], program, program[which], this.timesOf(stage, -1), this.speeds).last);
     }, end);
-    this.streams.forEach((streams, device) => {
-      const start = Math.max(this.now[device], known);
+    const summed = this.streams.map((streams, device) => {
+      const apart = this.stagesOf[device].some((stage) => this.programs[stage][this.largest].sums.length), start = apart ? Math.max(this.now[device], known) : this.now[device];
+      if (apart) streams.wait(COMPUTES, start); // the loss is told when the passes of its stage are through
       begins.push(start);
-      streams.hold(COMPUTES, start);
-      if (streams.processor) streams.clock = Math.max(streams.clock, start);
-      summed.push(after(device, start, "sums", -1));
+      return after(device, start, "sums");
     });
     const busy = summed.map((end, d) => end - begins[d]);
     for (const [devices, latency, wire] of this.variant.ties) {
       const seconds = latency + wire / this.rate, end = Math.max(...devices.map((d) => summed[d])) + seconds;
-      for (const d of devices) { summed[d] = end; busy[d] += seconds; }
+      for (const d of devices) { summed[d] = end; busy[d] += seconds; this.streams[d].wait(COMPUTES, end); }
     }
     this.closing = this.streams.map((streams, device) => {
-      streams.hold(COMPUTES, summed[device]);
-      const end = after(device, summed[device], "updates", -2);
+      const end = Math.max(after(device, summed[device], "updates"), streams.clock);
       return { start: begins[device], end, busy: busy[device] + end - summed[device] };
     });
   }
 
-  // What simulator/pipelines.py tells of it.
+  // Seconds in which a stage communicates, or its device waits for what is on its way, and nothing computes there.
+  exposed(stage) {
+    const { device } = this.stages[stage], talk = [...this.waits[device]], compute = [];
+    const take = (own, mb, numbers) => {
+      const { step } = this.program(own, mb), { starts, ends } = this.timesOf(own, mb);
+      for (const i of numbers) if (ends[i] > starts[i]) { if (step.stream[i] === 0) compute.push([starts[i], ends[i]]); else if (own === stage) talk.push([starts[i], ends[i]]); }
+    };
+    for (const { stage: own, mb, kind } of this.devices[device]) take(own, mb, this.program(own, mb).numbers[kind]);
+    for (const own of this.stagesOf[device]) for (const which of ["sums", "updates"]) take(own, -1, this.program(own, -1)[which]);
+    return uncovered(talk, compute);
+  }
+
+  // What simulator/timeline.py tells of it.
   told() {
     const { devices, variant } = this, total = Math.max(...this.closing.map((one) => one.end));
     const busy = devices.map((order, d) => order.reduce((sum, action) => sum + (action.end - action.start), 0) + this.closing[d].busy);
@@ -206,7 +218,7 @@ class Play {
       sentBytes: Math.max(...this.bytes),
       told: this.stages.map(({ device }, s) => ({
         busy: devices[device].reduce((sum, action) => sum + (action.stage === s ? action.end - action.start : 0), 0) + this.closing[device].busy,
-        bubble: Math.max(0, 1 - busy[device] / total), exposed: this.exposed[s] + this.waited[device], memory: memory[device],
+        bubble: Math.max(0, 1 - busy[device] / total), exposed: this.exposed(s), memory: memory[device],
       })),
       at: (stage, mb) => this.program(stage, mb), order: variant.order,
     });
@@ -245,7 +257,7 @@ function deviceEvents(run, device) {
   for (const action of run.devices[device]) put(action, run.program(action.stage, action.mb).numbers[action.kind]);
   const { start, end } = run.closing[device];
   for (const stage of run.stagesOf[device]) put({ stage, kind: "close", mb: -1, device, start, end }, run.program(stage, -1).sums, -1);
-  for (const stage of run.stagesOf[device]) put({ stage, kind: "close", mb: -1, device, start, end }, run.program(stage, -1).updates, -2);
+  for (const stage of run.stagesOf[device]) put({ stage, kind: "close", mb: -1, device, start, end }, run.program(stage, -1).updates, -1);
   return { run, device, starts, ends, numbers, actions, place: (stage, mb, number) => places.get(`${stage} ${mb} ${number}`) };
 }
 

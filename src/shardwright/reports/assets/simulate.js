@@ -138,7 +138,14 @@ function lowerBound(run, hostSpeed) {
 
 // Seconds in which something communicates and nothing computes; stream 0 is the one that computes.
 function exposedSeconds(run) {
-  const compute = mergedSpans(run, true), talk = mergedSpans(run, false);
+  const spans = [[], []];
+  for (let i = 0; i < run.step.count; i += 1) if (run.seconds[i] > 0) spans[run.step.stream[i] === 0 ? 1 : 0].push([run.starts[i], run.ends[i]]);
+  return uncovered(...spans);
+}
+
+// The length of some spans without what others cover.
+function uncovered(some, others) {
+  const talk = merged(some), compute = merged(others);
   let common = 0;
   for (let i = 0, j = 0; i < talk.length && j < compute.length;) {
     common += Math.max(0, Math.min(talk[i][1], compute[j][1]) - Math.max(talk[i][0], compute[j][0]));
@@ -147,17 +154,14 @@ function exposedSeconds(run) {
   return talk.reduce((sum, [start, end]) => sum + (end - start), 0) - common;
 }
 
-function mergedSpans(run, computing) {
-  const spans = [], merged = [];
-  for (let i = 0; i < run.step.count; i += 1) {
-    if ((run.step.stream[i] === 0) === computing && run.seconds[i] > 0) spans.push([run.starts[i], run.ends[i]]);
-  }
+function merged(spans) {
+  const found = [];
   spans.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
   for (const [start, end] of spans) {
-    const top = merged[merged.length - 1];
-    if (top && start <= top[1]) top[1] = Math.max(top[1], end); else merged.push([start, end]);
+    const top = found[found.length - 1];
+    if (top && start <= top[1]) top[1] = Math.max(top[1], end); else found.push([start, end]);
   }
-  return merged;
+  return found;
 }
 
 // Bytes alive over the seconds of the step, per kind: {times, kinds, levels: [per kind Float64Array], total}.

@@ -174,7 +174,7 @@ def sums_of(priced: Priced, strategy: Strategy, where: Where, microbatches: int)
 def _added_up(stated: Formulation, node: Node, choice: np.ndarray) -> tuple[float, float]:
     """Bytes of a parameter's gradient, and how many of them are beyond what the choice problem counts.
 
-    From micro-batch to micro-batch it is added up as the parameter is read (:mod:`shardwright.simulator.held`): whole where
+    From micro-batch to micro-batch it is added up as the parameter is read (:mod:`shardwright.costs.passes`): whole where
     that is gathered, and beside the buckets that replicas are summed in.
     """
     graph, sizes, readers = stated.graph, stated.mesh.sizes, stated.graph.consumers[node.name]

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.cluster import parse_cluster
+from shardwright.costs.memory import memory
+from shardwright.costs.passes import StageBytes, stage_bytes
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
-from shardwright.simulator import simulate_plan, simulate_plan_pipeline
+from shardwright.plans import Plan
+from shardwright.program.passes import reduced_apart
+from shardwright.simulator import simulate_plan
 
 
 class Layers(nn.Module):
@@ -32,18 +36,24 @@ def graph() -> Graph:
         return capture(Layers(), (torch.empty(8, 2048),))
 
 
+def _apart(plan: Plan, graph: Graph) -> tuple[StageBytes, float, int]:
+    """What the stage of a plan on one mesh would hold with gradients reduced after the backward pass, the most after it,
+    and what is there at the end of the step as it is."""
+    stage = simulate_plan(plan, graph).stage()
+    program, device = reduced_apart(stage.program), stage.mesh.device
+    held = stage_bytes(program, memory(program, device), device, 1, ())
+    return held, held.resting + held.kept + held.closing, stage.memory.curve[-1]
+
+
 @pytest.mark.parametrize("search", ["data-parallel", "fsdp", "zero-1"])
 def test_gradients_count_once_at_the_end(graph: Graph, search: str) -> None:
-    """A plan on one mesh as one stage: the optimizer finds there what it finds on one mesh, and before it there are at most
+    """Reduced apart: the optimizer finds there what it finds on one mesh, and before it there are at most
     all gradients as they were kept back, with one bundle of them on its way."""
     options = Options(search, baselines=(), fewer_devices=False, max_axes=1, optimizer="sgd")
     plan = plan_graph(graph, parse_cluster("4xH100"), options)
-    timeline = simulate_plan_pipeline(plan, graph)
-    held = timeline.times[0, max(timeline.pipeline.micro.sizes)].bytes
-    last = timeline.memory_curve(0)[-1][1]
+    held, last, on_one_mesh = _apart(plan, graph)
     whole, bundle = 6 * 2048 * 2048 * 4, 2048 * 2048 * 4
     assert held.kept == whole
-    on_one_mesh = simulate_plan(plan, graph).memory.curve[-1]
     assert max(on_one_mesh, held.resting + held.kept) <= last <= held.resting + held.kept + 2 * bundle
 
 
@@ -52,8 +62,6 @@ def test_the_optimizer_counts_beside_the_gradients_that_are_left(graph: Graph) -
     plan = plan_graph(
         graph, parse_cluster("4xH100"), Options("data-parallel", baselines=(), fewer_devices=False, max_axes=1)
     )
-    timeline = simulate_plan_pipeline(plan, graph)
-    held = timeline.times[0, max(timeline.pipeline.micro.sizes)].bytes
-    last = timeline.memory_curve(0)[-1][1]
+    held, last, on_one_mesh = _apart(plan, graph)
     loss = 4  # is let go of in the backward pass of a stage
-    assert last == max(simulate_plan(plan, graph).memory.curve[-1] - loss, held.resting + held.kept)
+    assert last == max(on_one_mesh - loss, held.resting + held.kept)

@@ -14,7 +14,7 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_pipeline
 from shardwright.plans import Plan
 from shardwright.program import Kind, Phase
-from shardwright.simulator import simulate_plan_pipeline
+from shardwright.simulator import simulate_plan
 from shardwright.simulator.engine import Streams
 from shardwright.zoo.reference import resolve
 
@@ -34,15 +34,15 @@ def _slow(cluster: Cluster, factor: float) -> Cluster:
 
 
 def test_passes_wait_for_what_they_read_and_for_their_device(graph: Graph) -> None:
-    timeline = simulate_plan_pipeline(_plan(graph, parse_cluster("2x1xH100")), graph)
-    played = timeline.played
-    for starts, ends in zip(played.starts, played.ends, strict=True):
+    timeline = simulate_plan(_plan(graph, parse_cluster("2x1xH100")), graph)
+    played, timing = timeline.played, timeline.timing
+    for starts, ends in zip(timing.starts, timing.ends, strict=True):
         assert all(end <= start * (1 + 1e-12) for end, start in zip(ends, starts[1:], strict=False))
     for trip in played.trips:
-        place = [(a.kind == "F", a.microbatch) for a in timeline.timing.schedule.orders[trip.target]].index(
+        place = [(a.kind == "F", a.microbatch) for a in timing.schedule.orders[trip.target]].index(
             (not trip.what.startswith("gradient"), trip.microbatch)
         )
-        assert played.starts[trip.target][place] >= trip.end
+        assert timing.starts[trip.target][place] >= trip.end
     assert len(played.trips) == 8
     assert timeline.seconds == max(one.end for one in played.closing)
 
@@ -50,7 +50,7 @@ def test_passes_wait_for_what_they_read_and_for_their_device(graph: Graph) -> No
 def test_a_slow_network_is_exposed_and_its_parcels_queue(graph: Graph) -> None:
     cluster = parse_cluster("2x1xH100")
     plan = _plan(graph, cluster)
-    fast, slow = (simulate_plan_pipeline(replace(plan, cluster=_slow(cluster, f)), graph) for f in (1.0, 1e4))
+    fast, slow = (simulate_plan(replace(plan, cluster=_slow(cluster, f)), graph) for f in (1.0, 1e4))
     link = sum(trip.end - trip.start for trip in slow.played.trips if trip.source == 0)
     assert slow.seconds > link > fast.seconds
     assert slow.stages[1].exposed_seconds > 0.5 * link
@@ -71,7 +71,7 @@ def test_alike_ranks_are_simulated_once(graph: Graph, monkeypatch: pytest.Monkey
         plan = _plan(graph, parse_cluster(cluster))
         placed[0] = 0
         monkeypatch.setattr(Streams, "place", counted)
-        simulate_plan_pipeline(plan, graph)
+        simulate_plan(plan, graph)
         monkeypatch.undo()
         found.append(placed[0])
     assert found[1] < 1.1 * found[0]  # twice the ranks; their sums take other legs
@@ -82,10 +82,10 @@ def test_memory_is_that_of_the_passes_under_way(graph: Graph) -> None:
     cluster = parse_cluster("2x1xH100")
     plan = _plan(graph, cluster)
     gpipe = plan_pipeline(graph, cluster, Pipelining(2, 4, "gpipe", ["blocks.1"]))
-    one, all_of_them = (simulate_plan_pipeline(p, graph) for p in (plan, gpipe))
-    held = one.times[0, 4].held
+    one, all_of_them = (simulate_plan(p, graph) for p in (plan, gpipe))
+    held = one.stage().bytes.held
     assert all_of_them.memory[0] - one.memory[0] == pytest.approx(2 * held)
-    bare = one.times[0, 4].bytes
+    bare = one.stage().bytes
     assert one.memory[0] >= bare.resting + bare.kept + 2 * held
     parameters = sum(graph.tensors[p.tensor].bytes for p in graph.parameters)
     assert bare.kept < parameters
@@ -95,24 +95,24 @@ def test_gradients_of_micro_batches_are_added_up_in_time(graph: Graph) -> None:
     """Every micro-batch but the first adds its gradients to those before: two are read, one is written."""
     cluster, bandwidth = parse_cluster("2x1xH100"), parse_cluster("2x1xH100").device.bandwidth
     for count in (1, 4):
-        timeline = simulate_plan_pipeline(_plan(graph, cluster, count), graph)
-        times = timeline.times[0, max(timeline.pipeline.micro.sizes)]
-        arrivals = [event.seconds for event in times.events.events if event.kind is Kind.ARRIVE]
+        timeline = simulate_plan(_plan(graph, cluster, count), graph)
+        times = timeline.stage()
+        arrivals = [event.seconds for event in times.events if event.kind is Kind.ARRIVE]
         expected = 3 * (count - 1) / count * times.bytes.kept / bandwidth
         assert arrivals and sum(arrivals) == pytest.approx(expected)
-        assert (times.events.computed(times.events.passes["B"]) >= expected > 0) == (count > 1)
+        assert (times.computed("B") >= expected > 0) == (count > 1)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_what_is_priced_of_a_stage_is_what_it_runs(graph: Graph, schedule: str) -> None:
     """Backward passes are in two where the schedule has them so, and nowhere else."""
     plan = plan_pipeline(graph, parse_cluster("2x1xH100"), Pipelining(2, 4, schedule), Options(search="data-parallel"))
-    timeline = simulate_plan_pipeline(plan, graph)
+    timeline = simulate_plan(plan, graph)
     assert timeline.seconds == plan.prediction.step_seconds
     for rank in range(2):
         listed = [line.instruction for line in rank_lines(plan, graph, rank) if line.program is not None]
-        events = timeline.times[rank, 4].events
-        once = [events.events[n].instruction for n in events.passes["B"] if events.events[n].kind is not Kind.ARRIVE]
+        stage = timeline.stage(rank)
+        once = [stage.events[n].instruction for n in stage.passes["B"] if stage.events[n].kind is not Kind.ARRIVE]
         first = [i for i in listed if i.phase is Phase.BACKWARD and i.microbatch == 0]
         assert [(i.kind, i.name) for i in once] == [(i.kind, i.name) for i in first]
-        assert bool(events.passes["W"]) == (schedule == "zb-h1")
+        assert bool(stage.passes["W"]) == (schedule == "zb-h1")

@@ -1,0 +1,149 @@
+"""What crosses between stages, on which link, and how long it takes: values, gradients, sums of shared parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwright.cluster import Axis, Cluster, Link
+from shardwright.costs import collectives
+from shardwright.graph.core import DTYPE_BYTES
+from shardwright.program import Program
+from shardwright.program.pipeline import Pipeline
+from shardwright.program.transfers import Border
+from shardwright.schedules import FORWARD, WEIGHT, Action, Edge
+
+
+class Way(NamedTuple):
+    """How a border is crossed: seconds on the link (``latency`` of them whatever its rate), bytes of the busiest rank, the
+    link (``None``: it stays on its rank)."""
+
+    seconds: float
+    bytes: int
+    link: Link | None
+    latency: float = 0.0
+
+
+class Tie(NamedTuple):
+    """The sum of a shared parameter's gradients between the groups of ranks that hold it: latency, and seconds on links."""
+
+    groups: tuple[int, ...]
+    latency: float
+    wire: float
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """All that crosses between the stages of a pipeline; ``rate``: on links so many times as fast."""
+
+    pipe: Pipeline
+    cluster: Cluster | None = None
+    """None where there is one stage: nothing crosses."""
+    rate: float = 1.0
+
+    @property
+    def _known(self) -> Cluster:
+        assert self.cluster is not None, "several stages are on a cluster"
+        return self.cluster
+
+    def crossing(self, action: Action, leaving: bool) -> Sequence[tuple[int, Border]]:
+        """What a pass sends, or what it waits for."""
+        if action.kind == WEIGHT:
+            return ()
+        back = action.kind != FORWARD
+        key = (self.pipe.micro.sizes[action.microbatch], action.stage, leaving != back, back)
+        return self._crossed.get(key, ())
+
+    @cached_property
+    def _crossed(self) -> dict[tuple[int, int, bool, bool], list[tuple[int, Border]]]:
+        """By size of microbatch and stage: what it makes or reads, and of that what gradients come back for."""
+        found: dict[tuple[int, int, bool, bool], list[tuple[int, Border]]] = {}
+        for size, borders in self.pipe.borders.items():
+            for number, one in enumerate(borders):
+                for stage, source in ((one.source, True), (one.target, False)):
+                    for back in (False, True) if one.grad else (False,):
+                        found.setdefault((size, stage, source, back), []).append((number, one))
+        return found
+
+    def way(self, number: int, size: int, back: bool) -> Way:
+        """How a border is crossed."""
+        key = (number, size, back)
+        if key not in self._ways:
+            one = self.pipe.borders[size][number]
+            ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
+            self._ways[key] = way_of(one, back, self._known, *ends, rate=self.rate)
+        return self._ways[key]
+
+    @cached_property
+    def _ways(self) -> dict[tuple[int, int, bool], Way]:
+        return {}
+
+    def received(self, action: Action) -> float:
+        """Bytes of the buffers that a pass receives into."""
+        total = 0.0
+        for _, one in self.crossing(action, leaving=False):
+            parcels = one.values if action.kind == FORWARD else one.gradients
+            mine = (parcel.elements for parcel in parcels if parcel.target == 0)
+            total += sum(mine) * DTYPE_BYTES[one.dtype]
+        return total
+
+    def ties(self, program: Callable[[int], Program]) -> tuple[Tie, ...]:
+        """The sums of shared parameters' gradients; ``program`` gives that of a stage."""
+        return tuple(self._tie(name, owners, program(owners[0])) for name, owners in self.pipe.ties)
+
+    def _tie(self, name: str, owners: Sequence[int], program: Program) -> Tie:
+        pipe, flow = self.pipe, program.flow
+        ranks = [rank for owner in owners for rank in pipe.stages[owner].ranks]
+        link = link_between(self._known, ranks, ranks)
+        most = max(sum(map(len, meeting)) for meeting in pipe.meetings(owners))
+        axis = Axis("stages", most, link.latency, link.bandwidth, link.fits, ratios=link.ratios)
+        size = flow.values[flow.rest[name]].local.bytes
+        whole = float(collectives.all_reduce(size, axis))
+        wire = min(float(collectives.all_reduce(size, axis.without_latency())), whole)
+        return Tie(tuple(sorted({pipe.schedule.device_of[owner] for owner in owners})), whole - wire, wire)
+
+    def hops(self) -> Iterator[Edge]:
+        """Seconds from stage to stage, for whoever orders passes."""
+        hops: dict[tuple[int, int], float] = {}
+        for one in self.pipe.borders[max(self.pipe.micro.sizes)]:
+            key = (one.source, one.target)
+            ends = [self.pipe.stages[stage].ranks for stage in key]
+            backs = (False, True) if one.grad else (False,)
+            ways = [way_of(one, back, self._known, *ends).seconds for back in backs]
+            hops[key] = hops.get(key, 0.0) + min(ways)
+        return (Edge(source, target, seconds) for (source, target), seconds in sorted(hops.items()))
+
+
+def way_of(
+    one: Border, back: bool, cluster: Cluster, sources: Sequence[int], targets: Sequence[int], *, rate: float = 1.0
+) -> Way:
+    """How a border is crossed between the ranks of two stages: what the busiest of them sends or receives."""
+    parcels = one.gradients if back else one.values
+    given, taken = (targets, sources) if back else (sources, targets)
+    out: dict[int, int] = {}
+    into: dict[int, int] = {}
+    for parcel in parcels:
+        source, target = given[parcel.source], taken[parcel.target]
+        if source != target:
+            size = parcel.elements * DTYPE_BYTES[one.dtype]
+            out[source] = out.get(source, 0) + size
+            into[target] = into.get(target, 0) + size
+    if not out:
+        return Way(0.0, 0, None)
+    busiest = max(*out.values(), *into.values())
+    link = link_between(cluster, sources, targets)
+    latency, bandwidth = next(((a, b) for kind, a, b in link.fits if kind == "send"), (link.latency, link.bandwidth))
+    return Way(latency + busiest / bandwidth / rate, busiest, link, latency)
+
+
+def link_between(cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> Link:
+    """What joins two groups of ranks: the network as soon as they lie on several nodes."""
+    nodes, first = set(), 0
+    for number, node in enumerate(cluster.nodes):
+        if any(first <= rank < first + node.devices for rank in (*sources, *targets)):
+            nodes.add(number)
+        first += node.devices
+    alone = cluster.nodes[min(nodes)]
+    return alone.link if len(nodes) == 1 else cluster.network.per_device(min(len(sources), alone.devices))
