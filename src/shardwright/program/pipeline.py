@@ -190,15 +190,11 @@ class Pipeline:
         }
         return Step(programs, (*self.steps(rank), *(self._closing(own) if self.trains else ())))
 
-    def _closing(self, own: Sequence[int]) -> Iterator[Task]:
+    def _closing(self, own: Sequence[int]) -> tuple[Task, ...]:
         """What follows the last pass of these stages."""
-        largest, count = max(self.micro.sizes), len(self.micro.sizes)
-        for stage in own:
-            if self.reduces_inside:
-                yield Task(Action(stage, UPDATE, 0), largest)
-            else:
-                yield Task(Action(stage, REDUCE, count), largest)
-                yield Task(Action(stage, UPDATE, count), largest)
+        sizes = self.micro.sizes
+        number, kinds = (0, (UPDATE,)) if self.reduces_inside else (len(sizes), (REDUCE, UPDATE))
+        return tuple(Task(Action(stage, kind, number), max(sizes)) for stage in own for kind in kinds)
 
     def steps(self, rank: int) -> tuple[Task, ...]:
         """The passes of one rank in the order of the schedule; nothing where it has no stage."""
@@ -212,24 +208,12 @@ class Pipeline:
         device = next(d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks)
         for action in self.schedule.orders[device]:
             size = self.micro.sizes[action.microbatch]
-            if action.kind == WEIGHT:
-                yield Task(action, size)
-                continue
-            back = action.kind != FORWARD
-            receives: list[Message] = []
-            sends: list[Message] = []
-            for one in self.borders[size]:
-                if back and not one.grad:
-                    continue
-                reads, makes = one.target == action.stage, one.source == action.stage
-                if not reads and not makes:
-                    continue
-                arriving = makes if back else reads
-                for message in self._messages(one, back, action.microbatch):
-                    if arriving and message.target == rank:
-                        receives.append(message)
-                    elif not arriving and message.source == rank:
-                        sends.append(message)
+            back, here = action.kind != FORWARD, action.stage
+            crossed = [] if action.kind == WEIGHT else [one for one in self.borders[size] if one.grad or not back]
+            into = [one for one in crossed if here == (one.source if back else one.target)]
+            out = [one for one in crossed if here == (one.target if back else one.source)]
+            receives = (m for one in into for m in self._messages(one, back, action.microbatch) if m.target == rank)
+            sends = (m for one in out for m in self._messages(one, back, action.microbatch) if m.source == rank)
             yield Task(action, size, tuple(receives), tuple(sends))
 
     @cache  # noqa: B019 - one pipeline lives as long as the module that runs it
