@@ -14,15 +14,15 @@ from planting import around, deep, forgetting, mutation, perceptron, pictures, w
 from shardwright.lowering import collectives, randomness
 from shardwright.operators.kernels import normalisations
 from shardwright.program import Phase
+from shardwright.program.instructions import REDUCE
 from shardwright.runtime import (
+    borders,
     buckets,
     execution,
     executor,
     homeward,
     inputs,
     operating,
-    passage,
-    pipeline,
     ties,
     travelling,
 )
@@ -48,7 +48,7 @@ def _(stack: ExitStack) -> None:
 
 @mutation("first batch for ever in a pipeline", words)
 def _(stack: ExitStack) -> None:
-    around(stack, passage.Passage, "_input", first_for_ever(lambda self, part, name, number: (part, name, number)))
+    around(stack, borders.Fetching, "_piece", first_for_ever(lambda self, slot, given: slot))
 
 
 @mutation("parameters gathered once", perceptron)
@@ -58,31 +58,27 @@ def _(stack: ExitStack) -> None:
 
 @mutation("loss of the step before", perceptron)
 def _(stack: ExitStack) -> None:
-    losses: dict[int, Tensor] = {}
+    losses: dict[str, Tensor] = {}
 
-    def before(original: Any, self: Any, value: Tensor, number: int) -> Any:
-        known, losses[number] = losses.get(number, value), value
-        return original(self, value + (known - value).detach(), number)
+    def before(original: Any, self: Any, name: str, value: Tensor) -> Any:
+        known, losses[name] = losses.get(name, value), value
+        return original(self, name, value + (known - value).detach())
 
-    around(stack, execution.Execution, "_handed_out", before)
+    around(stack, borders.Here, "handed_out", before)
 
 
 @mutation("loss scale lost", perceptron)
 def _(stack: ExitStack) -> None:
-    def of_one(original: Any, self: Any, run: Any, gradients: Any) -> Any:
-        return original(self, run, {value: torch.ones_like(gradient) for value, gradient in gradients.items()})
+    around(stack, execution.Execution, "go_back", of_one)
 
-    around(stack, execution.Execution, "backward", of_one)
+
+def of_one(original: Any, self: Any, flight: Any, arrived: Any) -> Any:
+    return original(self, flight, {place: torch.ones_like(gradient) for place, gradient in arrived.items()})
 
 
 @mutation("loss scale lost in a pipeline", deep)
 def _(stack: ExitStack) -> None:
-    around(
-        stack,
-        pipeline.PipelineModule,
-        "_hand_out",
-        lambda original, self, passage, scale, scaled: original(self, passage, None, scaled),
-    )
+    around(stack, execution.Execution, "go_back", of_one)
 
 
 @mutation("accumulation keeps the last pass", perceptron)
@@ -93,7 +89,7 @@ def _(stack: ExitStack) -> None:
 @mutation("accumulation keeps the last micro-batch", deep)
 def _(stack: ExitStack) -> None:
     def in_stages(original: Any, self: Any, instruction: Any) -> Any:
-        staged = self.rank.hold  # stages keep gradients back until all micro-batches are through
+        staged = REDUCE in self.program.sections  # kept back until all micro-batches are through
         return last_only(original, self, instruction) if staged else original(self, instruction)
 
     around(stack, homeward.Homeward, "_arrive", in_stages)
@@ -116,12 +112,16 @@ def _(stack: ExitStack) -> None:
         one = original(self, place, microbatch)
         return one if one is None or microbatch + 1 < len(self.pipeline.micro.sizes) else one * 0
 
-    around(stack, pipeline.PipelineModule, "_one", but_the_last)
+    around(stack, execution.Execution, "_one", but_the_last)
 
 
 @mutation("first micro-batch twice", words)
 def _(stack: ExitStack) -> None:
-    around(stack, passage.Passage, "_input", lambda original, self, part, name, number: original(self, part, name, 0))
+    def first(original: Any, self: Any, slot: Any, given: Any) -> Tensor:
+        (stage, _), *rest = slot
+        return original(self, ((stage, 0), *rest), given)
+
+    around(stack, borders.Fetching, "_piece", first)
 
 
 @mutation("micro-batches in another order", words)

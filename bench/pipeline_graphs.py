@@ -42,7 +42,7 @@ def train(device: str, steps: int) -> tuple[list[float], list[torch.Tensor], int
         optimizer.step()
         if step != steps // 2:
             optimizer.zero_grad()
-    replays = 0 if module._replay is None else module._replay.replays
+    replays = 0 if module._planned.recorded is None else module._planned.recorded.replays
     return losses, [p.detach().cpu() for p in module.parameters()], replays
 
 

@@ -80,8 +80,7 @@ def expected() -> list[Tensor]:
 
 
 def trained(model: nn.Module) -> list[Tensor]:
-    """Two losses, what evaluation gives (not of a pipeline, which has no other calls), all parameters of this rank."""
-    from shardwright.runtime.pipeline import PipelineModule
+    """Two losses, what evaluation gives, all parameters of this rank."""
     from shardwright.runtime.shards import whole
 
     optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
@@ -91,9 +90,8 @@ def trained(model: nn.Module) -> list[Tensor]:
         loss.backward()
         optimizer.step()
         found.append(loss.detach())
-    if not isinstance(model, PipelineModule):
-        with torch.no_grad():
-            found.append(model.eval()(*batch(3)))
+    with torch.no_grad():
+        found.append(model.eval()(*batch(3)))
     named = dict(model.named_parameters())
     return [whole(x).detach() for x in (*found, *(named[name] for name in sorted(named)))]
 
@@ -109,8 +107,8 @@ def run_plan(text: bytes) -> str:
     except (ShardwrightError, UnicodeDecodeError):  # a file that is no text is refused where it is read
         return REFUSED
     theirs = expected()
-    if len(found) != len(theirs):  # a pipeline: losses, and the parameters of this rank's stages
-        return RIGHT if all(close(a, b) for a, b in zip(found[:2], theirs, strict=False)) else "wrong losses"
+    if len(found) != len(theirs):  # with stages: losses, and the parameters of this rank's
+        return RIGHT if all(close(a, b) for a, b in zip(found[:3], theirs, strict=False)) else "wrong losses"
     return RIGHT if all(map(close, found, theirs)) else "wrong numbers"
 
 

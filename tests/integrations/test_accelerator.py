@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from runtime.pipelines import halves, pipeline_plan
 from runtime.test_optimizers import Net, example, same, strategy_of
 from runtime.workers import device_mesh
 from shardwright.errors import RunError
@@ -56,11 +57,19 @@ def loop(accelerator: Any, model: Any, folder: str | None = None, resume: bool =
     return found
 
 
-def accelerates(rank: int, folder: str) -> None:
+def split(staged: bool) -> Any:
+    """The example on one mesh of all processes, or in two stages."""
+    model, _, graph = example()
+    if staged:
+        return parallelize(model, pipeline_plan(graph, halves(graph, 2), 3, "1f1b"), graph=graph, keep=True)
+    return parallelize(model, strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
+
+
+def accelerates(rank: int, folder: str, staged: bool) -> None:
     from shardwright.integrations.accelerator import Accelerator
     from shardwright.integrations.one_process import one_process
 
-    model, _, graph = example()
+    model = example()[0]
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     try:
         theirs = copy.deepcopy(model)
@@ -70,7 +79,7 @@ def accelerates(rank: int, folder: str) -> None:
         for resume in (False, True):
             accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
             assert accelerator.is_main_process == (rank == 0) and accelerator.num_processes == 1
-            ours = parallelize(model, strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
+            ours = split(staged)
             found = loop(accelerator, ours, folder, resume)
             assert found == pytest.approx(expected[-len(found) :], rel=1e-9), (resume, found, expected)
             same(ours, theirs, "accelerated")
@@ -83,4 +92,8 @@ def accelerates(rank: int, folder: str) -> None:
 
 
 def test_the_loop_of_one_process(pool: Any, tmp_path: Path) -> None:
-    pool.run(accelerates, str(tmp_path), seconds=200)
+    pool.run(accelerates, str(tmp_path), False, seconds=200)
+
+
+def test_the_loop_of_one_process_with_stages(pair: Any, tmp_path: Path) -> None:
+    pair.run(accelerates, str(tmp_path), True, seconds=200)

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from integrations.test_accelerator import loader
-from runtime.test_optimizers import example, same, strategy_of
-from runtime.workers import device_mesh
-from shardwright.runtime import parallelize
+from integrations.test_accelerator import loader, split
+from runtime.test_optimizers import example, same
 
 pl = pytest.importorskip("pytorch_lightning")
 
@@ -46,32 +44,36 @@ def fitted(folder: str, model: Any, epochs: int = 2, resume: str | None = None, 
     return trainer, module
 
 
-def lightning(rank: int, folder: str) -> None:
+def lightning(rank: int, folder: str, staged: bool) -> None:
     from shardwright.integrations.lightning import ShardwrightStrategy
     from shardwright.integrations.one_process import one_process
 
     warnings.simplefilter("ignore")
-    model, _, graph = example()
+    model = example()[0]
     theirs = copy.deepcopy(model)
     with one_process():
         alone, expected = fitted(f"{folder}/theirs{rank}", theirs)
 
         def ours(epochs: int, resume: str | None = None) -> tuple[Any, Module, Any]:
-            split = parallelize(model, strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
-            return *fitted(f"{folder}/ours{epochs}", split, epochs, resume, strategy=ShardwrightStrategy()), split
+            model = split(staged)
+            return *fitted(f"{folder}/ours{epochs}", model, epochs, resume, strategy=ShardwrightStrategy()), model
 
         _, begun, _ = ours(1)
-        trainer, module, split = ours(2, f"{folder}/ours1/last.ckpt")
+        trainer, module, shared = ours(2, f"{folder}/ours1/last.ckpt")
     found = begun.losses + module.losses
     assert found == pytest.approx(expected.losses, rel=1e-9), (found, expected.losses)
     assert float(trainer.callback_metrics["eval_loss"]) == pytest.approx(
         float(alone.callback_metrics["eval_loss"]), rel=1e-9
     )
-    same(split, theirs, "lightning")
+    same(shared, theirs, "lightning")
     assert trainer.is_global_zero == (rank == 0)
     written = torch.load(f"{folder}/ours2/last.ckpt", weights_only=False)["state_dict"]  # what Lightning alone reads
     torch.testing.assert_close(written["model.up.weight"], theirs.up.weight.detach(), rtol=1e-9, atol=1e-12)
 
 
 def test_the_losses_of_one_process(pool: Any, tmp_path: Path) -> None:
-    pool.run(lightning, str(tmp_path), seconds=200)
+    pool.run(lightning, str(tmp_path), False, seconds=200)
+
+
+def test_the_losses_of_one_process_with_stages(pair: Any, tmp_path: Path) -> None:
+    pair.run(lightning, str(tmp_path), True, seconds=200)

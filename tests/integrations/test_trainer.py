@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from runtime.pipelines import halves, pipeline_plan
 from runtime.test_programs import LENGTH, VOCABULARY, gpt2, graph_of, strategy_of, transformers
 from runtime.workers import device_mesh
 from shardwright.runtime import parallelize
@@ -47,7 +48,7 @@ def history(trainer: Any) -> list[tuple[str, float]]:
 
 
 @all_double()
-def trains(rank: int, folder: str) -> None:
+def trains(rank: int, folder: str, staged: bool) -> None:
     from shardwright.integrations.one_process import one_process
     from shardwright.integrations.trainer import Trainer
 
@@ -64,7 +65,11 @@ def trains(rank: int, folder: str) -> None:
     expected, parameters = alone[0]
 
     def ours(where: str, **kwargs: Any) -> Any:
-        split = parallelize(gpt2(), strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph_of(), keep=True)
+        graph = graph_of()
+        if staged:
+            split = parallelize(gpt2(), pipeline_plan(graph, halves(graph, 2), 2, "1f1b"), graph=graph, keep=True)
+        else:
+            split = parallelize(gpt2(), strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
         return Trainer(model=split, args=arguments(where, **kwargs), **data)
 
     whole = ours(f"{folder}/ours")
@@ -83,4 +88,8 @@ def trains(rank: int, folder: str) -> None:
 
 
 def test_the_losses_of_one_process(pool, tmp_path):
-    pool.run(trains, str(tmp_path), seconds=280)
+    pool.run(trains, str(tmp_path), False, seconds=280)
+
+
+def test_the_losses_of_one_process_with_stages(pair, tmp_path):
+    pair.run(trains, str(tmp_path), True, seconds=280)

@@ -18,7 +18,6 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
 from shardwright.plans import Plan
 from shardwright.program import Kind, Program, build
-from shardwright.runtime.programs import built
 from shardwright.simulator import simulate_plan
 
 
@@ -57,7 +56,7 @@ def program(graph: Graph, plan: Plan) -> Program:
 
 def test_what_is_simulated_is_what_runs(graph: Graph, plan: Plan) -> None:
     decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
-    run = built(graph, plan.stages[0].strategy, decisions, (0,), torch.device("cuda"))
+    run = build(graph, plan.stages[0].strategy, decisions, (0,), device="cuda")
     assert simulate_plan(plan, graph).stage().program.instructions == run.instructions
     assert len(run.roots) == 3
 

@@ -7,22 +7,21 @@ import os
 import resource
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
+from shardwright.costs.deciding import ByPrice
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.program import Sizes
+from shardwright.program import Sizes, Written
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import save_checkpoint
 from shardwright.runtime.launch import run_locally
 from shardwright.runtime.materialise import parameters_on_meta
-from shardwright.runtime.parallelize import decisions_of
 
 LAYERS, WIDTH, BATCH = 40, 1024, 8
 MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
@@ -64,7 +63,8 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     dist.barrier()
     limit_memory(int(0.85 * MODEL_BYTES))
     # Gradients on their way are let go of when gloo has sent them, late on a busy machine: few may be under way at once.
-    decisions = replace(decisions_of(Plan.of(graph, strategy)), sizes=Sizes(ahead=2**22, in_flight=2**22))
+    priced = ByPrice(Plan.of(graph, strategy).meshes[0])
+    decisions = Written(otherwise=priced, sizes=Sizes(ahead=2**22, in_flight=2**22))
     parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)
     first = train(parallel, x)
     save_checkpoint(folder, 1, parallel)

@@ -87,9 +87,9 @@ KINDS: dict[str, Optimizers] = {
 
 
 def same(ours: torch.nn.Module, theirs: torch.nn.Module, about: str) -> None:
-    for name, parameter in theirs.named_parameters():
-        mine = whole(ours.get_parameter(name).detach())
-        torch.testing.assert_close(mine, parameter.detach(), rtol=1e-9, atol=1e-12, msg=f"{about}: {name}")
+    for name, parameter in ours.named_parameters():  # with stages, those of this rank
+        mine, wanted = whole(parameter.detach()), theirs.get_parameter(name).detach()
+        torch.testing.assert_close(mine, wanted, rtol=1e-9, atol=1e-12, msg=f"{about}: {name}")
 
 
 def updates(rank: int, kind: str) -> None:

@@ -59,7 +59,7 @@ def job(rank: int, port: int, folder: str, killed: bool) -> None:
     resumed = load_checkpoint(folder, parallel, optimizer)
     for step in range(resumed["step"] if resumed else 0, STEPS):
         if killed and (rank, step) == (VICTIM, DEADLY):
-            for part in parallel._parts.values():
+            for part in parallel._planned.parts.values():
                 part.executor.log = Deadly(part.executor.program.backward.start + 2)
         optimizer.zero_grad()
         loss = parallel(*batches(args, step))["loss"]

@@ -65,13 +65,14 @@ def same_as_one_process(rank: int, schedule: str, count: int, each: int, inside:
     cuts = four_stages(graph) if each == 1 else halves(graph, 2)
     plan = pipeline_plan(graph, cuts, count, schedule, each, inside=inside)
     parallel = parallelize(model, plan, graph=graph, keep=True, device="cpu")
-    parallel._replay = PassReplay(parallel._parts, parallel.pipeline.micro.sizes, Breaking() if breaking else Again())
+    execution, recorder = parallel._planned, Breaking() if breaking else Again()
+    execution.recorded = PassReplay(execution.parts, parallel.pipeline.micro.sizes, recorder)
     found = trained(parallel, batches)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
     truth = dict(reference.named_parameters(remove_duplicate=False))
     for path, parameter in parallel.named_parameters(remove_duplicate=False):
         torch.testing.assert_close(whole(parameter.detach()), truth[path].detach(), rtol=1e-9, atol=1e-12)
-    return parallel._replay.replays
+    return parallel._planned.recorded.replays
 
 
 @pytest.mark.parametrize(

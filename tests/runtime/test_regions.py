@@ -124,7 +124,7 @@ def dropping(rank: int) -> tuple[list[torch.Tensor], list[str]]:
         found += [one_pass(1), one_pass(1), one_pass(2)]
     finally:
         regions.compiled_function = before
-    table = execution.executor._tables["forward"]
+    table = execution.executor._tables["F"]
     return found, [execution.executor.program.instructions[n].name for n, act, _ in table if isinstance(act, Forward)]
 
 

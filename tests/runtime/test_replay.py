@@ -199,12 +199,12 @@ def with_pictures(rank: int) -> tuple[int, int, bool]:
     """Pictures are turned around where a pass is not replayed, else by the copy into a recording's own tensors."""
     reference, parallel, args, kwargs, graph = residual_blocks()
     execution = parallel._planned
-    execution.arguments._images = {graph.inputs[0].tensor}
+    execution.only.arguments._images = {graph.inputs[0].tensor}
     turned = []
 
     def laid(sources):
         turned.append(len(sources))
-        return execution._laid(sources)
+        return execution.only.laid(sources)
 
     execution.replay = Replay(execution.executor, Again(), laid)
     for _ in range(STEPS):

@@ -25,7 +25,7 @@ from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
-from shardwright.runtime.parallelize import device_mesh as mesh_over_all
+from shardwright.runtime.meshes import known_mesh
 
 
 class Net(torch.nn.Module):
@@ -355,11 +355,11 @@ def test_compiles_whole(pool):
 
 
 def threads_of_two_meshes(rank: int) -> tuple[bool, int]:
-    strategy = Strategy((("rows", 2), ("columns", 2)), {}, {})
-    first = mesh_over_all(strategy)
+    axes = (("rows", 2), ("columns", 2))
+    first = known_mesh((0, 1, 2, 3), axes, "cpu")
     dist.all_reduce(torch.ones(1), group=first.get_group("rows"))
     before = len(os.listdir("/proc/self/task"))
-    again = mesh_over_all(strategy)
+    again = known_mesh((0, 1, 2, 3), axes, "cpu")
     dist.all_reduce(torch.ones(1), group=again.get_group("columns"))
     dist.all_reduce(torch.ones(1), group=again.get_group("rows"))
     return again is first, len(os.listdir("/proc/self/task")) - before

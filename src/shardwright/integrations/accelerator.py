@@ -23,7 +23,7 @@ from shardwright.errors import RunError
 from shardwright.integrations.one_process import one_process
 from shardwright.runtime import ParallelModule
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
-from shardwright.runtime.shards import whole_tensors
+from shardwright.runtime.whole_state import whole_state
 
 SHARDS = "shards"
 
@@ -85,7 +85,7 @@ class Accelerator(accelerate.Accelerator):
 
     def get_state_dict(self, model: Any, unwrap: bool = True) -> dict[str, Any]:
         """The whole weights, on every rank."""
-        return dict(whole_tensors(dict(model.state_dict())))
+        return whole_state(model.state_dict())
 
     def save_state(self, output_dir: Any = None, **kwargs: Any) -> Any:
         """Weights and optimizers as shards in the folder ``shards``, everything else as Accelerate does it."""

@@ -18,7 +18,10 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 from torch.distributed.tensor import DTensor
 
 from shardwright.errors import RunError
-from shardwright.runtime.shards import cut_like, whole_tensors
+from shardwright.runtime import ParallelModule
+from shardwright.runtime.parts import names_elsewhere
+from shardwright.runtime.shards import cut_like
+from shardwright.runtime.whole_state import whole_state
 
 
 class ShardwrightStrategy(SingleDeviceStrategy):
@@ -61,10 +64,48 @@ class ShardwrightStrategy(SingleDeviceStrategy):
         return box[0]
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        return dict(whole_tensors(dict(super().lightning_module_state_dict())))
+        return whole_state(super().lightning_module_state_dict())
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        return dict(whole_tensors(super().optimizer_state(optimizer)))
+        """That of the optimizer of one device: whole tensors, of the parameters of all stages."""
+        found, names = super().optimizer_state(optimizer), self._names(optimizer)
+        own = [name for group in names for name in group]
+        flat = {
+            f"{own[number]} {key}": value for number, state in found["state"].items() for key, value in state.items()
+        }
+        merged = self._merged(names)
+        place = {name: number for number, name in enumerate(name for group in merged for name in group)}
+        states: dict[int, dict[str, Any]] = {}
+        for known, value in whole_state(flat).items():
+            name, _, key = known.rpartition(" ")
+            states.setdefault(place[name], {})[key] = value
+        groups = [
+            {**group, "params": [place[name] for name in every]}
+            for group, every in zip(found["param_groups"], merged, strict=True)
+        ]
+        return {**found, "state": dict(sorted(states.items())), "param_groups": groups}
+
+    def _names(self, optimizer: Any) -> list[list[str]]:
+        """The parameters of this rank in every group of an optimizer."""
+        assert self.lightning_module is not None
+        known = {id(parameter): name for name, parameter in self.lightning_module.named_parameters()}
+        return [[known[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+    def _merged(self, own: list[list[str]]) -> list[list[str]]:
+        """The same of all ranks, in the order of the model; every rank calls this."""
+        assert self.lightning_module is not None
+        order: dict[str, int] = {}
+        for prefix, module in self.lightning_module.named_modules():
+            if isinstance(module, ParallelModule):
+                paths = (path for entry in module.graph.parameters for path in entry.paths)
+                order |= {f"{prefix}.{path}": number for number, path in enumerate(paths)}
+        every: list[list[list[str]]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(every, own)
+        merged = [
+            list(dict.fromkeys(name for names in groups for name in names)) for groups in zip(*every, strict=True)
+        ]
+        alike = all(groups == own for groups in every)
+        return merged if alike else [sorted(names, key=lambda name: order.get(name, -1)) for names in merged]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         super().save_checkpoint(checkpoint, filepath, storage_options)
@@ -72,12 +113,24 @@ class ShardwrightStrategy(SingleDeviceStrategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
-        own = self.lightning_module.state_dict()
-        found = {name: _as(value, own.get(name)) for name, value in checkpoint["state_dict"].items()}
+        own, elsewhere = self.lightning_module.state_dict(), names_elsewhere(self.lightning_module)
+        stored = {name: value for name, value in checkpoint["state_dict"].items() if name not in elsewhere}
+        found = {name: _as(value, own.get(name)) for name, value in stored.items()}
         self.lightning_module.load_state_dict(found, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        super().load_optimizer_state_dict(checkpoint)
+        states = []
+        for optimizer, known in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            names = self._names(optimizer)
+            place = {name: number for number, name in enumerate(name for g in self._merged(names) for name in g)}
+            own = [place[name] for group in names for name in group]
+            state = {number: known["state"][whole] for number, whole in enumerate(own) if whole in known["state"]}
+            groups, start = [], 0
+            for group, mine in zip(known["param_groups"], names, strict=True):
+                groups.append({**group, "params": list(range(start, start + len(mine)))})
+                start += len(mine)
+            states.append({**known, "state": state, "param_groups": groups})
+        super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
                 state.update({name: _as(value, parameter) for name, value in state.items()})

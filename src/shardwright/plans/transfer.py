@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -40,8 +41,11 @@ FLOPS_PER_BYTE = 200.0
 """Operations that a rank performs while one byte travels; both figures only break ties between ways to cut something new."""
 
 
-def carried(graph: Graph, strategy: Strategy, other: Graph) -> Strategy:
-    """The strategy of ``graph`` for ``other``, another call of the same model.
+def carried(
+    graph: Graph, strategy: Strategy, other: Graph, names: Mapping[str, str] = MappingProxyType({})
+) -> Strategy:
+    """The strategy of ``graph`` for ``other``, another call of the same model; ``names`` leads from tensors of the other
+    call to the same ones of the planned call, where both are parts of models and read what other parts make.
 
     Examples
     --------
@@ -49,12 +53,14 @@ def carried(graph: Graph, strategy: Strategy, other: Graph) -> Strategy:
     >>> carried(graph, stage.strategy, shorter).splits["linear"]                                # doctest: +SKIP
     ('n0',)
     """
-    return _Transfer(graph, strategy, other).strategy()
+    return _Transfer(graph, strategy, other, names).strategy()
 
 
-def replicated(graph: Graph, strategy: Strategy, other: Graph) -> Strategy:
+def replicated(
+    graph: Graph, strategy: Strategy, other: Graph, names: Mapping[str, str] = MappingProxyType({})
+) -> Strategy:
     """Everything computed on every rank, parameters where they rest: always possible."""
-    found = _Transfer(graph, strategy, other).strategy()
+    found = _Transfer(graph, strategy, other, names).strategy()
     nothing: Split = (None,) * len(strategy.axes)
     return replace(found, splits={op.name: nothing for op in other.ops}, kept={}, recomputed=(), lightly=frozenset())
 
@@ -86,11 +92,13 @@ def _grouped(ops: Iterable[Op], key: Callable[[Op], Hashable]) -> Mapping[Hashab
 class _Transfer:
     """The state of one carrying over: what every tensor of the other call is like when its readers come."""
 
-    def __init__(self, graph: Graph, strategy: Strategy, other: Graph) -> None:
+    def __init__(self, graph: Graph, strategy: Strategy, other: Graph, names: Mapping[str, str]) -> None:
         self.graph, self.known, self.other = graph, strategy, other
         self.sizes, self.cuts = strategy.sizes, strategy.cuts
         self.same = matched_operators(graph, other)
-        self.names = self._sources()
+        known, sources = {*graph.sources}, {*other.sources}
+        received = {name: mine for name, mine in names.items() if name in sources and mine in known}
+        self.names = {**self._sources(), **received}
         """Tensors of the other call → the same ones of the planned call."""
         self.layouts: dict[str, Layout] = {}
         self.kept: dict[str, Layout] = {}

@@ -35,6 +35,7 @@ from shardwright.files import parse_json
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.runtime.checkpoint_reading import load, read_metadata
 from shardwright.runtime.checkpoint_sums import CHECKED, Writer
+from shardwright.runtime.parts import names_elsewhere
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
 from shardwright.runtime.weights import check_names
 
@@ -180,13 +181,10 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def load_weights(
-    model: torch.nn.Module, path: str | Path, strict: bool = True, elsewhere: frozenset[str] = frozenset()
-) -> None:
+def load_weights(model: torch.nn.Module, path: str | Path, strict: bool = True) -> None:
     """Read parameters and buffers only, from a checkpoint directory of ours or from any DCP of a plain state dict.
 
-    Names that are missing or unexpected are an error that names them, unless ``strict`` is false; those ``elsewhere`` may be
-    other ranks'.
+    Names that are missing or unexpected are an error that names them, unless ``strict`` is false.
     """
     stored = {
         name: tuple(entry.size)
@@ -197,7 +195,8 @@ def load_weights(
     nested = not set(own) <= set(stored) and any(name.startswith("model.") for name in stored)
     if nested:  # beside the model a checkpoint of ours holds what belongs to a training run
         stored = {name.removeprefix("model."): size for name, size in stored.items() if name.startswith("model.")}
-    stored = {name: size for name, size in stored.items() if name in own or name not in elsewhere}
+    elsewhere = names_elsewhere(model)
+    stored = {name: size for name, size in stored.items() if name not in elsewhere}
     check_names(path, stored, {(name,): tuple(tensor.shape) for name, tensor in own.items()}, strict)
     known = {name: tensor for name, tensor in own.items() if name in stored}
     load({"model": known} if nested else known, path)

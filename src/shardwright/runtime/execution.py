@@ -1,254 +1,341 @@
-"""One program of one rank, ready to be called: its executor, its borders, its code for the compiler.
+"""Stages that can be called: their programs with everything they need to run, as one function that autograd sees.
 
-A module has one for the call that the plan was made for, and further ones, under the same strategy, for other calls, for
-those whose inputs require gradients and for thawed parameters (:mod:`~shardwright.runtime.programs`). They share parameters
-and process groups, which belong to the module (:class:`Rank`). Autograd sees a program as one function: ``loss.backward()``
-runs its backward instructions.
+A module has one for the call that the plan was made for, and further ones for other calls, for those whose inputs require
+gradients and for thawed parameters (:mod:`~shardwright.runtime.programs`). They share parameters and process groups, which
+belong to the module. Every call is a flight of its own (:mod:`~shardwright.runtime.flight`), and there are two protocols,
+decided from the plan alone, so that all ranks decide alike. *Deferred*: the call runs the forward passes and ``backward()``
+the rest; so where every rank's order has its forward passes first (one mesh, GPipe), where the model gives no scalar loss,
+or its loss is of all rows together (:mod:`~shardwright.runtime.tail`). *At once*: other orders run backward passes before
+the last forward pass, so the call runs the whole order with a gradient of one, and ``backward()`` scales what was kept back
+by the gradient that arrives (the backward pass is linear in it) and reduces it. Without gradients only forward passes run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
 
-from shardwright._torch_compat import locals_of, unflatten_tree
+from shardwright._torch_compat import unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
+from shardwright.frontend.replay import values_of
+from shardwright.graph import Graph, Ref
 from shardwright.lowering.emit import emit
+from shardwright.operators import analyse
 from shardwright.program import Decisions, Program
-from shardwright.program.dataflow import Compute, Result
+from shardwright.program.dataflow import Dataflow, Result
+from shardwright.program.naming import closing_name
 from shardwright.program.recording import draws
-from shardwright.program.steps import BoundStep, Line
-from shardwright.runtime.actions import Run
-from shardwright.runtime.border import Inputs, Outputs, departure, handed_out
+from shardwright.program.tasks import Task
+from shardwright.runtime.borders import Fetching, Here
+from shardwright.runtime.closing import Closing
 from shardwright.runtime.executor import Executor
-from shardwright.runtime.inputs import Arguments
-from shardwright.runtime.replay import Replay, recorder_for
-from shardwright.runtime.shards import distributed
-
-
-@dataclass
-class Gradients:
-    """``hold`` keeps the gradients of a module back, as the first passes of an accumulation want it; ``holding`` are the
-    programs that have kept some. ``compiled``: they are computed by compiled regions, and so are the results."""
-
-    compiled: bool = False
-    hold: bool = False
-    holding: list[Executor] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
-class Rank:
-    """What the programs of one module share."""
-
-    mesh: DeviceMesh
-    device: torch.device
-    groups: Mapping[str, str]
-    gradients: Gradients
-    home: Mapping[str, tuple[dict[str, Any], str]]
-    """Where each parameter and buffer is looked up: the place in its module, and its key there."""
-    constants: Sequence[Tensor]
-    compute_dtype: torch.dtype | None
-    reduce_dtype: torch.dtype | None
-    inputs: Inputs
-    outputs: Outputs
-
-    @property
-    def hold(self) -> bool:
-        return self.gradients.hold
-
-    @property
-    def compiled(self) -> bool:
-        return self.gradients.compiled
-
-    def held(self, tensor: str) -> Any:
-        """The parameter or buffer behind a name of the graph, as it is now."""
-        place, key = self.home[tensor]
-        return place[key]
-
-    def bound(self, steps: tuple[BoundStep, ...]) -> tuple[BoundStep, ...]:
-        """Steps with the process groups in place of the axes' names."""
-        return tuple(step._replace(line=self.line(step.line)) for step in steps)
-
-    def line(self, line: Line) -> Line:
-        return line._replace(group=self.groups[line.group])
+from shardwright.runtime.flight import Flight, passes
+from shardwright.runtime.homeward import KeptBack
+from shardwright.runtime.inputs import matched
+from shardwright.runtime.mail import Mail
+from shardwright.runtime.part import Part
+from shardwright.runtime.profiling import named
+from shardwright.runtime.rank import Rank
+from shardwright.runtime.recorded_passes import Passes, pass_replay
+from shardwright.runtime.replay import Replay
+from shardwright.runtime.shards import constant
+from shardwright.runtime.stages import Stages, axis_groups
+from shardwright.runtime.tail import Tail
+from shardwright.schedules import FORWARD, Schedule
 
 
 class Execution:
-    """A program that can be called."""
+    """One kind of call, ready to be made. ``rank`` is what all of a module's programs share, ``aside`` the buffers that are
+    read beside the stages, whole."""
 
-    def __init__(self, program: Program, decisions: Decisions, rank: Rank) -> None:
-        self.program, self.decisions, self.rank, self.graph = program, decisions, rank, program.graph
-        self.flow = program.flow
-        self.executor = Executor(program, rank)
-        recorder = recorder_for(program, rank.device)
-        self.replay = None if recorder is None else Replay(self.executor, recorder, self._laid)
+    def __init__(self, stages: Stages, rank: Rank, aside: Mapping[str, Tensor], closing: Closing) -> None:
+        self.stages, self.rank, self.pipeline, self.graph = stages, rank, stages.pipeline, stages.graph
+        self.training, self._aside, self._closing = stages.training, aside, closing
+        self._micro = micro = self.pipeline.micro
+        self.parts = {key: self._part(*key) for key in stages.programs}
+        self.waiting: dict[int, KeptBack] = {number: {} for number in stages.own}
+        """By stage, the gradients that ``no_sync`` keeps back."""
+        for (number, _), part in self.parts.items():
+            if not part.executor.apart:
+                part.executor.home.kept_back = self.waiting[number]
+        self.tail = None if micro.tail is None else Tail(self.pipeline, aside, rank.held, rank.device)
+        kind = Here if stages.on_one_mesh else Fetching
+        self.border = kind(self.pipeline, self.parts, rank, closing.telling)
+        self.loss = self.border.loss
+        self.deferred = self.loss is None or _forwards_first(stages.plan.schedule)
+        body = micro.body
+        self.trains = stages.training and any(body.tensors[out.name].grad for out in _tensors(body))
+        """Whether a backward pass may follow."""
+        every, own = [self.pipeline.steps(rank) for rank in range(dist.get_world_size())], dist.get_rank()
+        self._orders, self._mail = {}, {}
+        for name, orders in {"whole": every, "forward": _only(every, True), "backward": _only(every, False)}.items():
+            self._orders[name] = passes(orders[own], self.parts)
+            self._mail[name] = Mail(orders, own, rank.device, stages.groups.pairs)
+        whole = self.pipeline.reduces_inside  # both passes are recorded together, with the reduction
+        self.recorded = None if whole else pass_replay(self.parts, micro.sizes, len(every[own]), rank.device)
         self._anchor = torch.empty(0, requires_grad=True)
-        self._kept = [rank.home[p.tensor] for p in self.graph.parameters]
-        self._kept += [rank.home[b.tensor] for b in self.graph.buffers]
         self._output_tree = restored_tree(self.graph.output_tree)
-        self.arguments = Arguments(self.flow, decisions, rank.device, rank.bound, rank.inputs)
-        self._results = [output for output in self.flow.outputs if isinstance(output, Result)]
-        values, tensors = self.flow.values, self.graph.tensors
-        found = [tensors[values[r.value].tensor] for r in self._results]
-        self._has_loss = any(tensor.grad and tensor.elements == 1 for tensor in found)
         self._whole: torch.nn.Module | None = None
-        self._exits = {r.value: departure(self.flow, decisions, r.value, rank.bound) for r in self._results}
+
+    def _part(self, number: int, size: int) -> Part:
+        stages, program = self.stages, self.stages.programs[number, size]
+        mesh, part = stages.meshes[number], self.pipeline.parts[size][number]
+        constants = [constant(c, program.flow, self.rank.device) for c in part.graph.constants]
+        rank = replace(self.rank, mesh=mesh, groups=axis_groups(mesh), constants=constants)
+        return Part(program, part, rank, stages.decisions[number])
+
+    def like(self, stages: Stages, home: Mapping[str, tuple[dict[str, Any], str]] | None = None) -> Execution:
+        """Another kind of call of the same module; ``home``: where its parameters and buffers are, where their names are
+        others."""
+        rank = self.rank if home is None else replace(self.rank, home=home)
+        return Execution(stages, rank, self._aside, self._closing)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
-        """Run the program on inputs in the order of the graph; a backward pass may follow where gradients are wanted."""
-        parts = [self.arguments.part(name, leaf) for name, leaf in inputs.items()]
-        sources = locals_of([place[key] for place, key in self._kept])
-        sources += self.rank.constants
-        if torch.is_grad_enabled() and self.program.roots:
-            results = _Step.apply(self, self._anchor, sources, *parts)
-            return self._finished(dict(zip((r.value for r in self._results), results, strict=True)))
-        run = self.executor.forward(self._laid([*sources, *(x.detach() for x in parts)]), False)
-        self._store(run)
-        return self._finished({r.value: self.executor.result(run, r.value) for r in self._results})
+        """Run on inputs in the order of the graph; a backward pass may follow where gradients are wanted."""
+        self._closing.telling.finish()
+        border = self.border
+        given = self._prepared(border.looked_at(inputs))
+        if torch.is_grad_enabled() and self.trains:
+            results = _Step.apply(self, self._anchor, *border.pieces(given))
+        else:
+            flight = self._flown([x.detach() for x in border.pieces(given)], "forward", False)
+            results = border.results(flight, False)
+        found = {name: border.handed_out(name, x) for name, x in zip(border.names, results, strict=True)}
+        if self.tail is not None:
+            found |= self.tail.outputs({**{name: x.to(self.rank.device) for name, x in given.items()}, **found})
+        return self._finished(found)
+
+    def _prepared(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors of the call, and what is computed of them for the whole batch."""
+        graph = self._micro.prepared
+        if graph is None:
+            return inputs
+        with torch.no_grad():
+            whole = {name: tensor.detach().to(self.rank.device) for name, tensor in inputs.items()}
+            found = values_of(graph, whole | dict(self._aside), self.rank.device)
+        return {**inputs, **{out.name: found[out.name] for out in graph.outputs if isinstance(out, Ref)}}
+
+    def _flown(self, pieces: Sequence[Tensor], which: str, keep: bool) -> Flight:
+        """A new flight and its first passes."""
+        recorded, gradients = self.recorded, self.rank.gradients
+        done = Passes()
+        if keep and recorded is not None and not gradients.hold and not any(self.waiting.values()):
+            done = recorded.passes([one.action for one in self._orders["whole"]])
+        flight = Flight(pieces, self.border.by_pass(pieces), keep, done)
+        if which == "whole":
+            flight.arriving = self._one
+        flight.perform(self._orders[which], self._mail[which], which == "whole")
+        return flight
+
+    def _again(self, flight: Flight) -> Flight:
+        """The same forward passes, run one by one."""
+        again = Flight(flight.given, flight.pieces, True, Passes())
+        again.stores = False
+        again.perform(self._orders["forward"], self._mail["forward"], False)
+        return again
+
+    def _one(self, place: int, microbatch: int) -> Tensor | None:
+        """The gradient of the loss of a micro-batch: one."""
+        if place != self.loss:
+            return None
+        meta = self.graph.tensors[self._micro.body.outputs[place].name]  # type: ignore[union-attr]  # the loss is a tensor
+        return torch.ones(meta.shape, dtype=getattr(torch, meta.dtype), device=self.rank.device)
+
+    def called(self, pieces: Sequence[Tensor]) -> Flight:
+        """What a call runs that a backward pass may follow."""
+        return self._flown(pieces, "forward" if self.deferred else "whole", True)
+
+    def go_back(self, flight: Flight, arrived: Mapping[int, Tensor]) -> list[Tensor | None]:
+        """What ``backward()`` runs, from the gradients of outputs by their places; gives those of the pieces. What passes of
+        other calls have held back is taken along, unless this is held back too."""
+        gradients, scale = self.rank.gradients, None
+        if self.deferred:
+            if not gradients.hold:
+                self._take_along()
+            if not flight.passes.go_back_from(frozenset(arrived)):
+                flight = self._again(flight)
+            flight.arriving = self.border.arriving(arrived)
+            flight.perform(self._orders["backward"], self._mail["backward"], True)
+        else:
+            others = [place for place in arrived if place != self.loss]
+            if others:
+                raise RunError(
+                    f"A gradient arrives at output {others[0]} of a pipeline, which went back from its loss already.",
+                    "Compute everything that the loss depends on inside the model, or return no scalar from it.",
+                )
+            scale = arrived.get(self.loss) if self.loss is not None else None
+            if scale is None:
+                return [None] * len(flight.given)
+            if bool(scale == 1):
+                scale = None
+            if not gradients.hold:
+                self._take_along()
+        for stage, kept in flight.passes.kept_back.items():
+            total = self.waiting[stage]
+            for key, gradient in kept.items():
+                mine = gradient if scale is None else gradient * scale.to(gradient.dtype)
+                total[key] = total[key] + mine if key in total else mine
+        if gradients.hold:
+            if self not in gradients.holding:
+                gradients.holding.append(self)
+        elif self.pipeline.reduces_inside:
+            self._closing.finish(scaled=True)
+        else:
+            self.reduce(scaled=self.deferred or scale is not None)
+        return self.border.gradients(flight, scale)
+
+    def _take_along(self) -> None:
+        """What passes of other programs have held back goes home too."""
+        holding = self.rank.gradients.holding
+        for other in [other for other in holding if other is not self]:
+            other.reduce()
+        holding.clear()
+
+    def reduce(self, scaled: bool = False) -> None:
+        """Gradients that were kept back are summed and given to the parameters. ``scaled``: somebody may have scaled the
+        loss and look for overflows."""
+        largest = max(self._micro.sizes)
+        with self._closing.around(scaled):
+            for (stage, size), part in self.parts.items():
+                if size == largest:
+                    with named(closing_name(stage)):
+                        part.executor.reduce(self.waiting[stage])
+
+    def retire(self) -> None:
+        """Another program of the module runs next: buckets are let go of, unless a recorded step writes into them."""
+        for part in self.parts.values() if self.recorded is None else ():
+            for flat in part.executor.flats if part.replay is None else ():
+                flat.release()
+
+    def settle(self) -> None:
+        """From the next call on run what is traced."""
+        for part in self.parts.values():
+            part.executor.settle()
+
+    def record_nothing(self) -> None:
+        """Run without CUDA graphs: waits inside of a replayed one are not seen by any clock."""
+        self.recorded = None
+        for part in self.parts.values():
+            part.replay = None
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether anything in it is random."""
+        return any(draws(op, analyse(op, self.graph.tensors).kind) for op in self.graph.ops)
+
+    @property
+    def only(self) -> Part:
+        """What this rank runs, where that is one program."""
+        (part,) = self.parts.values()
+        return part
+
+    @property
+    def program(self) -> Program:
+        return self.only.executor.program
+
+    @property
+    def executor(self) -> Executor:
+        return self.only.executor
+
+    @property
+    def flow(self) -> Dataflow:
+        return self.only.flow
+
+    @property
+    def decisions(self) -> Decisions:
+        return self.stages.decisions[0]
+
+    @property
+    def replay(self) -> Replay | None:
+        return self.only.replay
+
+    @replay.setter
+    def replay(self, replay: Replay | None) -> None:
+        self.only.replay = replay
+
+    def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call by the graph's names."""
+        shapes = self.only.arguments.shapes if self.rank.inputs == "local" else None
+        return matched(self.graph, args, kwargs, shapes)
 
     def compiled(self, leaves: Sequence[Any]) -> Any:
         """Run with everything inline, as the compiler wants it: parameters read by their public, traceable way.
 
         ``leaves`` are the arguments of the call in order.
         """
-        sources: list[Any] = []
+        part, sources = self.only, []
         for entry in self.graph.parameters:
             parameter: Any = self.rank.held(entry.tensor)
             sources.append(parameter.to_local(grad_placements=parameter.placements))
         sources += [self.rank.held(b.tensor) for b in self.graph.buffers]
-        sources += self.rank.constants
+        sources += part.rank.constants
         for given, leaf in zip(self.graph.inputs, leaves, strict=True):
             if given.tensor is not None:
-                part = self.arguments.part(given.tensor, leaf)
-                sources.append(self.arguments.laid(given.tensor, part))
+                sources.append(part.arguments.laid(given.tensor, part.arguments.part(given.tensor, leaf)))
         self._emitted()
         assert self._whole is not None
         results, changed = self._whole(*sources)
-        for (name, _), value in zip(self.flow.mutations, changed, strict=True):
-            self._replace(name, value)
-        return self._finished(
-            {
-                output.value: value
-                for output, value in zip(self.flow.outputs, results, strict=True)
-                if isinstance(output, Result)
-            }
-        )
+        part.store({number: value for (_, number), value in zip(part.flow.mutations, changed, strict=True)})
+        flow, found = part.flow, {}
+        for output, value in zip(flow.outputs, results, strict=True):
+            if isinstance(output, Result):
+                found[flow.values[output.value].tensor] = value
+        return self._finished({name: self.border.handed_out(name, value) for name, value in found.items()})
 
     @torch.compiler.assume_constant_result  # performed, not traced, when the compiler comes by
     def _emitted(self) -> bool:
         if self._whole is None:
-            self._whole = emit(self.flow, self.decisions, self.rank.line, self.rank.device)
+            part = self.only
+            self._whole = emit(part.flow, self.decisions, part.rank.line, self.rank.device)
         return True
 
-    def forward(self, sources: Sequence[Tensor]) -> Run:
-        """A forward pass that a backward pass may follow."""
-        if self.replay is None:
-            return self.executor.forward(self._laid(sources), True)
-        return self.replay.forward(sources)
-
-    def _laid(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """All sources in the order in which they are computed with."""
-        return [self.arguments.laid(name, x) for name, x in zip(self.graph.sources, sources, strict=True)]
-
-    def backward(self, run: Run, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
-        """A backward pass; one that holds nothing back takes along what passes of other programs have held back."""
-        holding = self.rank.gradients.holding
-        if not self.rank.hold:
-            for other in [other for other in holding if other is not self.executor]:
-                other.send_home()
-            holding.clear()
-        found = (self.executor if self.replay is None else self.replay).backward(run, gradients)
-        if self.executor.home.kept_back and self.executor not in holding:
-            holding.append(self.executor)
-        return found
-
-    def retire(self) -> None:
-        """Another program of the module runs next: buckets are let go of, unless a recorded step writes into them."""
-        for flat in self.executor.flats if self.replay is None else ():
-            flat.release()
-
-    @property
-    def draws(self) -> bool:
-        """Whether anything in it is random."""
-        return any(isinstance(n, Compute) and draws(n.op, n.rules.kind) for n in self.flow.nodes)
-
-    def _store(self, run: Run) -> None:
-        for name, value in self.flow.mutations:
-            self._replace(name, self.executor.result(run, value))
-
-    def _replace(self, tensor: str, value: Tensor) -> None:
-        """Replace a buffer: writing into it would spoil what is kept of the old value for backward."""
-        held, key = self.rank.home[tensor]
-        before, value = held[key], value.detach()
-        if hasattr(before, "device_mesh"):
-            value = distributed(value, before.device_mesh, tuple(before.placements), before.shape)
-        held[key] = value
-
-    def _finished(self, results: Mapping[int, Tensor]) -> Any:
-        leaves = [
-            self._handed_out(results[output.value], output.value) if isinstance(output, Result) else output
-            for output in self.flow.outputs
-        ]
-        return unflatten_tree(leaves, self._output_tree)
-
-    def _handed_out(self, value: Tensor, number: int) -> Tensor:
-        """Whole results as they are, cut ones as the caller wants them."""
-        layout, tensor = self.flow.values[number].needs, self.flow.values[number].tensor
-        if self.rank.outputs == "local" or all(isinstance(placement, Replicate) for placement in layout):
-            return value
-        shape, crossing = self.graph.tensors[tensor].shape, self._exits[number]
-        compiling = torch.compiler.is_compiling()
-        if self.rank.outputs == "whole" and not (compiling and self._has_loss):
-            return crossing(value) if compiling else handed_out(value, crossing, shape)
-        if compiling and self._has_loss:
-            # The compiler wants a gradient for every DTensor that it hands out, and a loss alone brings none.
-            value = value.detach()
-        return distributed(value, self.rank.mesh, layout, shape)
+    def _finished(self, found: Mapping[str, Tensor]) -> Any:
+        outputs = [found[out.name] if isinstance(out, Ref) else out for out in self.graph.outputs]
+        return unflatten_tree(outputs, self._output_tree)
 
 
 class _Step(torch.autograd.Function):
-    """A program as autograd sees it. Gradients of parameters go home inside; those of inputs are handed back."""
+    """A call as autograd sees it. Gradients of parameters go home inside; those of what it is given are handed back."""
 
     @staticmethod
-    def forward(ctx: Any, execution: Execution, anchor: Tensor, sources: list[Tensor], *parts: Tensor) -> Any:
-        executor, flow = execution.executor, execution.flow
-        ctx.execution, ctx.run = execution, execution.forward([*sources, *(x.detach() for x in parts)])
-        execution._store(ctx.run)
-        results, seen = [], {id(x) for x in (*sources, *parts)}
-        for output in execution._results:
-            value = executor.result(ctx.run, output.value)
-            if id(value) in seen or value.untyped_storage().data_ptr() in {
-                s.untyped_storage().data_ptr() for s in parts
-            }:
-                value = value.clone()  # autograd wants results of its functions to be nobody else's
-            seen.add(id(value))
-            results.append(value)
-        plain = [x for o, x in zip(execution._results, results, strict=True) if o.value not in execution.program.roots]
-        ctx.mark_non_differentiable(*plain)
+    def forward(ctx: Any, execution: Execution, anchor: Tensor, *pieces: Tensor) -> Any:
+        ctx.execution = execution
+        ctx.flight = flight = execution.called([x.detach() for x in pieces])
+        border = execution.border
+        results = border.results(flight, True)
+        ctx.mark_non_differentiable(
+            *[x for place, x in zip(border.places, results, strict=True) if place not in border.roots]
+        )
         ctx.set_materialize_grads(False)
-        ctx.inputs = [flow.rest[i.tensor] for i in flow.graph.inputs if i.tensor is not None]
         return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        execution, run = ctx.execution, ctx.run
-        if run.spent:
+        flight, ctx.flight = ctx.flight, None
+        if flight is None:
             raise RunError(
                 "A second backward pass goes through the same forward pass of a parallelized module.",
                 "What it needs is freed by the first: add the losses up before backward(), or run the forward pass again.",
             )
-        arrived: dict[int, Tensor] = {}
-        for output, gradient in zip(execution._results, gradients, strict=True):
-            if gradient is not None:
-                mine = gradient / output.shares if output.shares > 1 else gradient
-                known = arrived.get(output.value)
-                arrived[output.value] = mine if known is None else known + mine
-        found = execution.backward(run, arrived)
-        return None, None, None, *(found.get(value) for value in ctx.inputs)
+        arrived = {p: g for p, g in zip(ctx.execution.border.places, gradients, strict=True) if g is not None}
+        return None, None, *ctx.execution.go_back(flight, arrived)
+
+
+def _tensors(graph: Graph) -> list[Ref]:
+    return [out for out in graph.outputs if isinstance(out, Ref)]
+
+
+def _only(every: Sequence[Sequence[Task]], forward: bool) -> tuple[tuple[Task, ...], ...]:
+    """The forward passes of every rank in their order, or the others."""
+    return tuple(tuple(task for task in tasks if (task.action.kind == FORWARD) == forward) for tasks in every)
+
+
+def _forwards_first(schedule: Schedule) -> bool:
+    return schedule.forwards_first() == schedule

@@ -1,9 +1,11 @@
-"""Runs the program of a rank: every instruction is a small function of the values so far, called in the program's order.
+"""Runs the program of a rank, section by section: every instruction is a small function of the values so far, called in the
+program's order.
 
 Nothing is decided here. A forward pass leaves the values that the backward instructions read; whatever was read for the last
-time is let go of at once. The backward pass is driven by autograd from outside (``loss.backward()``) and runs our own
-instructions inside. A gradient that nobody brings (the caller goes back from some results only) is ``None``, and what only
-depends on such gradients is passed over, on every rank alike. ``log`` notes what was performed, for tests and clocks.
+time is let go of at once. Gradients of parameters go home inside of the backward pass, or, where the program reduces them in
+a section of its own, passes keep them back and add them up until :meth:`Executor.reduce`. A gradient that nobody brings (the
+caller goes back from some results only) is ``None``, and what only depends on such gradients is passed over, on every rank
+alike. ``log`` notes what was performed, for tests and clocks.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from torch import Tensor
 
 from shardwright._torch_compat import profiler_runs
 from shardwright.program import Instruction, Kind, Phase, Program
+from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import instruction_name
+from shardwright.program.passes import reduced_apart
 from shardwright.runtime.actions import Action, Run
 from shardwright.runtime.buckets import Flat
-from shardwright.runtime.homeward import Homeward
+from shardwright.runtime.homeward import Homeward, KeptBack
 from shardwright.runtime.operating import Operators
 from shardwright.runtime.regions import Compiled, Row, numbers_of
 from shardwright.runtime.summing import Aside
 from shardwright.runtime.surroundings import Surroundings
 from shardwright.runtime.travelling import Travels, nothing
+from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
 TRACED_AFTER = 3
 """Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
@@ -44,9 +49,12 @@ class Executor:
         self.home = Homeward(program, rank, self.flats)
         self._operators = Operators(program, rank)
         self._kinds = {**Travels(program, rank, self.flats).kinds, **self.home.kinds}
-        every = list(enumerate(program.instructions))
-        self._forward = [(n, self._action(i, keep=True), i.last) for n, i in every[: program.forward.stop]]
-        self._backward = [(n, self._action(i, keep=True), i.last) for n, i in every[program.forward.stop :]]
+        self.apart = REDUCE in program.sections
+        """Whether passes keep gradients back, which :meth:`reduce` brings home."""
+        rows = [(n, self._action(i, keep=True), i.last) for n, i in enumerate(program.instructions)]
+        self._rows = {kind: [rows[n] for n in numbers] for kind, numbers in _performed(program).items()}
+        inputs = (self.flow.rest[entry.tensor] for entry in self.flow.graph.inputs if entry.tensor is not None)
+        self._of_inputs = [(value, program.gradients[value]) for value in inputs if value in program.gradients]
         self._plain: list[Row] | None = None
         self._compiled = Compiled(program)
         self._tables: dict[str, list[Row]] = {}
@@ -61,7 +69,7 @@ class Executor:
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
         with torch.no_grad():
-            table = self._fused("forward", self._forward) if keep else self._without_backward()
+            table = self._fused(FORWARD) if keep else self._without_backward()
             self._perform(table, run)
         return run
 
@@ -75,40 +83,55 @@ class Executor:
         return run.slots[self.program.elsewhere.get(value, value)]
 
     def backward(
-        self, run: Run, gradients: Mapping[int, Tensor | None], instead: Callable[[int], bool] | None = None
+        self,
+        run: Run,
+        gradients: Mapping[int, Tensor | None],
+        kind: str = BACKWARD,
+        instead: Callable[[int], bool] | None = None,
     ) -> dict[int, Tensor | None]:
-        """A backward pass from the gradients of results; gives those of the inputs, by their values. ``instead`` may take
-        over an instruction, by its number."""
-        table = self._fused("backward", self._backward)
+        """A backward pass from the gradients of results, or its first half; gives those of the inputs, by their values.
+        ``instead`` may take over an instruction, by its number."""
+        table = self._fused(kind)
         if instead is not None:
             table = [(n, _unless(instead, n, act), last) for n, act, last in table]
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
+        self.home.hold = self.apart or self.rank.hold
         with torch.no_grad():
             self._perform(table, run)
+        if kind == INPUT:
+            return {value: run.slots[slot] for value, slot in self._of_inputs}
         run.spent, run.slots = True, []
         return run.found
 
-    def send_home(self) -> None:
-        """What was held back, on its way without another pass: the instructions that follow the arrival of gradients."""
-        gone: set[int] = set()
-        table = []
-        for entry in self._backward:
-            instruction = self.program.instructions[entry[0]]
-            home = instruction.kind is Kind.ARRIVE or instruction.bucket >= 0 or not gone.isdisjoint(instruction.reads)
-            if home and instruction.kind is not Kind.UPDATE:
-                gone.update(instruction.writes)
-                table.append(entry)
+    def weights(self, run: Run) -> dict[int, Tensor | None]:
+        """The second half of a backward pass."""
+        self.home.hold = True
         with torch.no_grad():
-            self._perform(table, Run([None] * len(self.program.slots)))
+            self._perform(self._fused(WEIGHT), run)
+        run.spent, run.slots = True, []
+        return run.found
 
-    def _fused(self, name: str, rows: list[Row]) -> list[Row]:
-        """The rows, compiled region by region where that is wanted and every one of them need not be seen."""
+    def reduce(self, kept_back: KeptBack) -> None:
+        """Gradients that were kept back are summed between replicas and given to the parameters."""
+        if REDUCE not in self._rows:
+            way = {*reduced_apart(self.program).sections[REDUCE]}
+            self._rows[REDUCE] = [row for row in self._rows[BACKWARD] if row[0] in way]
+        before, self.home.kept_back, self.home.hold = self.home.kept_back, kept_back, False
+        try:
+            with torch.no_grad():
+                self._perform(self._rows[REDUCE], Run([None] * len(self.program.slots)))
+        finally:
+            self.home.kept_back = before
+
+    def _fused(self, kind: str) -> list[Row]:
+        """The rows of a section, compiled region by region where that is wanted and every one of them need not be seen."""
+        rows = self._rows[kind]
         if not self.rank.compiled or self.log is not None or self.passes <= TRACED_AFTER:
             return rows
-        if name not in self._tables:
-            self._tables[name] = self._compiled.table(rows)
-        return self._tables[name]
+        if kind not in self._tables:
+            self._tables[kind] = self._compiled.table(rows)
+        return self._tables[kind]
 
     def _perform(self, table: list[Row], run: Run) -> None:
         if profiler_runs():
@@ -164,6 +187,17 @@ class Executor:
         if kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT):
             return self._operators.gradients(instruction)
         return nothing if kind is Kind.EXCHANGE else self._kinds[kind](instruction)
+
+
+def _performed(program: Program) -> dict[str, tuple[int, ...]]:
+    """The instructions of every kind of pass as they are run: after the last of a pass back the gradients of the inputs are
+    handed out."""
+    last = program.sections[UPDATE]
+    found = {
+        kind: (*numbers, *last) if kind in (BACKWARD, WEIGHT) else numbers
+        for kind, numbers in program.performed.items()
+    }
+    return {kind: tuple(sorted(numbers)) for kind, numbers in found.items()}
 
 
 def _unless(instead: Callable[[int], bool], number: int, act: Action) -> Action:

@@ -24,6 +24,8 @@ class Homeward:
     def __init__(self, program: Program, rank: Surroundings, flats: Sequence[Flat]) -> None:
         self.program, self.flow, self.rank, self.flats = program, program.flow, rank, flats
         self.kept_back: KeptBack = {}
+        self.hold = False
+        """Whether gradients that arrive are kept back."""
         self._shared = _shared_storages(program)
         self._landed = {slot for i in program.instructions if i.kind is Kind.AWAIT for slot in i.writes}
         self.kinds: dict[Kind, Callable[[Instruction], Action]] = {
@@ -56,7 +58,7 @@ class Homeward:
                 gradient = before
             if gradient is not None and tuple(gradient.shape) != shape:
                 gradient = gradient.expand(shape)
-            if self.rank.hold and gradient is not None:
+            if self.hold and gradient is not None:
                 self.kept_back[key], gradient = gradient, None
             run.slots[result] = gradient if dtype is None or gradient is None else gradient.to(dtype)
 

@@ -7,7 +7,7 @@ alone, or a ``DTensor``. What does not match is an error that names the argument
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph, refs
+from shardwright.lowering.collectives import run_steps
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Dataflow
@@ -78,27 +79,43 @@ class Arguments:
     """The arguments of calls that are alike, and the way that each takes to where the plan keeps it."""
 
     def __init__(
-        self, flow: Dataflow, decisions: Decisions, device: torch.device, bound: Bound, inputs: Inputs
+        self,
+        flow: Dataflow,
+        decisions: Decisions,
+        device: torch.device,
+        bound: Bound,
+        inputs: Inputs,
+        received: Collection[str] = (),
     ) -> None:
+        """``received`` are inputs that no call brings: another stage sends them, lying as they are kept."""
         self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
         self._mesh_shape = flow.place.sizes
         self._without_gradient = _without_gradient(flow.graph)
         self._images = _images(flow.graph) if device.type == "cuda" else set()
         names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
         resting = flow.strategy.resting
-        self._laid_out = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
-        self._crossings = self._laid_out
-        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self.as_kept = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
+        """Of inputs that lie as the plan keeps them: on the way back their gradients are summed between ranks that hold the
+        same."""
+        self._crossings = self.as_kept
+        self.shapes: dict[str, tuple[int, ...]] | None = None
         if inputs == "local":
-            self._shapes = {name: flow.local_shape(name, resting[name]) for name in names}
+            self.shapes = {name: flow.local_shape(name, resting[name]) for name in names}
         else:
             self._crossings = {
-                name: entrance(flow, decisions, name, whole_layout(resting[name]), bound) for name in names
+                name: entrance(flow, decisions, name, whole_layout(resting[name]), bound)
+                for name in names
+                if name not in received
             }
 
-    def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """As :func:`matched`, for whole tensors or this rank's parts."""
-        return matched(self._graph, args, kwargs, self._shapes)
+    @property
+    def lays(self) -> bool:
+        """Whether any of them is computed with in another order than it comes in."""
+        return bool(self._images)
+
+    def joined(self, name: str, gradient: Tensor) -> Tensor:
+        """The gradient of a whole input from that of this rank's part; every rank of the mesh calls this."""
+        return run_steps(gradient, self._crossings[name].backward)
 
     def part(self, name: str, leaf: Tensor) -> Tensor:
         """This rank's part of an input, on its device; its gradient goes back to where the input lies."""
@@ -113,7 +130,7 @@ class Arguments:
                 )
             if tuple(leaf.placements) != layout:
                 leaf = leaf.redistribute(placements=layout)
-            return self._laid_out[name](leaf.to_local(grad_placements=layout))
+            return self.as_kept[name](leaf.to_local(grad_placements=layout))
         if leaf.requires_grad:  # gradients meet on the device that they are computed on
             leaf = leaf.to(self._device)
         return self._crossings[name](leaf).to(self._device)

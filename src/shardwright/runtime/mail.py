@@ -24,11 +24,12 @@ Pair = tuple[int, int]
 """The rank that sends and the rank that receives."""
 
 
-def channels(every: Sequence[Sequence[Task]]) -> Mapping[Pair, Any]:
-    """A process group for every ordered pair of ranks, where the backend needs one; every rank calls this."""
+def channels(every: Sequence[Sequence[Task]], known: Mapping[Pair, Any]) -> dict[Pair, Any]:
+    """A process group for every ordered pair of ranks, where the backend needs one: those that are ``known``, and new ones.
+    Every rank calls this."""
     if dist.get_backend() != "nccl":
         return {}
-    return {pair: dist.new_group(list(pair)) for pair in sorted(_pairs(every))}
+    return {pair: known.get(pair) or dist.new_group(list(pair)) for pair in sorted(_pairs(every))}
 
 
 def _pairs(every: Sequence[Sequence[Task]]) -> dict[Pair, list[Message]]:
@@ -86,7 +87,7 @@ class Mail:
         work = dist.irecv(buffer, message.source, group=group, tag=self._number[message])
         self._posted[message] = (work, buffer)
 
-    def receive(self, messages: list[Message], shape: tuple[int, ...]) -> Tensor:
+    def receive(self, messages: Sequence[Message], shape: tuple[int, ...]) -> Tensor:
         """Wait for the parts of one tensor and put them together."""
         parts: list[tuple[Region, Tensor]] = []
         for message in messages:

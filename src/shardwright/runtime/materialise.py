@@ -13,21 +13,25 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
 from shardwright._torch_compat import share_hooks
-from shardwright.errors import RunError
-from shardwright.graph import Buffer, Parameter
+from shardwright.errors import PlanError, RunError
+from shardwright.graph import Buffer, Graph, Parameter
 from shardwright.operators.rules import Layout
+from shardwright.operators.strategy import Strategy
 from shardwright.process_wide import replaced
 from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
-from shardwright.runtime.shards import cut, device_of, distributed
+from shardwright.runtime.shards import cut, device_of, distributed, whole
+from shardwright.runtime.stages import Stages
 from shardwright.runtime.taken_over import take_over
 from shardwright.runtime.weights import Weights, check_names
 
@@ -58,18 +62,41 @@ def parameters_on_meta() -> Iterator[None]:
 
 def materialised(
     model: torch.nn.Module,
-    flow: Dataflow,
-    mesh: DeviceMesh,
+    stages: Stages,
     weights: str | Path | None = None,
     initialise: Initialise | None = None,
     keep: bool = False,
     strict: bool = True,
 ) -> Shards:
-    """This rank's shards by the graph's names: cut from real tensors, read from ``weights``, or initialised.
+    """This rank's shards of its stages by the graph's names: cut from real tensors, read from ``weights``, or initialised.
 
     Unless it is to be kept, the model gives up its real tensors one by one as their shards are made, so that there is at
-    no time a second copy of it; what rests whole is not copied at all. Tensors on meta stay as they are.
+    no time a second copy of it; what rests whole is not copied at all, and what other ranks hold takes no memory here.
     """
+    shards: Shards = {}
+    for number in stages.own:
+        flow = stages.largest(number).flow
+        shards |= _of_stage(model, flow, shards, stages.meshes[number], weights, initialise, keep, strict)
+    if not keep:
+        _let_go(model, stages.graph, shards)
+    return shards
+
+
+def _of_stage(
+    model: torch.nn.Module,
+    flow: Dataflow,
+    known: Shards,
+    mesh: DeviceMesh,
+    weights: str | Path | None,
+    initialise: Initialise | None,
+    keep: bool,
+    strict: bool,
+) -> Shards:
+    """The shards of one stage, without those that another stage of this rank has made already."""
+    graph = flow.graph
+    parameters = tuple(p for p in graph.parameters if p.tensor not in known)
+    buffers = tuple(b for b in graph.buffers if b.tensor not in known)
+    flow = replace(flow, graph=replace(graph, ops=(), outputs=(), mutations=(), parameters=parameters, buffers=buffers))
     stored = _stored(model, flow, Path(weights), strict) if weights and not is_checkpoint(weights) else None
     owners = _Owners(model, initialise)
     resting, device = flow.strategy.resting, device_of(mesh)
@@ -103,6 +130,43 @@ def materialised(
         shards[entry.tensor] = made[paths]
     owners.drop()
     return shards
+
+
+def _let_go(model: torch.nn.Module, graph: Graph, shards: Shards) -> None:
+    """What other ranks hold takes no memory here."""
+    for parameter in graph.parameters:
+        if parameter.tensor in shards:
+            continue
+        held = model.get_parameter(parameter.paths[0])
+        if not held.is_meta:
+            put_in_place(model, parameter.paths, torch.nn.Parameter(held.detach().to("meta"), held.requires_grad))
+        take_over(held, None)
+
+
+def aside_of(model: torch.nn.Module, stages: Stages) -> dict[str, Tensor]:
+    """The buffers that preparing a batch and its tail read, whole: every rank computes these for itself."""
+    micro = stages.pipeline.micro
+    graphs = [graph for graph in (micro.prepared, micro.tail) if graph is not None]
+    read = {name for graph in graphs for op in graph.ops for name in op.inputs}
+    found = {b.tensor: whole(model.get_buffer(b.path)) for b in micro.whole.buffers if b.tensor in read}
+    for name, tensor in found.items():
+        if tensor.is_meta:
+            raise RunError(
+                f"The buffer {name} is on meta, and every rank of a pipeline needs it to prepare a batch.",
+                "Build the model under parameters_on_meta(), which keeps buffers real.",
+            )
+    return {name: tensor.detach().clone().to(stages.device) for name, tensor in found.items()}
+
+
+def refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
+    """Buffers are replaced by what a step computes in shares, and DTensors know equal shards only."""
+    uneven = [axis for axis, (name, _) in enumerate(strategy.axes) if name in strategy.shares]
+    for name in (buffer.tensor for buffer in graph.buffers if buffer.tensor in strategy.resting):
+        if any(isinstance(strategy.resting[name][axis], Shard) for axis in uneven):
+            raise PlanError(
+                f"{name} rests cut along a mesh axis with shares {dict(strategy.shares)}, which DTensors cannot express.",
+                "Let it rest whole along that axis, or cut the axis evenly.",
+            )
 
 
 def _stored(model: torch.nn.Module, flow: Dataflow, path: Path, strict: bool) -> Weights:

@@ -1,8 +1,9 @@
 """The module that training loops see: DTensor parameters under their original names, driving one rank's programs.
 
-``forward`` takes what the original module took and gives what it gave. Eagerly it executes the program, instruction by
-instruction; under ``torch.compile`` what it computes is emitted with everything inline, which the compiler schedules itself.
-A call that differs from the planned one has a program of its own under the same strategy, made when it first comes
+``forward`` takes what the original module took and gives what it gave, whatever the plan: one mesh, stages, several
+micro-batches. This rank holds the parameters of its own stages. Eagerly it executes their programs, instruction by
+instruction; under ``torch.compile`` what one mesh computes is emitted with everything inline, which the compiler schedules
+itself. A call that differs from the planned one has programs of its own under the same plan, made when it first comes
 (:mod:`~shardwright.runtime.programs`).
 """
 
@@ -11,14 +12,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright._torch_compat import flatten_tree
 from shardwright.cluster import Device
@@ -27,121 +28,129 @@ from shardwright.frontend.containers import hand_back
 from shardwright.graph import Graph
 from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
+from shardwright.plans import Plan
 from shardwright.program import Decisions, Program
-from shardwright.program.border import whole_layout
+from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options
-from shardwright.runtime.execution import Execution, Gradients, Rank
+from shardwright.runtime.closing import Closing
+from shardwright.runtime.execution import Execution
 from shardwright.runtime.generation import generate
 from shardwright.runtime.meeting import NEW_CALL, WITH_GRADIENTS, WITHOUT_GRADIENTS, Meeting, kind
 from shardwright.runtime.parts import Owning, original_of
 from shardwright.runtime.pretrained import save_pretrained
-from shardwright.runtime.programs import Prepared, Programs, Surroundings, built
-from shardwright.runtime.recut import Moving, resting
+from shardwright.runtime.programs import Prepared, Programs, Surroundings
+from shardwright.runtime.rank import Gradients, Rank
+from shardwright.runtime.recut import Moving
 from shardwright.runtime.rows import Rows
 from shardwright.runtime.same_rows import SameRows
-from shardwright.runtime.shards import constant, device_of
+from shardwright.runtime.stages import Stages, axis_groups
 from shardwright.runtime.template import Template
 
-_PUBLIC = ("program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
+_PUBLIC = ("plan", "pipeline", "program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
 """What may be asked of a parallelized module where the original has nothing of that name."""
 
 _OUR_WAY = {"generate": generate, "save_pretrained": save_pretrained}
 """Methods of originals that need every rank, or the model itself, and are done in a way of our own."""
 
 
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What :func:`shardwright.parallelize` was asked for that every program of a module goes by, and what it found out."""
+
+    compute_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    inputs: Inputs = "whole"
+    outputs: Outputs = "whole"
+    compare_batches: int = 1
+    calling: Calling | None = None
+    template: Template | None = None
+    judged_on: Device | None = None
+    expected: tuple[Graph, ...] = ()
+
+
 class ParallelModule(Owning):
     """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
 
-    ``program``, ``graph``, ``mesh``, ``device``, ``groups``, ``gradients``, ``draws`` and ``decisions`` say how it
-    runs; where the model has something of that name itself, that is what is found.
+    ``plan``, ``graph``, ``pipeline`` (how it is cut), ``mesh`` (of this rank's first stage), ``device``, ``gradients`` and
+    ``draws`` say how it runs, and where this rank runs one program, ``program``, ``groups`` and ``decisions``; where the
+    model has something of that name itself, that is what is found.
     """
 
     def __init__(
         self,
-        program: Program,
-        decisions: Decisions,
-        mesh: DeviceMesh,
+        stages: Stages,
         tensors: Mapping[str, torch.nn.Parameter | Tensor],
-        *,
-        compute_dtype: torch.dtype | None = None,
-        reduce_dtype: torch.dtype | None = None,
-        inputs: Inputs = "whole",
-        outputs: Outputs = "whole",
-        compare_batches: int = 1,
-        calling: Calling | None = None,
-        template: Template | None = None,
-        judged_on: Device | None = None,
-        expected: tuple[Graph, ...] = (),
+        aside: Mapping[str, Tensor],
+        options: Options,
         original: torch.nn.Module | None = None,
     ) -> None:
-        """``tensors`` holds parameters (as DTensors) and buffers (local) by the graph's names.
+        """``tensors`` holds this rank's parameters (as DTensors) and buffers (local) by the graph's names, ``aside`` the
+        buffers that are read beside the stages, whole.
 
         ``original`` is the model that this stands for, or another module that does; nothing of it is kept but its shape.
         """
         super().__init__()
-        self._options: dict[str, Any] = {
-            "compute_dtype": compute_dtype,
-            "reduce_dtype": reduce_dtype,
-            "inputs": inputs,
-            "outputs": outputs,
-            "compare_batches": compare_batches,
-            "calling": calling,
-            "template": template,
-            "judged_on": judged_on,
-            "expected": expected,
-        }
-        self._calling = calling
-        self._program, self._decisions, self._mesh = program, decisions, mesh
-        self._graph: Graph = program.graph
-        self._device = device_of(mesh)
-        self._groups = groups = {name: mesh.get_group(name).group_name for name, _ in program.strategy.axes}
-        lines = [program.flow.place.line(axis) for axis in range(len(program.strategy.axes))]
-        lines = [line._replace(group=groups[line.group]) for line in lines]
-        self._gradients = Gradients()
+        self._options, self._aside, self._calling = options, dict(aside), options.calling
+        self._graph, self._device, self._gradients = stages.graph, stages.device, Gradients()
         self._resemble(original)
-        self._own(self._graph.parameters, self._graph.buffers, tensors)
-        self._rows = Rows(mesh, lines, self._graph, program.strategy, calling) if inputs == "rows" else None
-        inputs = "whole" if inputs == "rows" else inputs
+        held = {name for program in stages.programs.values() for name in program.graph.sources}
+        parameters = [p for p in self._graph.parameters if p.tensor in held]
+        self._own(parameters, [b for b in self._graph.buffers if b.tensor in held], tensors)
+        fake = dist.get_backend() == "fake"
+        lines, ranks = stages.lines, stages.table
+        self._meeting = Meeting(lines if stages.on_one_mesh or not fake else [], ranks, self._device)
+        compared = options.compare_batches if lines and not fake and ranks.numel() > 1 else 0
+
+        def watch(graph: Graph, resting: Mapping[str, Layout] | None) -> SameRows:
+            names = [entry.tensor for entry in graph.inputs if entry.tensor is not None]
+            layouts: Mapping[str, Layout] = dict.fromkeys(names, (Replicate(),) * len(lines))
+            if options.inputs == "local" and resting is not None:
+                layouts = {name: resting[name] for name in names}
+            return SameRows(self._meeting, layouts, ranks, compared)
+
+        self._rows = Rows(stages, options.calling) if options.inputs == "rows" else None
+        self._closing = Closing(self, stages, parameters, self._meeting)
+        self._all_stages = self._closing.all_stages
         rank = Rank(
-            mesh=mesh,
+            mesh=stages.mesh,
             device=self._device,
-            groups=groups,
+            groups={},
             gradients=self._gradients,
             home=self._home,
-            constants=[constant(c, program.flow, self._device) for c in self._graph.constants],
-            compute_dtype=compute_dtype,
-            reduce_dtype=reduce_dtype,
-            inputs=inputs,
-            outputs=outputs,
+            constants=(),
+            compute_dtype=options.compute_dtype,
+            reduce_dtype=options.reduce_dtype,
+            inputs="whole" if options.inputs == "rows" else options.inputs,
+            outputs=options.outputs,
         )
-        apart = mesh.size() > 1 and dist.get_backend() != "fake"
-
-        self._meeting = meeting = Meeting(lines, mesh.mesh, self._device)
-
-        def watch(graph: Graph, resting: Mapping[str, Layout]) -> SameRows:
-            given = {i.tensor: resting[i.tensor] for i in graph.inputs if i.tensor is not None}
-            layouts = {name: layout if inputs == "local" else whole_layout(layout) for name, layout in given.items()}
-            return SameRows(meeting, layouts, mesh.mesh, compare_batches if apart else 0)
-
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        self._planned = Execution(program, decisions, rank)
-        self._draws = self._planned.draws
+        self._plan = stages.plan
+        self._run_by(Execution(stages, rank, self._aside, self._closing))
         self._met, self._last_kind = False, 0
         self._take_modes(original)
         around = Surroundings(
-            calling=calling,
-            template=template,
-            homes={path: self._home[p.tensor] for p in self._graph.parameters for path in p.paths}
-            | {buffer.path: self._home[buffer.tensor] for buffer in self._graph.buffers},
+            calling=options.calling,
+            template=options.template,
+            homes={path: self._home[p.tensor] for p in parameters for path in p.paths}
+            | {buffer.path: self._home[buffer.tensor] for buffer in self._graph.buffers if buffer.tensor in held},
             watch=watch,
-            judged_on=judged_on,
-            expected=expected,
+            judged_on=options.judged_on,
+            expected=options.expected,
             modules=tuple(self.named_modules(remove_duplicate=False)),
-            new_call=self._meet_for_new_call if apart and compare_batches else None,
+            new_call=self._meet_for_new_call if compared else None,
         )
-        self._programs = Programs(Prepared(decisions, watch, self._planned), around)
+        self._programs = Programs(Prepared(watch, self._planned), around)
+
+    def _run_by(self, execution: Execution) -> None:
+        stages = execution.stages
+        self._planned, self._stages = execution, stages
+        self._pipeline, self._mesh, self._draws = stages.pipeline, stages.mesh, execution.draws
+        alone = len(execution.parts) == 1
+        self._program: Program | None = execution.program if alone else None
+        self._decisions: Decisions | None = execution.decisions if alone else None
+        self._groups: Mapping[str, str] | None = axis_groups(self._mesh) if alone else None
 
     def __getattr__(self, name: str) -> Any:
         if name in _OUR_WAY and hasattr(original_of(self)[0], name):
@@ -151,9 +160,17 @@ class ParallelModule(Owning):
         except AttributeError:
             if name not in _PUBLIC:
                 raise
-            return self.__dict__[f"_{name}"]
+            found = self.__dict__[f"_{name}"]
+            if found is None:
+                raise RunError(
+                    f"This rank runs {len(self._planned.parts)} programs, and `{name}` is that of one.",
+                    "Ask its pipeline for the graphs of its stages.",
+                ) from None
+            return found
 
     if TYPE_CHECKING:
+        plan: Plan
+        pipeline: Pipeline
         program: Program
         graph: Graph
         mesh: DeviceMesh
@@ -166,35 +183,44 @@ class ParallelModule(Owning):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile what this rank computes, region by region (:mod:`~shardwright.runtime.regions`).
 
-        Communication, memory and CUDA graphs stay as they are. In contrast to ``torch.compile(model)``, which takes the
-        whole program, the time it takes does not grow with the number of equal blocks.
+        Communication, memory and CUDA graphs stay as they are, and each half of a split backward pass is compiled by itself.
+        In contrast to ``torch.compile(model)``, which takes the whole program, the time it takes does not grow with the
+        number of equal blocks.
         """
         refuse_compiler_options(args, kwargs)
         self._gradients.compiled = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if type(self) is not ParallelModule:  # a hook of this very call has gone over to a plan with stages
-            return type(self).forward(self, *args, **kwargs)
         refuse_autocast(self._device)
-        if torch.compiler.is_compiling():
-            if self._calling is not None:
-                args, kwargs = self._calling.arranged(args, kwargs)
-            leaves = flatten_tree((args, kwargs))[0]
-            if self._rows is not None:
-                raise RunError("A compiled module takes no rows.", "Give it whole batches, or run it eagerly.")
-            if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-                raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
-            if self._programs.planned.returns_arguments:
-                raise RunError("A compiled module does not change the objects it is given.", "Run it eagerly.")
-            return self._planned.compiled(leaves)
+        if not torch.compiler.is_compiling():
+            return self._called(args, kwargs)
+        if not self._stages.on_one_mesh:  # a schedule is no graph: compile() takes what is between sends
+            return self._beside_the_compiler(args, kwargs)
+        if self._calling is not None:
+            args, kwargs = self._calling.arranged(args, kwargs)
+        leaves = flatten_tree((args, kwargs))[0]
+        if self._rows is not None:
+            raise RunError("A compiled module takes no rows.", "Give it whole batches, or run it eagerly.")
+        if torch.is_grad_enabled() and any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            raise RunError("A compiled module gives no gradients of its inputs.", "Run it eagerly, or detach them.")
+        if self._programs.planned.returns_arguments:
+            raise RunError("A compiled module does not change the objects it is given.", "Run it eagerly.")
+        return self._planned.compiled(leaves)
+
+    @torch.compiler.disable
+    def _beside_the_compiler(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._rows is not None:
             args, kwargs = self._rows.batch(args, kwargs)
         prepared, inputs = self._programs.find(args, kwargs)
         if not self._met:
             self._meet(inputs)
         same = kind(WITH_GRADIENTS if torch.is_grad_enabled() else WITHOUT_GRADIENTS, prepared.number)
+        drawn = prepared.draws and self._stages.on_one_mesh  # stages draw by themselves
         # Going over from training to evaluation is where ranks part: there the host waits until it knows.
-        prepared.same_rows(inputs, same, torch.get_rng_state() if prepared.draws else None, same != self._last_kind)
+        prepared.same_rows(inputs, same, torch.get_rng_state() if drawn else None, same != self._last_kind)
         self._last_kind = same
         output = self._programs.execution(prepared, inputs)(inputs)
         if prepared.returns_arguments and self._calling is not None:
@@ -202,11 +228,11 @@ class ParallelModule(Owning):
         return output
 
     def _under(self, strategy: Strategy) -> Execution:
-        """The same model in other shares, ready to be run; parameters and buffers stay as they are."""
-        place = self._program.flow.place.coordinate
-        program = built(self._graph, strategy, self._decisions, place, self._device)
-        constants = [constant(c, program.flow, self._device) for c in self._graph.constants]
-        return Execution(program, self._decisions, replace(self._planned.rank, constants=constants))
+        """The same model on one mesh in other shares, ready to be run; parameters and buffers stay as they are."""
+        known = self._stages
+        plan = replace(known.plan, stages=(replace(known.plan.stages[0], strategy=strategy),))
+        stages = Stages.of(plan, self._graph, known.kind, groups=known.groups, decisions=known.asked, mesh=known.mesh)
+        return Execution(stages, self._planned.rank, self._aside, self._closing)
 
     def _adopt(self, execution: Execution, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Run this from the next call on; passes under way end as they began. Parameters that rest otherwise there move,
@@ -216,14 +242,11 @@ class ParallelModule(Owning):
                 "Gradients are held back by no_sync(), summed for the shares of the batch as they are now.",
                 "Change the shares after the pass that reduces them.",
             )
-        before, after = (
-            resting(p.graph, p.strategy, self._mesh.mesh.flatten().tolist(), self._mesh, p.flow.place.coordinate)
-            for p in (self._program, execution.program)
-        )
+        before, after = self._stages.resting(), execution.stages.resting()
         if moves := before != after:
             held = {name: place[key] for name, (place, key) in self._home.items()}
             Moving(self._graph, held, optimizer, before, after, self._device).perform()
-        self._program, self._planned = execution.program, execution
+        self._run_by(execution)
         self._programs.adopt(execution, alone=moves)
 
     def _meet_for_new_call(self) -> None:
@@ -239,7 +262,7 @@ class ParallelModule(Owning):
         self._met = True
 
     def _twin(self, tensors: Mapping[str, torch.nn.Parameter | Tensor]) -> ParallelModule:
-        return ParallelModule(self._program, self._decisions, self._mesh, tensors, original=self, **self._options)
+        return ParallelModule(self._stages, tensors, self._aside, self._options, original=self)
 
     def _take_modes(self, original: torch.nn.Module | None) -> None:
         """Every module is in the mode that it was captured in."""

@@ -13,17 +13,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from shardwright.errors import PlanError, RunError, ShardwrightError
+from shardwright.errors import RunError, ShardwrightError
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.plans import Plan
-from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.materialise import aside_of, refuse_uneven_rest
+from shardwright.runtime.meshes import check_processes
+from shardwright.runtime.module import Options, ParallelModule
 from shardwright.runtime.parts import Owning
-from shardwright.runtime.pipeline import PipelineModule
-from shardwright.runtime.pipelined import aside_of
-from shardwright.runtime.programs import built
-from shardwright.runtime.recut import Moving, Resting, resting
+from shardwright.runtime.recut import Moving, Resting
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stages import Stages
 
@@ -46,7 +44,7 @@ def move(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, plan: 
     --------
     >>> shardwright.move(model, optimizer, shardwright.Plan.load("other.json"))                  # doctest: +SKIP
     """
-    if not isinstance(model, ParallelModule | PipelineModule):
+    if not isinstance(model, ParallelModule):
         raise RunError(
             f"A {type(model).__name__} is not a parallelized module.",
             "Call move() with what shardwright.parallelize() gave.",
@@ -64,9 +62,9 @@ def move(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, plan: 
     finally:
         set_random_state(state, device)
     agree_on_moving(trouble, device)
-    if isinstance(model, PipelineModule):  # stages have drawn by themselves, and ranks that looked on not at all
+    if not model._stages.everywhere:  # stages have drawn by themselves, and ranks that looked on not at all
         drawn = [state]
-        dist.broadcast_object_list(drawn, model.pipeline.workers[0])
+        dist.broadcast_object_list(drawn, model.plan.ranks[0])
         set_random_state(drawn[0], device)
     met = model._met
     model._become(made(moving.perform()))
@@ -83,79 +81,39 @@ def agree_on_moving(trouble: ShardwrightError | None, device: torch.device) -> N
         raise RunError("Another rank cannot run this plan.", "Its own message says why; nothing has changed.")
 
 
-def resting_now(model: ParallelModule | PipelineModule) -> dict[str, Resting]:
+def resting_now(model: ParallelModule) -> dict[str, Resting]:
     """How parameters and buffers lie on all ranks."""
-    if isinstance(model, PipelineModule):
-        return model._stages.resting()
-    program, mesh = model.program, model.mesh
-    place = program.flow.place.coordinate
-    return resting(program.graph, program.strategy, mesh.mesh.flatten().tolist(), mesh, place)
+    return model._stages.resting()
 
 
-def prepared(model: ParallelModule | PipelineModule, plan: Plan, device: torch.device) -> Ready:
+def prepared(model: ParallelModule, plan: Plan, device: torch.device) -> Ready:
     """The programs of this rank under another plan, and what makes a module of them."""
-    from shardwright.runtime.parallelize import coordinate_on, decisions_of, device_mesh, refuse_uneven_rest
-
-    graph, calling = model.graph, model._calling
+    graph, options = model.graph, model._options
     plan.check(graph)
-    _refuse_others(plan)
-    pipelined = isinstance(model, PipelineModule)
-    options = {} if pipelined else model._options
-    precision = model._precision if pipelined else (options["compute_dtype"], options["reduce_dtype"])
+    check_processes(plan, exactly=False)
     _refuse_parts(options)
-    if not plan.whole or plan.devices < dist.get_world_size():
-        stages = Stages.of(plan, graph, device.type, model._stages.known if pipelined else {})
-        compare = options.get("compare_batches", 1)
-        aside = _aside(model, stages)
-
-        def stages_of(tensors: dict[str, Any]) -> Owning:
-            about = {"calling": calling, "original": model, "compare_batches": compare}
-            return stages.module(tensors, aside, precision, **about)
-
-        return stages.resting(), stages_of
-    strategy, decisions = plan.stages[0].strategy, decisions_of(plan)
-    refuse_uneven_rest(graph, strategy)
-    same = not pipelined and model.program.strategy.axes == strategy.axes
-    mesh = model.mesh if same else device_mesh(strategy, device)
-    place = coordinate_on(mesh)
-    program = built(graph, strategy, decisions, place, device, training=graph.training)
-    about = options or {"compute_dtype": precision[0], "reduce_dtype": precision[1], "calling": calling}
-
-    def module_of(tensors: dict[str, Any]) -> Owning:
-        made = ParallelModule(program, decisions, mesh, tensors, original=model, **about)
-        made.__dict__["_plan"] = plan
-        return made
-
-    return resting(graph, strategy, mesh.mesh.flatten().tolist(), mesh, place), module_of
+    for stage in plan.stages:
+        refuse_uneven_rest(graph, stage.strategy)
+    known = model._stages
+    same = [s.ranks for s in plan.stages] == [s.ranks for s in known.plan.stages] and len(plan.stages) == 1
+    same = same and plan.stages[0].strategy.axes == known.plan.stages[0].strategy.axes
+    stages = Stages.of(plan, graph, device.type, mesh=known.mesh if same else None)
+    aside = aside_of(model, stages) if known.on_one_mesh else dict(model._aside)
+    return stages.resting(), lambda tensors: ParallelModule(stages, tensors, aside, options, original=model)
 
 
-def _aside(model: ParallelModule | PipelineModule, stages: Stages) -> dict[str, Tensor]:
-    """The buffers that preparing a batch reads: a pipeline has them whole, whatever its stages."""
-    return dict(model._aside) if isinstance(model, PipelineModule) else aside_of(model, stages.pipeline, stages.device)
-
-
-def _refuse_held_back(model: ParallelModule | PipelineModule) -> None:
-    if model._waiting if isinstance(model, PipelineModule) else model._gradients.holding:
+def _refuse_held_back(model: ParallelModule) -> None:
+    if model._gradients.holding:
         raise RunError(
             "Gradients are held back by no_sync(), summed for the plan as it is now.",
             "Move after the pass that reduces them.",
         )
 
 
-def _refuse_others(plan: Plan) -> None:
-    """A plan may leave some processes out, which then only look on."""
-    here = dist.get_world_size()
-    if plan.ranks[-1] >= here:
-        raise PlanError(
-            f"The plan is for {plan.devices} processes, and {here} are running.",
-            "Plan for those that are there; fewer or more start anew, from a checkpoint.",
-        )
-
-
-def _refuse_parts(options: dict[str, Any]) -> None:
-    for name in ("inputs", "outputs"):
-        if options.get(name, "whole") != "whole":
+def _refuse_parts(options: Options) -> None:
+    for name, value in (("inputs", options.inputs), ("outputs", options.outputs)):
+        if value != "whole":
             raise RunError(
-                f"{name}={options[name]!r} lie as the plan cuts them, and another plan cuts otherwise.",
+                f"{name}={value!r} lie as the plan cuts them, and another plan cuts otherwise.",
                 f"Use {name}='whole' for a model that goes over to other plans.",
             )

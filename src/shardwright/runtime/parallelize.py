@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,18 +16,17 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import map_tree
-from shardwright.costs.deciding import ByPrice
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph, fingerprint
 from shardwright.graph.computation import computation
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
+from shardwright.plans.stages import stage_text
 from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, common_graph, digest, sample
 from shardwright.runtime.assistant.asking import assist_if_asked
@@ -34,16 +34,14 @@ from shardwright.runtime.border import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
-from shardwright.runtime.materialise import Initialise, is_checkpoint, materialised
-from shardwright.runtime.module import ParallelModule
+from shardwright.runtime.materialise import Initialise, aside_of, is_checkpoint, materialised, refuse_uneven_rest
+from shardwright.runtime.meshes import check_processes, kind_of_device
+from shardwright.runtime.module import Options, ParallelModule
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.parts import look_at_hooks
-from shardwright.runtime.pipeline import PipelineModule
-from shardwright.runtime.pipelined import pipelined
 from shardwright.runtime.profiling import profile_if_asked
-from shardwright.runtime.programs import built
 from shardwright.runtime.replanning import for_those_here
-from shardwright.runtime.shards import device_of
+from shardwright.runtime.stages import Stages
 from shardwright.runtime.taken_over import carry_over
 from shardwright.runtime.template import Template, with_tensors
 from shardwright.runtime.torchrun import plan_of_job
@@ -69,7 +67,7 @@ def parallelize(
     outputs: Outputs = "whole",
     decisions: Decisions | None = None,
     compare_batches: int = 1,
-) -> ParallelModule | PipelineModule:
+) -> ParallelModule:
     """This rank's share of ``model``, split as the plan says; train it with an ordinary loop.
 
     As with ``fully_shard``, the model is taken over: its parameters become this rank's shards (DTensors) one by one, so
@@ -131,81 +129,71 @@ def parallelize(
         del captured
         gc.collect()  # what export leaves behind refers to the model in cycles, and would keep its tensors alive
     graph = _common(plan, graph)
-    priced = isinstance(plan, Plan)
+    # A bare strategy knows neither the devices' memory nor other calls.
+    judged_on = plan.meshes[0].device if isinstance(plan, Plan) else None
     plan = Plan.of(graph, plan) if isinstance(plan, Strategy) else plan
     plan.check(graph)
-    plan = for_those_here(plan, graph)
-    if not plan.whole:
-        _refuse_options(mesh=mesh, recompute=recompute, decisions=decisions, inputs=inputs, outputs=outputs)
-        staged = pipelined(
-            model,
-            plan,
-            graph,
-            device=device,
-            weights=weights,
-            strict=strict,
-            initialise=initialise,
-            compute_dtype=compute_dtype,
-            reduce_dtype=reduce_dtype,
-            keep=keep,
-            compare_batches=compare_batches,
-        )
-        carry_over(before)
-        profile_if_asked(staged, every_rank=True)
-        assist_if_asked(staged)
-        return staged
-    strategy = plan.stages[0].strategy
-    if recompute is not None:
-        strategy = replace(strategy, recomputed=tuple(recompute), lightly=frozenset())
-    refuse_uneven_rest(graph, strategy)
-    mesh = mesh or device_mesh(strategy, device)
-    _agree(model, graph, strategy)
-    decisions = decisions_of(plan) if decisions is None else decisions
-    # A plan made in evaluation mode has no backward pass; one is built when a call that wants gradients first comes.
-    program = built(graph, strategy, decisions, coordinate_on(mesh), device_of(mesh), training=graph.training)
-    template = Template.of(model, compute_dtype)
-    shards = materialised(model, program.flow, mesh, weights, initialise, keep, strict)
-    parallel = ParallelModule(
-        program,
-        decisions,
-        mesh,
-        shards,
+    plan = _as_asked(for_those_here(plan, graph), mesh, recompute)
+    several = len(plan.stages) > 1 or plan.microbatches > 1
+    _refuse_parts(several, inputs=inputs, outputs=outputs)
+    for stage in plan.stages:
+        refuse_uneven_rest(graph, stage.strategy)
+    check_processes(plan)
+    _agree(model, graph, plan)
+    stages = Stages.of(
+        plan, graph, kind_of_device(mesh.device_type if mesh else device), decisions=decisions, mesh=mesh
+    )
+    options = Options(
         compute_dtype=compute_dtype,
         reduce_dtype=reduce_dtype,
         inputs=inputs,
         outputs=outputs,
         compare_batches=compare_batches,
         calling=Calling.of(model.forward, graph),
-        template=template,
-        judged_on=plan.meshes[0].device if priced else None,
+        template=Template.of(model, compute_dtype),
+        judged_on=judged_on,
         # In another precision than the plan's every call is another one.
         expected=tuple(plan.other_graphs(trusted=True)) if compute_dtype is None else (),
-        original=model,
     )
+    aside = aside_of(model, stages)
+    shards = materialised(model, stages, weights, initialise, keep, strict)
+    parallel = ParallelModule(stages, shards, aside, options, original=model)
     if weights is not None and is_checkpoint(weights):
         load_weights(parallel, weights, strict)
-    parallel.__dict__["_plan"] = plan if priced else None
     carry_over(before)
-    profile_if_asked(parallel)
+    profile_if_asked(parallel, every_rank=not stages.everywhere)
     assist_if_asked(parallel)
     return parallel
 
 
-def _refuse_options(**given: Any) -> None:
-    """A pipeline has its meshes and decisions from its plan, takes whole batches and hands out whole results."""
-    for name, value in given.items():
-        if value is not None and value != "whole":
-            raise RunError(f"{name}={value!r} means nothing for a plan with stages.", f"Leave {name} out.")
-
-
-def refuse_uneven_rest(graph: Graph, strategy: Strategy) -> None:
-    """Buffers are replaced by what a step computes in shares, and DTensors know equal shards only."""
-    uneven = [axis for axis, (name, _) in enumerate(strategy.axes) if name in strategy.shares]
-    for name in (buffer.tensor for buffer in graph.buffers):
-        if any(isinstance(strategy.resting[name][axis], Shard) for axis in uneven):
+def _as_asked(plan: Plan, mesh: DeviceMesh | None, recompute: Sequence[str] | None) -> Plan:
+    """The plan on this mesh, with these blocks computed again."""
+    if mesh is None and recompute is None:
+        return plan
+    if len(plan.stages) > 1:
+        given = "mesh" if mesh is not None else "recompute"
+        raise RunError(f"{given} is that of one mesh, and the plan has {len(plan.stages)}.", f"Leave {given} out.")
+    (stage,) = plan.stages
+    if mesh is not None:
+        if mesh.size() != len(stage.ranks):
             raise PlanError(
-                f"{name} rests cut along a mesh axis with shares {dict(strategy.shares)}, which DTensors cannot express.",
-                "Let it rest whole along that axis, or cut the axis evenly.",
+                f"The plan is for {len(stage.ranks)} processes, and the mesh has {mesh.size()}.",
+                "Give a mesh with the axes of the plan.",
+            )
+        stage = replace(stage, ranks=tuple(mesh.mesh.flatten().tolist()))
+    if recompute is not None:
+        stage = replace(stage, strategy=replace(stage.strategy, recomputed=tuple(recompute), lightly=frozenset()))
+    return replace(plan, stages=(stage,))
+
+
+def _refuse_parts(several: bool, **given: Any) -> None:
+    """Parts of a batch belong to the mesh that cuts it: several stages or micro-batches take and give whole ones."""
+    for name, value in given.items():
+        if several and value in ("local", "dtensor"):
+            raise RunError(
+                f"{name}={value!r} are parts of one mesh, and a plan with several stages or micro-batches cuts no batch "
+                "for all ranks alike.",
+                f"Leave {name} out.",
             )
 
 
@@ -228,25 +216,10 @@ def _common(plan: Union[Plan, Strategy], graph: Graph) -> Graph:
     return own if computation(own) == computation(graph) else graph
 
 
-def _agree(model: torch.nn.Module, graph: Graph, strategy: Strategy) -> None:
+def _agree(model: torch.nn.Module, graph: Graph, plan: Plan) -> None:
     held = (f"{name}{tuple(p.shape)}".encode() + sample(p) for name, p in model.named_parameters())
-    chosen = (str((part, sorted(getattr(strategy, part).items()))) for part in ("splits", "resting", "kept"))
-    agree(
-        {
-            "model": fingerprint(graph),
-            "plan": digest(
-                (
-                    str(strategy.axes),
-                    *chosen,
-                    str(sorted(strategy.regathered)),
-                    str((strategy.recomputed, sorted(strategy.lightly))),
-                    str(sorted(strategy.whole_gradients)),
-                    str(sorted(strategy.shares.items())),
-                )
-            ),
-            "weights": digest(held),
-        }
-    )
+    chosen = [json.dumps(stage_text(replace(stage, prediction=None))) for stage in plan.stages]
+    agree({"model": fingerprint(graph), "plan": digest([*chosen, str(plan.schedule)]), "weights": digest(held)})
 
 
 def _captured(
@@ -268,45 +241,3 @@ def _on(device: torch.device, value: Any) -> Any:
     """Values for shapes only; export runs nothing."""
     zeros = isinstance(value, torch.Tensor)
     return torch.zeros(value.shape, dtype=value.dtype, device=device) if zeros else value
-
-
-def decisions_of(plan: Plan) -> Decisions:
-    """What the plan decided about routes and sums of its first stage; the prices of its mesh decide what it leaves open."""
-    return replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
-
-
-def device_mesh(strategy: Strategy, device: torch.device | str | None = None) -> DeviceMesh:
-    """A mesh over the default process group with the strategy's axes."""
-    if not dist.is_initialized():
-        raise RunError(
-            "torch.distributed is not initialised.",
-            "Start the script with torchrun (or `shardwright run`) and call torch.distributed.init_process_group() first.",
-        )
-    if dist.get_world_size() != strategy.devices:
-        raise PlanError(
-            f"The plan is for {strategy.devices} processes, and {dist.get_world_size()} are running.",
-            f"Start with torchrun --nproc-per-node so that there are {strategy.devices} (`shardwright run` does), or plan "
-            "for this number; where fewer devices were faster, `shardwright plan … --all-devices` insists on all.",
-        )
-    kind = torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
-    key, group = (kind, strategy.axes), dist.group.WORLD
-    if _MESHES.get(None) is not group:  # another job in this process: nothing of the one before is of use
-        _MESHES.clear()
-        _MESHES[None] = group
-    if key not in _MESHES:
-        names = tuple(name for name, _ in strategy.axes)
-        _MESHES[key] = init_device_mesh(kind, strategy.sizes, mesh_dim_names=names)
-    return _MESHES[key]
-
-
-_MESHES: dict[Any, Any] = {}
-"""Meshes over the default process group, which stands beside them: made once, because each of several axes costs process
-groups (NCCL communicators, threads of gloo). Models may share them: whatever is sent, all ranks send in the same order."""
-
-
-def coordinate_on(mesh: DeviceMesh) -> tuple[int, ...]:
-    """This rank's place on every axis."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise RunError("This process is not part of the device mesh.", "Give a mesh that covers every process.")
-    return tuple(coordinate)

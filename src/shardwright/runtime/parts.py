@@ -19,7 +19,7 @@ import torch
 
 from shardwright._torch_compat import module_hooks
 from shardwright.errors import RunError
-from shardwright.graph import Buffer, Parameter
+from shardwright.graph import Buffer, Graph, Parameter
 
 _ELSEWHERE = "Register it on the parallelized module or on a parameter, or return the value from the model's forward."
 
@@ -195,6 +195,17 @@ class Owning(Standing):
     def _owner(self, path: str) -> tuple[torch.nn.Module, str]:
         parent, _, leaf = path.rpartition(".")
         return self._part(parent) if parent else self, leaf
+
+
+def names_elsewhere(model: torch.nn.Module) -> frozenset[str]:
+    """The parameters and buffers of a model that stages of other ranks hold, by the names they have there."""
+    names: set[str] = set()
+    for prefix, module in model.named_modules():
+        if isinstance(module, Owning):
+            graph: Graph = vars(module)["_graph"]
+            paths = [path for p in graph.parameters for path in p.paths] + [buffer.path for buffer in graph.buffers]
+            names.update(f"{prefix}.{path}" if prefix else path for path in paths)
+    return frozenset(names - {*model.state_dict()})
 
 
 def look_at_hooks(model: torch.nn.Module) -> None:

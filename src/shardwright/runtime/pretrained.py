@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from shardwright.errors import RunError
 from shardwright.runtime.parts import Standing, as_original
+from shardwright.runtime.whole_state import whole_state
 
 
 def save_pretrained(parallel: Standing, save_directory: str | Path, **kwargs: Any) -> None:
@@ -17,8 +17,7 @@ def save_pretrained(parallel: Standing, save_directory: str | Path, **kwargs: An
 
     The whole model passes through the first rank's host memory; ``save_checkpoint`` writes shards.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    whole = get_model_state_dict(parallel, options=options)
+    whole = whole_state(parallel.state_dict(), everywhere=False)
     first = dist.get_rank() == 0
     refusal = [""]
     if first:

@@ -2,15 +2,15 @@
 
 A strategy is about operators and loops, not about extents. A call with another batch or length, with arguments more or
 fewer, or in the other mode is captured from the model's template when it first comes (on every rank; the ranks compare what
-they have and hold it against what the plan knows of such a call), the planned splits are carried over
-(:mod:`shardwright.plans.transfer`), and the program is proved sound, as the planned one was. The next call of that kind
-finds it. Parameters, buffers and process groups belong to the module and are shared.
+they have and hold it against what the plan knows of such a call), stages and splits are carried over
+(:mod:`shardwright.plans.transfer`), and the programs are proved sound, as the planned ones were. The next call of that kind
+finds them. Parameters, buffers and process groups belong to the module and are shared.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -24,19 +24,18 @@ from shardwright.costs.memory import memory
 from shardwright.errors import LoweringError, RunError, ShardwrightError
 from shardwright.frontend.containers import GIVEN, register_containers
 from shardwright.garbage import collection_paused
-from shardwright.graph import Graph, fingerprint
+from shardwright.graph import Graph, fingerprint, refs
 from shardwright.graph.gradients import with_input_gradients
 from shardwright.operators.rules import Layout
-from shardwright.operators.strategy import Strategy
-from shardwright.plans.transfer import carried, replicated
-from shardwright.program import Decisions, Program, build
-from shardwright.program.validate import validate_program
+from shardwright.plans.other_calls import for_other_call
+from shardwright.program.binding import Place
+from shardwright.program.dataflow import Dataflow
 from shardwright.runtime.agreement import agree, common_graph
 from shardwright.runtime.calling import Calling, Form, refuse_other_mode
 from shardwright.runtime.execution import Execution
 from shardwright.runtime.expected_calls import warn_of_change
 from shardwright.runtime.same_rows import SameRows
-from shardwright.runtime.shards import constant
+from shardwright.runtime.stages import Stages
 from shardwright.runtime.template import Template
 from shardwright.units import bytes_text
 
@@ -46,27 +45,27 @@ _FORMS = 8
 _log = logging.getLogger("shardwright")
 
 Modes = tuple[bool, ...]
-Watch = Callable[[Graph, Mapping[str, Layout]], SameRows]
+Watch = Callable[[Graph, Mapping[str, Layout] | None], SameRows]
 
 
 class Prepared:
-    """What one kind of call runs: its graph, its strategy and its programs, by the gradients that are wanted of it."""
+    """What one kind of call runs: its graph and its stages, by the gradients that are wanted of it."""
 
-    def __init__(self, decisions: Decisions, watch: Watch, first: Execution) -> None:
-        self.graph, self.decisions = first.graph, decisions
+    def __init__(self, watch: Watch, first: Execution) -> None:
+        self.graph = first.graph
         self.forms: list[Form] = []
         self.number = 0
         """Which of its module's programs, the planned one first; the same on every rank."""
         self.run_by(first)
-        self.same_rows = watch(self.graph, self.strategy.resting)
+        self.same_rows = watch(self.graph, None if first.rank.inputs == "whole" else first.program.strategy.resting)
         self.draws = first.draws
         self.returns_arguments = GIVEN in self.graph.output_tree
         self._frozen = [p.tensor for p in self.graph.parameters if not p.trainable]
 
     def run_by(self, first: Execution) -> None:
-        """From now on this runs such calls, and its strategy is theirs."""
-        self.first, self.strategy, self.rank = first, first.program.strategy, first.rank
-        self.executions: dict[frozenset[str], Execution] = {frozenset(): first} if first.flow.training else {}
+        """From now on this runs such calls, and its plan is theirs."""
+        self.first, self.rank = first, first.rank
+        self.executions: dict[frozenset[str], Execution] = {frozenset(): first} if first.training else {}
 
     def recognised(self, spec: Any, leaves: list[Any], modes: Modes) -> dict[str, Tensor] | None:
         """The tensors of a call by name, if it is of this kind."""
@@ -82,23 +81,30 @@ class Prepared:
         """The program for these inputs: gradients are wanted of those that require one, and of what was thawed."""
         if not torch.is_grad_enabled():
             return self.executions.get(frozenset(), self.first)
-        thawed = (name for name in self._frozen if self.rank.held(name).requires_grad)
+        thawed = (name for name in self._frozen if name in self.rank.home and self.rank.held(name).requires_grad)
         wanted = frozenset([*(name for name, leaf in inputs.items() if leaf.requires_grad), *thawed])
         if wanted not in self.executions:
-            self.executions[wanted] = Execution(self._differentiated(wanted), self.decisions, self.rank)
+            self.executions[wanted] = self.first.like(self._differentiated(wanted))
         return self.executions[wanted]
 
-    def _differentiated(self, sources: frozenset[str]) -> Program:
-        """The program in which gradients flow back to these inputs and parameters too, under the same strategy."""
+    def _differentiated(self, sources: frozenset[str]) -> Stages:
+        """Stages in which gradients flow back to these inputs and parameters too, under the same strategies."""
         graph = with_input_gradients(self.graph, sources) if sources else self.graph
-        place = self.first.flow.place
         try:
-            return built(graph, self.strategy, self.decisions, place.coordinate, self.rank.device)
+            stages = self.first.stages.again(graph)
         except LoweringError as error:
             raise RunError(
                 f"The plan has no way for the gradient of {', '.join(sorted(sources))}: {error.message}",
                 "Detach the input, or split that operator otherwise (shardwright plan --forbid).",
             ) from error
+        before = stages.pipeline.micro.prepared
+        if before is not None and any(before.tensors[ref.name].grad for ref in refs(before.outputs)):
+            raise RunError(
+                f"The gradient of {', '.join(sorted(sources))} goes through what is computed of the whole batch before it "
+                "is cut into micro-batches, and nothing goes back through that.",
+                "Detach the input, or plan with one micro-batch.",
+            )
+        return stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +177,7 @@ class Programs:
         arranged = (args, kwargs) if calling is None else calling.arranged(args, kwargs)
         again = calling is not None and self.around.template is not None and planned.rank.inputs == "whole"
         try:
-            inputs = planned.first.arguments.matched(*arranged)
+            inputs = planned.first.matched(*arranged)
             self._check_modes(modes, again)
             prepared = planned
         except RunError as difference:
@@ -225,43 +231,43 @@ class Programs:
         return self._made(graph, backward=torch.is_grad_enabled())
 
     def _made(self, graph: Graph, backward: bool) -> Prepared:
-        planned = self.planned
-        place, device = planned.first.flow.place, planned.rank.device
-        strategy = carried(planned.graph, planned.strategy, graph)
+        known = self.planned.first.stages
+        graph = _read_only(graph) if len(known.plan.stages) > 1 else graph
+        plan = for_other_call(known.plan, known.graph, graph, backward)
         try:
-            program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
+            stages = known.again(graph, plan)
         except LoweringError as error:
-            _log.warning("%s That call is computed whole on every rank.", error.message)
-            strategy = replicated(planned.graph, planned.strategy, graph)
-            program = built(graph, strategy, planned.decisions, place.coordinate, device, backward)
-        self._refuse_other_rest(program)
-        self._refuse_too_large(program)
-        home = {p.tensor: self.around.homes[p.paths[0]] for p in graph.parameters}
-        home |= {b.tensor: self.around.homes[b.path] for b in graph.buffers}
-        parts = [constant(entry, program.flow, device) for entry in graph.constants]
-        rank = replace(planned.rank, home=home, constants=parts)
-        made = Prepared(planned.decisions, self.around.watch, Execution(program, planned.decisions, rank))
+            _log.warning("%s That call is computed whole on every rank of a stage.", error.message)
+            stages = known.again(graph, for_other_call(known.plan, known.graph, graph, backward, whole=True))
+        self._refuse_other_rest(stages)
+        self._refuse_too_large(stages)
+        homes = self.around.homes
+        home = {p.tensor: homes[path] for p in graph.parameters if (path := p.paths[0]) in homes}
+        home |= {b.tensor: homes[b.path] for b in graph.buffers if b.path in homes}
+        made = Prepared(self.around.watch, self.planned.first.like(stages, home))
         self._made_so_far += 1
         made.number = self._made_so_far
         return made
 
-    def _refuse_other_rest(self, program: Program) -> None:
+    def _refuse_other_rest(self, stages: Stages) -> None:
         """Parameters lie as the planned call has them: in the shares of an axis, or in equal parts."""
-        flow, planned = program.flow, self.planned.first.flow
-        lies = {p.paths: planned.place_of(p.tensor) for p in planned.graph.parameters}
-        for entry in flow.graph.parameters if planned.strategy.shares else ():
-            if flow.place_of(entry.tensor) != lies[entry.paths]:
-                raise RunError(
-                    f"This call would have {entry.paths[0]} cut otherwise than it lies, in the shares "
-                    f"{dict(planned.strategy.shares)}.",
-                    "Give the model calls like the planned one, or plan for this call in equal shares.",
-                )
+        known = self.planned.first.stages
+        lies = {paths: place for flow in _flows(known) for paths, place in _places(flow)}
+        for flow in _flows(stages):
+            for paths, place in _places(flow) if flow.strategy.shares else ():
+                if place != lies.get(paths):
+                    raise RunError(
+                        f"This call would have {paths[0]} cut otherwise than it lies, in the shares "
+                        f"{dict(flow.strategy.shares)}.",
+                        "Give the model calls like the planned one, or plan for this call in equal shares.",
+                    )
 
-    def _refuse_too_large(self, program: Program) -> None:
+    def _refuse_too_large(self, stages: Stages) -> None:
         device = self.around.judged_on
-        if device is None:
-            return
-        needed, planned = (memory(p, device).needed for p in (program, self.planned.first.program))
+        if device is None or not stages.pipeline.reduces_inside:
+            return  # several programs share a device
+        both = (stages, self.planned.first.stages)
+        needed, planned = (memory(program, device).needed for one in both for program in one.programs.values())
         if needed > max(device.usable_memory, planned):
             raise RunError(
                 f"This call needs {bytes_text(needed)} on a device that has {bytes_text(device.usable_memory)} "
@@ -284,15 +290,21 @@ def _described(leaf: Any) -> Any:
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
 
 
-def built(
-    graph: Graph,
-    strategy: Strategy,
-    decisions: Decisions,
-    coordinate: Any,
-    device: torch.device,
-    training: bool = True,
-) -> Program:
-    """The program of one rank, proved to be sound, which gradients of any of its results may come back through."""
-    program = build(graph, strategy, decisions, coordinate, device=device.type, training=training)
-    validate_program(program)
-    return program
+def _read_only(graph: Graph) -> Graph:
+    """The graph without parameters and buffers that nothing reads: no stage of another call need have them."""
+    read = {name for op in graph.ops for name in op.inputs} | {ref.name for ref in refs(graph.outputs)}
+    parameters = tuple(p for p in graph.parameters if p.tensor in read)
+    buffers = tuple(b for b in graph.buffers if b.tensor in read)
+    gone = {*graph.sources} - {i.tensor for i in graph.inputs} - {c.tensor for c in graph.constants}
+    gone -= {*(p.tensor for p in parameters), *(b.tensor for b in buffers)}
+    tensors = {name: tensor for name, tensor in graph.tensors.items() if name not in gone}
+    return replace(graph, tensors=tensors, parameters=parameters, buffers=buffers)
+
+
+def _flows(stages: Stages) -> list[Dataflow]:
+    return [stages.largest(number).flow for number in stages.own]
+
+
+def _places(flow: Dataflow) -> Iterator[tuple[tuple[str, ...], Place]]:
+    """Of every parameter, by its paths, where this rank's part of it lies."""
+    return ((entry.paths, flow.place_of(entry.tensor)) for entry in flow.graph.parameters)

@@ -14,25 +14,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardwright._torch_compat import local_of
 from shardwright.lowering.collectives import ledger
-from shardwright.program.dataflow import Result
 from shardwright.program.recording import random_nodes
 from shardwright.runtime.actions import Run
 from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder, Recording
-from shardwright.runtime.execution import Rank
-from shardwright.runtime.executor import TRACED_AFTER
+from shardwright.runtime.executor import TRACED_AFTER, Executor
 from shardwright.runtime.homeward import KeptBack
+from shardwright.runtime.part import Part
 from shardwright.runtime.replay import why_not
-from shardwright.runtime.stage_executor import StageExecutor
 from shardwright.runtime.standing import into
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
@@ -46,40 +44,35 @@ log = logging.getLogger("shardwright")
 Gradients = Mapping[int, Tensor | None]
 
 
-class Stage(Protocol):
-    """A stage on this rank, for micro-batches of one size."""
-
-    @property
-    def executor(self) -> StageExecutor: ...
-    @property
-    def rank(self) -> Rank: ...
-
-
 class Passes:
     """Eager passes, and what those that are under way have left."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[int, int], Run] = {}
+        self.finished = False
         self.kept_back: dict[int, KeptBack] = {}
         """By stage, the gradients of parameters so far: those of all micro-batches, when all passes are done."""
 
-    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(self, action: Action, part: Part, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
         """A forward pass; the values that it hands out, and those that become buffers. ``keep``: others follow it."""
-        with self._amid(action, part):
-            run = part.executor.forward(sources, keep)
+        run = part.forward(sources, keep)
         if keep:
             self._runs[action.stage, action.microbatch] = run
-        return handed_out(part.executor, run)
+        return part.handed_out(run)
 
-    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+    def backward(self, action: Action, part: Part, gradients: Gradients) -> Gradients:
         """A backward pass, or its first half; the gradients of the inputs."""
-        with self._amid(action, part):
-            return _backward(action, part, self._runs, gradients)
+        self._collect(action, part)
+        return _backward(action, part, self._runs, gradients)
 
-    def weights(self, action: Action, part: Stage) -> None:
+    def weights(self, action: Action, part: Part) -> Gradients:
         """The second half of a backward pass."""
-        with self._amid(action, part):
-            part.executor.backward_weights(self._runs.pop((action.stage, action.microbatch)))
+        self._collect(action, part)
+        return part.executor.weights(self._runs.pop((action.stage, action.microbatch)))
+
+    def go_back_from(self, places: frozenset[int]) -> bool:
+        """Before the passes back, where these wait for the gradients of outputs: whether they can be run from these."""
+        return True
 
     def own(self, x: Tensor) -> Tensor:
         """What the caller may keep of what a pass hands out."""
@@ -87,24 +80,17 @@ class Passes:
 
     def finish(self) -> None:
         """All passes are done."""
+        self.finished = True
 
-    def _amid(self, action: Action, part: Stage) -> AbstractContextManager[Any]:
-        part.executor.home.kept_back = self.kept_back.setdefault(action.stage, {})
-        return nullcontext()
-
-
-def handed_out(executor: StageExecutor, run: Run) -> dict[int, Tensor]:
-    """The values of a forward pass that leave it."""
-    values = [out.value for out in executor.flow.outputs if isinstance(out, Result)]
-    values += [value for _, value in executor.flow.mutations]
-    return {value: executor.result(run, value) for value in values}
+    def _collect(self, action: Action, part: Part) -> None:
+        """What the pass keeps back is added to what passes before it have."""
+        if part.executor.apart:
+            part.executor.home.kept_back = self.kept_back.setdefault(action.stage, {})
 
 
-def _backward(action: Action, part: Stage, runs: dict[tuple[int, int], Run], gradients: Gradients) -> Gradients:
+def _backward(action: Action, part: Part, runs: dict[tuple[int, int], Run], gradients: Gradients) -> Gradients:
     key = (action.stage, action.microbatch)
-    if action.kind == INPUT:
-        return part.executor.backward_inputs(runs[key], gradients)
-    return part.executor.backward(runs.pop(key), gradients)
+    return part.backward(runs[key] if action.kind == INPUT else runs.pop(key), gradients, action.kind)
 
 
 @dataclass(eq=False)
@@ -121,8 +107,8 @@ class _Pass:
 class _Made:
     """All passes of a step, recorded under the same circumstances."""
 
-    def __init__(self, key: Any, sums: dict[int, KeptBack]) -> None:
-        self.key, self.sums = key, sums
+    def __init__(self, key: Any, sums: dict[int, KeptBack], arrived: frozenset[int]) -> None:
+        self.key, self.sums, self.arrived = key, sums, arrived
         self.passes: dict[Action, _Pass] = {}
         self.kept: dict[int, KeptBack] = {stage: {} for stage in sums}
         self.totals: dict[Any, Any] = {}
@@ -132,22 +118,37 @@ class _Made:
 class PassReplay:
     """Decides for every step whether its passes are replayed, and records them."""
 
-    def __init__(self, parts: Mapping[tuple[int, int], Stage], sizes: Sequence[int], recorder: Recorder) -> None:
+    def __init__(self, parts: Mapping[tuple[int, int], Part], sizes: Sequence[int], recorder: Recorder) -> None:
         self._parts, self._sizes, self.recorder = parts, sizes, recorder
         self.seen: dict[Action, tuple[list[Tensor], dict[int, Tensor]]] = {}
         """Of the last eager step: sources of forward passes, gradients that arrived at others (on meta, what changes)."""
         self.sums: dict[int, KeptBack] = {}
         self.complete = False
+        self.arrived: frozenset[int] = frozenset()
+        """The outputs whose gradients the passes back of that step waited for."""
+        self._under_way: Callable[[], Passes | None] = lambda: None
         self._made: _Made | None = None
         self._steps = self._tries = self.replays = 0
 
-    def part(self, action: Action) -> Stage:
+    def part(self, action: Action) -> Part:
         return self._parts[action.stage, self._sizes[action.microbatch]]
 
     def passes(self, order: Sequence[Action]) -> Passes:
         """How the passes of the next step are run."""
+        before = self._under_way()
+        if before is not None and not before.finished:  # what it has left would be overwritten
+            return Passes()
         if any(part.executor.log is not None for part in self._parts.values()) or ledger() is not None:
             return Passes()
+        chosen = self._chosen(order)
+        self._under_way = weakref.ref(chosen)
+        return chosen
+
+    def forget(self) -> None:
+        """What is recorded is not what is run any more."""
+        self._made, self._steps = None, 0
+
+    def _chosen(self, order: Sequence[Action]) -> Passes:
         key, made = self._key(), self._made
         if made is not None and made.key != key:
             made = self._made = None
@@ -156,7 +157,7 @@ class PassReplay:
             made = self._made = self._capture(key, order)
         if made is not None:
             self.replays += 1
-            return _Replayed(self._parts, made)
+            return _Replayed(self._parts, made, self)
         self._steps += 1
         return _Noted(self) if self._tries < _TRIES else Passes()
 
@@ -194,7 +195,7 @@ class PassReplay:
             stage: {k: torch.zeros(x.shape, dtype=x.dtype, device=self._device(stage)) for k, x in found.items()}
             for stage, found in self.sums.items()
         }
-        made, runs = _Made(key, sums), dict[tuple[int, int], Run]()
+        made, runs = _Made(key, sums, self.arrived), dict[tuple[int, int], Run]()
         made.kept = {stage: dict(found) for stage, found in sums.items()}
         for action in order:
             part = self.part(action)
@@ -221,9 +222,9 @@ class PassReplay:
             found: Mapping[int, Tensor | None] = {}
             if action.kind == FORWARD:
                 run = runs[action.stage, action.microbatch] = executor.forward(one.sources, True)
-                found = handed_out(executor, run)
+                found = part.handed_out(run)
             elif action.kind == WEIGHT:
-                executor.backward_weights(runs.pop((action.stage, action.microbatch)))
+                found = executor.weights(runs.pop((action.stage, action.microbatch)))
             else:
                 found = _backward(action, part, runs, one.arriving)
             for value, x in found.items():
@@ -245,36 +246,40 @@ class _Noted(Passes):
         self._replay = replay
         replay.seen, replay.complete = {}, False
 
-    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(self, action: Action, part: Part, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
         changing = changing_sources(part.executor)
         names = part.executor.flow.graph.sources
         noted = [_meta(x) if name in changing else x for name, x in zip(names, sources, strict=True)]
         self._replay.seen[action] = (noted, {})
-        return super().forward(action, part, sources, keep)
+        with self._replay.recorder.memory():
+            return super().forward(action, part, sources, keep)
 
-    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+    def backward(self, action: Action, part: Part, gradients: Gradients) -> Gradients:
         self._replay.seen[action] = ([], {value: _meta(x) for value, x in gradients.items() if x is not None})
-        return super().backward(action, part, gradients)
+        with self._replay.recorder.memory():
+            return super().backward(action, part, gradients)
 
-    def weights(self, action: Action, part: Stage) -> None:
+    def weights(self, action: Action, part: Part) -> Gradients:
         self._replay.seen[action] = ([], {})
-        super().weights(action, part)
+        with self._replay.recorder.memory():
+            return super().weights(action, part)
+
+    def go_back_from(self, places: frozenset[int]) -> bool:
+        self._replay.arrived = places
+        return True
 
     def finish(self) -> None:
+        super().finish()
         self._replay.sums = {stage: {k: _meta(x) for k, x in kept.items()} for stage, kept in self.kept_back.items()}
         self._replay.complete = True
-
-    def _amid(self, action: Action, part: Stage) -> AbstractContextManager[Any]:
-        super()._amid(action, part)
-        return self._replay.recorder.memory()
 
 
 class _Replayed(Passes):
     """A step of recorded passes."""
 
-    def __init__(self, parts: Mapping[tuple[int, int], Stage], made: _Made) -> None:
+    def __init__(self, parts: Mapping[tuple[int, int], Part], made: _Made, replay: PassReplay) -> None:
         super().__init__()
-        self._made = made
+        self._made, self._replay = made, replay
         for (stage, _), part in parts.items():
             for (name, _), total in made.sums.get(stage, {}).items():
                 _let_go(part.rank.held(name), total)
@@ -286,13 +291,13 @@ class _Replayed(Passes):
         for (stage, _), part in parts.items():
             part.executor.home.kept_back = made.kept.setdefault(stage, {})
 
-    def forward(self, action: Action, part: Stage, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(self, action: Action, part: Part, sources: list[Tensor], keep: bool) -> Mapping[int, Tensor]:
         one = self._made.passes[action]
         for i in one.copied:
             one.sources[i].copy_(sources[i])
         return self._done(one)
 
-    def backward(self, action: Action, part: Stage, gradients: Gradients) -> Gradients:
+    def backward(self, action: Action, part: Part, gradients: Gradients) -> Gradients:
         one = self._made.passes[action]
         for value, x in one.arriving.items():
             arrived = gradients.get(value)
@@ -302,8 +307,8 @@ class _Replayed(Passes):
                 x.copy_(arrived)
         return self._done(one)
 
-    def weights(self, action: Action, part: Stage) -> None:
-        self._done(self._made.passes[action])
+    def weights(self, action: Action, part: Part) -> Gradients:
+        return self._done(self._made.passes[action])
 
     def _done(self, one: _Pass) -> Mapping[int, Any]:
         assert one.recording is not None
@@ -313,7 +318,15 @@ class _Replayed(Passes):
     def own(self, x: Tensor) -> Tensor:
         return x.clone()
 
+    def go_back_from(self, places: frozenset[int]) -> bool:
+        alike = places == self._made.arrived
+        if not alike:
+            self.finished = True
+            self._replay.forget()
+        return alike
+
     def finish(self) -> None:
+        super().finish()
         for (stage, key), total in self._made.totals.items():
             standing = total is self._made.sums.get(stage, {}).get(key)
             self.kept_back.setdefault(stage, {})[key] = total if standing else total.clone()
@@ -326,7 +339,7 @@ def _let_go(parameter: Any, total: Tensor) -> None:
         parameter.grad = grad.clone()
 
 
-def changing_sources(executor: StageExecutor) -> set[str]:
+def changing_sources(executor: Executor) -> set[str]:
     """Sources of a stage that lie somewhere else in every pass: its inputs, and buffers that it changes."""
     graph = executor.flow.graph
     found = {entry.tensor for entry in graph.inputs if entry.tensor is not None}
@@ -338,7 +351,7 @@ def _meta(x: Tensor) -> Tensor:
 
 
 def pass_replay(
-    parts: Mapping[tuple[int, int], Stage], sizes: Sequence[int], passes: int, device: torch.device
+    parts: Mapping[tuple[int, int], Part], sizes: Sequence[int], passes: int, device: torch.device
 ) -> PassReplay | None:
     """What replays the passes of this rank, if they can be recorded."""
     if device.type != "cuda" or os.environ.get(SWITCH) == "0" or not parts:
@@ -350,7 +363,7 @@ def pass_replay(
     return PassReplay(parts, sizes, CudaGraphs(device))
 
 
-def _why_not(parts: Iterable[Stage]) -> str:
+def _why_not(parts: Iterable[Part]) -> str:
     for part in parts:
         program = part.executor.program
         drawn = random_nodes(program)

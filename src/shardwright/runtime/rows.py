@@ -9,12 +9,11 @@ in the model is over its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, start_gathering, unflatten_tree
@@ -24,10 +23,10 @@ from shardwright.operators import analyse
 from shardwright.operators.rules import input_layouts, nested_chunk
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.program.steps import Line
 from shardwright.runtime.calling import Calling
 from shardwright.runtime.same_rows import digest_of
 from shardwright.runtime.shards import distributed
+from shardwright.runtime.stages import Stages
 
 
 def data_axes(graph: Graph, strategy: Strategy) -> tuple[int, ...]:
@@ -93,13 +92,13 @@ def sampler(
     >>> model = shardwright.parallelize(model, plan, inputs="rows")                             # doctest: +SKIP
     >>> for x, y in DataLoader(dataset, batch_sampler=rows): model(x, y).backward()             # doctest: +SKIP
     """
-    if not plan.whole:
-        raise RunError("A plan with stages takes whole batches on every rank.", "Use an ordinary DataLoader.")
     strategy, inputs = plan.stages[0].strategy, plan.signature.inputs
     rows = batch if batch is not None else next((shape[0] for _, _, shape in inputs if shape), None)
     if not rows:
         raise RunError("The plan knows no batch.", "Say how many rows a batch has: sampler(dataset, plan, batch=32).")
     number = torch.distributed.get_rank() if rank is None else rank
+    if len(plan.stages) > 1 or plan.microbatches > 1:  # cut in time: whoever reads what, all of it is put together
+        return Sampler(len(dataset), rows, plan.devices, plan.ranks.index(number), shuffle=shuffle, seed=seed)
     coordinate = [int(c) for c in torch.unravel_index(torch.tensor(number), strategy.sizes)]
     part, parts = 0, 1
     for axis in data_axes(plan.graph(trusted=True), strategy):
@@ -108,12 +107,19 @@ def sampler(
 
 
 class Rows:
-    """Makes the batch of a call from the rows that the ranks bring. ``lines`` are the ranks along every mesh axis."""
+    """Makes the batch of a call from the rows that the ranks bring."""
 
-    def __init__(
-        self, mesh: DeviceMesh, lines: Sequence[Line], graph: Graph, strategy: Strategy, calling: Calling | None
-    ) -> None:
-        self._mesh, self._calling, self._axes = mesh, calling, data_axes(graph, strategy)
+    def __init__(self, stages: Stages, calling: Calling | None) -> None:
+        graph, lines = stages.graph, stages.lines
+        if not lines:
+            raise RunError(
+                "This rank has no stage, and rows are put together by those that have.", "Give whole batches."
+            )
+        self._mesh, self._calling, self._axes = stages.mesh, calling, tuple(range(len(lines)))
+        self._in_parts = stages.on_one_mesh
+        """Whether a mesh that takes the batch in one go takes it in parts, too."""
+        if self._in_parts:
+            self._axes = data_axes(graph, stages.plan.stages[0].strategy)
         self._lines = [lines[axis] for axis in self._axes]
         self._layout = tuple(Shard(0) if axis in self._axes else Replicate() for axis in range(len(lines)))
         given = [(entry.path, graph.tensors[entry.tensor].shape) for entry in graph.inputs if entry.tensor is not None]
@@ -155,7 +161,7 @@ class Rows:
             digests = self._gathered(digest_of(mine, 0).view(1, 1)).flatten().tolist()
             if len(set(digests)) == 1:
                 return mine  # fewer rows than parts: everybody has read them all
-        if rows == self._as_dtensors(shape[0]):
+        if self._in_parts and rows == self._as_dtensors(shape[0]):
             device = torch.device(self._mesh.device_type)
             return distributed(mine.to(device), self._mesh, self._layout, shape)
         padded = torch.cat([mine, mine.new_zeros((max(rows) - len(mine), *mine.shape[1:]))])

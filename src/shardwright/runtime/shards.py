@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardwright._torch_compat import map_tree
 from shardwright.graph import Constant
 from shardwright.operators.rules import Layout
 from shardwright.program.binding import Place, regions
@@ -57,11 +56,6 @@ def cut_like(whole: Tensor, like: DTensor) -> DTensor:
         return distributed(local.clone(), mesh, like.placements, like.shape, like.place)
     everywhere = DTensor.from_local(whole.detach().to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return everywhere.redistribute(placements=like.placements)
-
-
-def whole_tensors(tree: Any) -> Any:
-    """The same containers with whole tensors on the host in place of DTensors; every rank calls this and has them all."""
-    return map_tree(lambda leaf: whole(leaf).cpu() if isinstance(leaf, DTensor) else leaf, tree)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from shardwright.program.transfers import Region, parcels_between, region_of
 from shardwright.runtime import recut
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import resting_now
-from shardwright.runtime.pipeline import PipelineModule
 
 FOLDER = "survived"
 PLAIN = (bool, int, float, str, type(None))
@@ -39,9 +38,7 @@ Part = dict[str, Any]
 class Survivor:
     """One rank of a job: what it would write if it had to end now."""
 
-    def __init__(
-        self, folder: Path, step: int, model: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer
-    ) -> None:
+    def __init__(self, folder: Path, step: int, model: ParallelModule, optimizer: torch.optim.Optimizer) -> None:
         self.folder, self.step, self._model, self._optimizer = folder, step, model, optimizer
         self._whole, self._written = True, False
         self._hooks = [
@@ -106,7 +103,7 @@ _here: list[Survivor] = []
 
 def survive(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
     """From now on this process writes down what it has when it must end; ``step`` was the last that is stored."""
-    if optimizer is None or not isinstance(model, ParallelModule | PipelineModule):
+    if optimizer is None or not isinstance(model, ParallelModule):
         return
     if not _here:
         _write_at_the_end()
@@ -137,7 +134,7 @@ def _write_at_the_end() -> None:
 
 def resume(folder: Path, after: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> int | None:
     """The step that was resumed from what survived, if that is everything and later than ``after``; all ranks call this."""
-    if optimizer is None or not isinstance(model, ParallelModule | PipelineModule):
+    if optimizer is None or not isinstance(model, ParallelModule):
         return None
     told: list[tuple[int, list[str]] | None] = [None]
     if dist.get_rank() == 0:
@@ -161,7 +158,7 @@ def _read(path: Path) -> dict[str, Any]:
     return read
 
 
-def _latest(folder: Path, after: int, model: ParallelModule | PipelineModule) -> tuple[int, list[str]] | None:
+def _latest(folder: Path, after: int, model: ParallelModule) -> tuple[int, list[str]] | None:
     """The last step of which everything survived, and the files that hold it."""
     sets: dict[tuple[int, int], list[str]] = {}
     for path in sorted(folder.glob("*-*-*.pt")):
@@ -194,9 +191,7 @@ def covers(regions: Iterable[Region], shape: Sequence[int]) -> bool:
     return apart and sum(prod(b - a for a, b in region) for region in distinct) == prod(shape)
 
 
-def _restore(
-    written: list[dict[str, Any]], model: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer
-) -> None:
+def _restore(written: list[dict[str, Any]], model: ParallelModule, optimizer: torch.optim.Optimizer) -> None:
     """Every rank puts its parts together from those that survived."""
     rank = dist.get_rank()
     for name, resting in resting_now(model).items():

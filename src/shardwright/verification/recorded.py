@@ -23,8 +23,8 @@ from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import trained_on
 from shardwright.lowering.collectives import Ledger, counting
+from shardwright.runtime import ParallelModule
 from shardwright.runtime.inputs import readable
-from shardwright.runtime.pipeline import PipelineModule
 from shardwright.verification.batches import Batch, Steps
 from shardwright.verification.draws import Draws, handing_out
 from shardwright.verification.gathering import Gathered, gathered
@@ -75,7 +75,7 @@ def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = Fal
     for the gradients of the inputs; a pipeline gives none. Under ``torch.no_grad`` the model is called, not trained: there
     are outputs, no gradients.
     """
-    run, stages = Run(), isinstance(model, PipelineModule)
+    run, stages = Run(), isinstance(model, ParallelModule) and len(model.plan.stages) > 1
 
     def whole(when: str, **kinds: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """Tensors of several kinds, brought together at once: each time the ranks meet four times."""

@@ -13,7 +13,6 @@ from shardwright.errors import RunError
 from shardwright.runtime.assistant.events import log
 from shardwright.runtime.assistant.starting import EVENTS_VARIABLE, assist, check_mode
 from shardwright.runtime.module import ParallelModule
-from shardwright.runtime.pipeline import PipelineModule
 
 ASSIST_VARIABLE = "SHARDWRIGHT_ASSIST"
 
@@ -32,7 +31,7 @@ def ask_for(mode: str | None, events: Path | None) -> dict[str, str]:
     return {ASSIST_VARIABLE: mode} | ({} if events is None else {EVENTS_VARIABLE: str(events.resolve())})
 
 
-def assist_if_asked(model: ParallelModule | PipelineModule) -> None:
+def assist_if_asked(model: ParallelModule) -> None:
     """Start an assistant where ``shardwright run --assist`` asked for one, when an optimizer has made its first step with
     the model's parameters; where none can help, the job goes on without."""
     mode = os.environ.get(ASSIST_VARIABLE)

@@ -28,7 +28,6 @@ from shardwright.runtime.assistant.links import WINDOW, Answer, LinkWatch
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
-from shardwright.runtime.pipeline import PipelineModule
 from shardwright.waiting import stop_clock
 
 EVERY = 2
@@ -47,7 +46,7 @@ class Assistant:
 
     def __init__(
         self,
-        module: ParallelModule | PipelineModule,
+        module: ParallelModule,
         optimizer: torch.optim.Optimizer | None,
         mode: Mode,
         rule: Rule,
@@ -269,7 +268,7 @@ class Assistant:
         """Under another plan other shares can move, or none."""
         self._warm, self._waiting, self._levers = WARM_STEPS, None, []
         self.links.restart()
-        if isinstance(self._module, PipelineModule) and self._module._workers is None:
+        if not self._module._stages.own:
             return  # this rank only looks on
         try:
             self._levers = levers_of(self._module, self._optimizer, self._rule)

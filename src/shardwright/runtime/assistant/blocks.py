@@ -20,7 +20,7 @@ from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime.assistant.fewer import Plans
 from shardwright.runtime.assistant.pipelined import PipelineMover
 from shardwright.runtime.assistant.prices import outside_part
-from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.module import ParallelModule
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Blocks:
 class BlockMover(PipelineMover):
     """Moves blocks between the stages of one module."""
 
-    def __init__(self, module: PipelineModule, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is None:
             raise RunError(
                 "Parameters move with the blocks of a pipeline, and nobody said which optimizer has state of them.",
                 "Call shardwright.assist(model, optimizer).",
             )
-        plan = module._stages.plan
+        plan = module.plan
         if plan.schedule.devices != len(plan.stages):
             raise RunError(
                 f"The plan has {len(plan.stages)} stages, several of them on the same ranks.",

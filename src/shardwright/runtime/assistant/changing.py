@@ -21,7 +21,6 @@ from shardwright.runtime.assistant.other_plans import ALIKE, answer_for_ranks
 from shardwright.runtime.assistant.watching import Rule, Standing, Verdict
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import move
-from shardwright.runtime.pipeline import PipelineModule
 
 STEADY = 8
 """Steps in which shares were not worth moving and speeds did not change, before another plan is looked for."""
@@ -32,9 +31,7 @@ OTHER = 1.2
 class Changes:
     """What a module's plan was changed for, and what it would be changed back for."""
 
-    def __init__(
-        self, module: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer | None, rule: Rule
-    ) -> None:
+    def __init__(self, module: ParallelModule, optimizer: torch.optim.Optimizer | None, rule: Rule) -> None:
         self._module, self._optimizer, self._rule = module, optimizer, rule
         self._device: torch.device = module._device
         self.slower = 1.0
@@ -125,8 +122,9 @@ class Changes:
     @property
     def _plan(self) -> Plan | None:
         """The plan on one mesh that another could take the place of."""
-        plan: Plan | None = getattr(self._module, "_plan", None)
-        return None if self._optimizer is None or isinstance(self._module, PipelineModule) else plan
+        module = self._module
+        known = module._options.judged_on is not None and module._stages.on_one_mesh
+        return module.plan if known and self._optimizer is not None else None
 
     def _pays(self, answer: Answer, step_seconds: float, move_seconds: float) -> bool:
         saved = 1 - answer.expected / answer.staying

@@ -22,7 +22,6 @@ from shardwright.runtime.assistant.moving import Mover
 from shardwright.runtime.assistant.replicas import stage_movers
 from shardwright.runtime.assistant.watching import Rule, Watch
 from shardwright.runtime.module import ParallelModule
-from shardwright.runtime.pipeline import PipelineModule
 
 WORK, WAITED, UPDATE, FIXED = range(4)
 """Columns of what ranks tell each other of a step; from the last on, one for every lever."""
@@ -118,9 +117,7 @@ class Lever:
         self.watch.learn()
 
 
-def levers_of(
-    module: ParallelModule | PipelineModule, optimizer: torch.optim.Optimizer | None, rule: Rule
-) -> list[Lever]:
+def levers_of(module: ParallelModule, optimizer: torch.optim.Optimizer | None, rule: Rule) -> list[Lever]:
     """Whatever can be moved in a module, the cheapest first; every rank that works calls this.
 
     Raises
@@ -128,7 +125,7 @@ def levers_of(
     RunError
         When nothing can, with the reason.
     """
-    if not isinstance(module, PipelineModule):
+    if module._stages.on_one_mesh:
         return [Lever(Mover(module, optimizer), rule)]
     found: list[Moves] = list(stage_movers(module, optimizer))
     try:
@@ -139,8 +136,6 @@ def levers_of(
     return [Lever(mover, rule) for mover in found]
 
 
-def instructions_of(module: ParallelModule | PipelineModule) -> int:
+def instructions_of(module: ParallelModule) -> int:
     """How many a move has to build anew."""
-    if isinstance(module, PipelineModule):
-        return max(len(part.executor.program.instructions) for part in module._parts.values())
-    return len(module.program.instructions)
+    return max((len(part.executor.program.instructions) for part in module._planned.parts.values()), default=0)

@@ -161,7 +161,7 @@ class Mover:
         place = module.program.flow.place
         lines = [place.line(axis) for axis in range(len(place.axes))]
         self.lines = [line._replace(group=module.groups[line.group]) for line in lines]
-        module._planned.replay = None  # waits inside of a replayed CUDA graph are not seen by any clock
+        module._planned.record_nothing()  # waits inside of a replayed CUDA graph are not seen by any clock
         self.shares = movable(module.program)
         if self.shares.weights and optimizer is None:
             raise RunError(
@@ -190,7 +190,7 @@ class Mover:
     @property
     def droppable(self) -> bool:
         """Whether ranks can be left out: whatever they hold moves, and results are whole on every rank."""
-        return self._optimizer is not None and self._module._options["outputs"] == "whole"
+        return self._optimizer is not None and self._module._options.outputs == "whole"
 
     @cached_property
     def fixed(self) -> float:
@@ -202,8 +202,7 @@ class Mover:
     def _plan(self) -> Plan:
         """The plan as it runs now."""
         module = self._module
-        known: Plan = module.__dict__.get("_plan") or Plan.of(module.graph, module.program.strategy)
-        return replace(known, stages=(replace(known.stages[0], strategy=module.program.strategy),))
+        return replace(module.plan, stages=(replace(module.plan.stages[0], strategy=module.program.strategy),))
 
     def plans(self) -> Plans:
         """The plan with other shares; where one has nothing, without its ranks."""
@@ -243,9 +242,9 @@ class Mover:
         state = random_state(module.device)
         try:
             execution = module._under(replace(strategy, shares=shares))
-            execution.replay = None
+            execution.record_nothing()
             if self.traces:
-                execution.executor.settle()
+                execution.settle()
         except ShardwrightError:
             return None  # this rank has no program for such rows; the others are told
         finally:

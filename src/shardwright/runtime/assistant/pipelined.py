@@ -11,30 +11,30 @@ import torch
 from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
 from shardwright.runtime.assistant.fewer import Plans
+from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import move
-from shardwright.runtime.pipeline import PipelineModule
 
 
 class PipelineMover(ABC):
     """Deals the work of a pipeline's ranks out anew. ``shares``: how it is dealt out now, a frozen value with ``rows``."""
 
-    def __init__(self, module: PipelineModule, optimizer: torch.optim.Optimizer | None, shares: Any) -> None:
-        assert module._workers is not None  # ranks that only look on move nothing
+    def __init__(self, module: ParallelModule, optimizer: torch.optim.Optimizer | None, shares: Any) -> None:
+        workers = module._stages.workers
+        assert workers is not None  # ranks that only look on move nothing
         self._module, self._optimizer, self.shares = module, optimizer, shares
-        self.lines, self.traces = [module._workers], True
+        self.lines, self.traces = [workers], True
         self.droppable = optimizer is not None
         self.device: torch.device = module._device
-        module._replay = None  # waits inside of replayed CUDA graphs are not seen by any clock
+        module._planned.record_nothing()  # waits inside of replayed CUDA graphs are not seen by any clock
 
     @property
     def _plan(self) -> Plan:
-        plan: Plan = self._module._stages.plan
-        return plan
+        return self._module.plan
 
     @property
     def held_back(self) -> bool:
         """By no_sync(): the sums belong to the stages and shares as they are."""
-        return bool(self._module._waiting)
+        return bool(self._module._gradients.holding)
 
     @property
     @abstractmethod
@@ -57,9 +57,8 @@ class PipelineMover(ABC):
             move(self._module, self._optimizer, self.plans()(rows))
         except ShardwrightError:
             return False
-        self._module._replay = None
+        self._module._planned.record_nothing()
         if self.traces:  # the operators of its stages at once, and not only after some passes
-            for part in self._module._parts.values():
-                part.executor.settle()
+            self._module._planned.settle()
         self.shares = replace(self.shares, rows=rows)
         return True

@@ -22,14 +22,14 @@ from shardwright.runtime.assistant.fewer import Plans, on_fewer
 from shardwright.runtime.assistant.moving import Shares, movable
 from shardwright.runtime.assistant.pipelined import PipelineMover
 from shardwright.runtime.assistant.prices import uncut_part
-from shardwright.runtime.pipeline import PipelineModule
+from shardwright.runtime.module import ParallelModule
 
 
 class StageMover(PipelineMover):
     """Moves shares between the ranks of one stage."""
 
     def __init__(
-        self, module: PipelineModule, optimizer: torch.optim.Optimizer | None, stage: int, shares: Shares
+        self, module: ParallelModule, optimizer: torch.optim.Optimizer | None, stage: int, shares: Shares
     ) -> None:
         super().__init__(module, optimizer, shares)
         self._stage = stage
@@ -61,10 +61,10 @@ class StageMover(PipelineMover):
         return plan_for
 
 
-def stage_movers(module: PipelineModule, optimizer: torch.optim.Optimizer | None) -> Iterator[StageMover]:
+def stage_movers(module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> Iterator[StageMover]:
     """One for every stage whose ranks share something that can be moved; every rank that works calls this."""
-    plan: Plan = module._stages.plan
-    schedule, line = plan.schedule, module._workers
+    plan, line = module.plan, module._stages.workers
+    schedule = plan.schedule
     if schedule.devices != len(plan.stages) or line is None:
         return  # ranks with several stages: what one of them takes longer is not known by itself
     mine: dict[int, Shares] = {}
@@ -83,7 +83,7 @@ def stage_movers(module: PipelineModule, optimizer: torch.optim.Optimizer | None
             yield StageMover(module, optimizer, number, shares)
 
 
-def _program(module: PipelineModule, stage: int) -> Program | None:
+def _program(module: ParallelModule, stage: int) -> Program | None:
     """What this rank does of a stage for the largest micro-batches."""
-    part = module._parts.get((stage, max(module.pipeline.parts)))
+    part = module._planned.parts.get((stage, max(module.pipeline.parts)))
     return None if part is None else part.executor.program

@@ -11,7 +11,6 @@ from shardwright.errors import RunError
 from shardwright.runtime.assistant.assistant import Assistant, Mode
 from shardwright.runtime.assistant.watching import Rule
 from shardwright.runtime.module import ParallelModule
-from shardwright.runtime.pipeline import PipelineModule
 
 EVENTS_VARIABLE = "SHARDWRIGHT_ASSIST_EVENTS"
 
@@ -51,7 +50,7 @@ def assist(
     >>> optimizer = torch.optim.AdamW(model.parameters())                 # doctest: +SKIP
     >>> assistant = shardwright.assist(model, optimizer)                  # doctest: +SKIP
     """
-    if not isinstance(model, ParallelModule | PipelineModule):
+    if not isinstance(model, ParallelModule):
         raise RunError(
             f"A {type(model).__name__} is not a parallelized module.",
             "Call assist() with what shardwright.parallelize() gave.",

@@ -1,0 +1,59 @@
+"""Device meshes over the ranks of a job: made once, by all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from shardwright.errors import PlanError, RunError
+from shardwright.plans import Plan
+
+Axes = tuple[tuple[str, int], ...]
+
+_MESHES: dict[Any, Any] = {}
+"""Meshes over the default process group, which stands beside them: made once, because each of several axes costs process
+groups (NCCL communicators, threads of gloo). Models may share them: whatever is sent, all ranks send in the same order."""
+
+
+def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
+    """The mesh of these ranks; every rank of the job calls this, also those that are not in it."""
+    key, world = (kind, ranks, axes), dist.group.WORLD
+    if _MESHES.get(None) is not world:  # another job in this process: nothing of the one before is of use
+        _MESHES.clear()
+        _MESHES[None] = world
+    if key not in _MESHES:
+        names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
+        if ranks == tuple(range(dist.get_world_size())):
+            _MESHES[key] = init_device_mesh(kind, sizes, mesh_dim_names=names)
+        else:
+            _MESHES[key] = DeviceMesh(kind, torch.tensor(ranks).reshape(sizes), mesh_dim_names=names)
+    return _MESHES[key]
+
+
+def kind_of_device(device: torch.device | str | None) -> str:
+    """What the processes compute on: ``device`` where it is given, or what their backend is for."""
+    return torch.device(device).type if device is not None else ("cuda" if dist.get_backend() == "nccl" else "cpu")
+
+
+def check_processes(plan: Plan, exactly: bool = True) -> None:
+    """Refuse to run a plan on other processes than it is for; ``exactly``: or on more.
+
+    Raises
+    ------
+    RunError, PlanError
+    """
+    if not dist.is_initialized():
+        raise RunError(
+            "torch.distributed is not initialised.",
+            "Start the script with torchrun (or `shardwright run`) and call torch.distributed.init_process_group() first.",
+        )
+    here = dist.get_world_size()
+    if plan.ranks[-1] >= here or (exactly and plan.devices != here):
+        raise PlanError(
+            f"The plan is for {plan.devices} processes, and {here} are running.",
+            f"Start with torchrun --nproc-per-node so that there are {plan.devices} (`shardwright run` does), or plan for "
+            "this number; where fewer devices were faster, `shardwright plan … --all-devices` insists on all.",
+        )
