@@ -30,6 +30,7 @@ from shardwright._torch_compat import (
 from shardwright.errors import CaptureError
 from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
+from shardwright.frontend.buffers import written_buffers
 from shardwright.frontend.checks import skipped_checks
 from shardwright.frontend.complex_numbers import scatter_pairs
 from shardwright.frontend.containers import opened_outputs, register_containers
@@ -111,6 +112,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
             traced, args, kwargs = stand_in(model, args, kwargs)
             everything = not model.training or kwargs.get("use_cache") is True
             packed = kwargs.get("position_ids") is not None
+            while_tracing.enter_context(written_buffers(traced))
             with opened_outputs(traced, everything) as (left_out, given), as_in_eager_mode(packed), assuming(answers):
                 program = torch.export.export(traced, args, kwargs, strict=False)
             inline_regions(program.graph_module)
