@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.costs.memory import memory
+from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
 from shardwright.program.pipeline import Pipeline
 from shardwright.schedules import RECIPES, Action, Schedule, known_schedule, pipeline, run
@@ -20,6 +21,7 @@ from shardwright.simulator.engine import run as run_events
 from shardwright.simulator.links import Links, Way
 from shardwright.simulator.play import play
 from shardwright.simulator.stages import PricedStage, processor_of
+from shardwright.simulator.variants import orders_like
 
 PLANS = Path(__file__).resolve().parents[2] / "bench" / "predictions" / "plans"
 ONE_MESH = ["recipe-fsdp", "three-axes-megatron", "cpu-megatron", "halos-images", "one-device-gpt", "inference-gpt"]
@@ -47,6 +49,21 @@ def test_the_account_of_one_mesh_is_that_of_its_program(name: str) -> None:
     assert max(size for _, size in curve) == use.peak
     assert [second for second, _ in curve] == sorted(second for second, _ in curve)
     assert curve[-1][1] == sum(storage.bytes for storage in use.storages if storage.born < 0)
+
+
+def test_other_numbers_of_microbatches() -> None:
+    plan = Plan.load(PLANS / "accumulation.json")
+    graph = plan.graph()
+    fewer = simulate_plan(plan, graph, microbatches=2)
+    assert [str(one.action) for one in fewer.played.passes[0]] == ["0F0", "0B0", "0F1", "0B1", "0R2", "0U2"]
+    assert simulate_plan(replace(plan, schedule=fewer.pipeline.schedule), graph).seconds == fewer.seconds
+    forward = Schedule.parse("0F0 1F0 | 2F0")
+    assert [str(order) for order in orders_like(forward, 2)] == ["0F0 1F0 0F1 1F1 | 2F0 2F1"]
+    trained = Plan.load(PLANS / "recipe-fsdp.json")
+    with pytest.raises(
+        ShardwrightError, match="plan again with --microbatches 4"
+    ):  # it says nothing of a loss in parts
+        simulate_plan(trained, trained.graph(), microbatches=4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What else may be asked of a pipeline: orders for another number of micro-batches, and the links that have a name."""
+"""What else may be asked of a step: orders for another number of micro-batches, and the links that have a name."""
 
 from __future__ import annotations
 
@@ -46,8 +46,18 @@ def _known(name: str, stages: int, count: int, devices: int) -> Schedule | None:
 
 
 def orders_like(schedule: Schedule, count: int) -> list[Schedule]:
-    """Orders for another number of micro-batches: the same recipe, or where it is none, every one on the same devices."""
-    name = order_name(schedule)
+    """Orders for another number of micro-batches: the same recipe, or where it is none, every one on the same devices. One
+    stage takes them one by one, forward and back; without training there are forward passes alone.
+
+    >>> [str(order) for order in orders_like(Schedule.parse("0F0 0B0"), 2)]
+    ['0F0 0B0 0F1 0B1']
+    """
+    if not schedule.trains:
+        passes = (tuple(own for own in order if own.microbatch == 0) for order in schedule.orders)
+        return [
+            Schedule(tuple(tuple(one._replace(microbatch=i) for i in range(count) for one in own) for own in passes))
+        ]
+    name = "1f1b" if schedule.stages == schedule.microbatches == 1 else order_name(schedule)
     made = (_known(one, schedule.stages, count, schedule.devices) for one in ([name] if name else RECIPES))
     found = [order for order in made if order is not None and order.device_of == schedule.device_of]
     if not found:
