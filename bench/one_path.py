@@ -2,9 +2,9 @@
 
     python bench/one_path.py [--json]
 
-A plan is its stages, so both should go one path: the same model is planned as fsdp, simulated, drawn as a page and trained on
-four processes, once on one mesh and once in two stages of two with 1F1B; every function of the packages below that was entered
-is noted. What only one of them entered is the twin that is left. Counts go by package; the names follow.
+A plan is its stages, so both should go one path: the same model is planned as fsdp, simulated, drawn as a page and trained
+on four processes, once on one mesh and once in two stages of two with 1F1B; every function of the packages below that was
+entered is noted. What only one of them entered is the twin that is left. Counts go by package; the names follow.
 """
 
 from __future__ import annotations
