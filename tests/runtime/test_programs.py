@@ -12,6 +12,7 @@ from torch import Tensor
 
 import shardwright
 from lowering.strategies import mesh_with
+from runtime.pipelines import halves, pipeline_plan
 from runtime.workers import captured, device_mesh
 from shardwright.errors import Infeasible, RunError
 from shardwright.frontend import capture
@@ -21,6 +22,7 @@ from shardwright.plans import from_json, to_json
 from shardwright.plans.transfer import carried, matched_operators
 from shardwright.runtime import parallelize
 from shardwright.runtime.shards import whole
+from shardwright.schedules import RECIPES
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -64,8 +66,16 @@ def same(ours: Any, theirs: Any, what: str) -> None:
 
 
 def same_gradients(ours: torch.nn.Module, theirs: torch.nn.Module, what: str) -> None:
-    for name, parameter in theirs.named_parameters():
-        same(ours.get_parameter(name).grad, parameter.grad, f"{what}, {name}")
+    for name, parameter in ours.named_parameters():  # with stages, those of this rank
+        same(parameter.grad, theirs.get_parameter(name).grad, f"{what}, {name}")
+
+
+def split(search: str, sizes: tuple[int, ...]) -> Any:
+    """GPT-2 on one mesh as a recipe cuts it, or in two stages in the order of a schedule."""
+    if search in RECIPES:
+        plan = pipeline_plan(graph_of(), halves(graph_of(), 2), 2, search)
+        return parallelize(gpt2(), plan, graph=graph_of(), keep=True)
+    return parallelize(gpt2(), strategy_of(search, sizes), mesh=device_mesh(sizes), graph=graph_of(), keep=True)
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -93,8 +103,7 @@ def arguments(rows: int, length: int, labels: bool = True, mask: bool = False, c
 
 @all_double()
 def calls(rank: int, search: str, sizes: tuple[int, ...], names: tuple[str, ...]) -> None:
-    ours = parallelize(gpt2(), strategy_of(search, sizes), mesh=device_mesh(sizes), graph=graph_of(), keep=True)
-    theirs = copy.deepcopy(gpt2())
+    ours, theirs = split(search, sizes), copy.deepcopy(gpt2())
     for name in (*names, *names):
         kind, results = CALLS[name], []
         for model in (theirs, ours):
@@ -116,9 +125,9 @@ def calls(rank: int, search: str, sizes: tuple[int, ...], names: tuple[str, ...]
     assert len(ours._programs) == len(names)  # each made once: the second round found them all
 
 
-def generates(rank: int) -> None:
+def generates(rank: int, search: str) -> None:
     """The library's own loop gives the tokens of one process, also where the texts begin with padding."""
-    ours = parallelize(gpt2(), strategy_of("megatron", TWO), mesh=device_mesh(TWO), graph=graph_of(), keep=True).eval()
+    ours = split(search, TWO).eval()
     theirs, start = copy.deepcopy(gpt2()).eval(), tokens(2, 5)
     mask = torch.ones_like(start)
     mask[0, :2] = 0
@@ -133,9 +142,9 @@ def generates(rank: int) -> None:
 
 
 @all_double()
-def goes_on_with_its_cache(rank: int) -> None:
+def goes_on_with_its_cache(rank: int, search: str) -> None:
     """A loop that keeps using the cache it made, instead of the one that is returned; one that grows, one that does not."""
-    ours = parallelize(gpt2(), strategy_of("megatron", TWO), mesh=device_mesh(TWO), graph=graph_of(), keep=True).eval()
+    ours = split(search, TWO).eval()
     theirs, kinds = copy.deepcopy(gpt2()).eval(), (transformers.DynamicCache, transformers.StaticCache)
     for kind, options in zip(kinds, ({}, {"max_cache_len": 8}), strict=True):
         found = []
@@ -158,12 +167,18 @@ def test_calls_of_one_module(pool, search, sizes, names):
     pool.run(calls, search, sizes, names, seconds=280)
 
 
-def test_the_same_tokens_are_generated(pair):
-    pair.run(generates, seconds=200)
+def test_calls_of_stages(pair):
+    pair.run(calls, "1f1b", TWO, EVERY, seconds=280)
 
 
-def test_a_cache_is_changed_in_place(pair):
-    pair.run(goes_on_with_its_cache, seconds=200)
+@pytest.mark.parametrize("search", ["megatron", "1f1b"])
+def test_the_same_tokens_are_generated(pair, search):
+    pair.run(generates, search, seconds=200)
+
+
+@pytest.mark.parametrize("search", ["megatron", "1f1b"])
+def test_a_cache_is_changed_in_place(pair, search):
+    pair.run(goes_on_with_its_cache, search, seconds=200)
 
 
 @all_double()
