@@ -5,10 +5,13 @@ pre-training task where there is one with a loss, in their default configuration
 built on the CPU, run eagerly (what cannot run is no test), captured, and the graph replayed; loss and all gradients must be
 the eager model's. ``verify``: those captured, planned as `megatron` and `fsdp` and trained in float64 on two processes.
 
+``call``: built and called once, forward and backward, with inputs of their own kind; the cheapest answer to how many can be.
+
 The workers stay alive from model to model; one that dies or exceeds the limit is replaced. Every row is appended to a file
 as it comes, and models the file has are not run again (``--again STAGE`` runs those that ended there), so that an
 interrupted sweep is simply started anew; ``--minutes`` ends it by itself, between two models.
 
+    python -m bench.model_sweep call --minutes 20
     python -m bench.model_sweep capture
     python -m bench.model_sweep capture --again capture,differs --only gpt2,t5
     python -m bench.model_sweep verify --limit 120
@@ -28,7 +31,7 @@ from tests.runtime.pool import Pool, WorkerError
 
 from bench.model_table import table
 from bench.runtime_verify import commit, sources
-from bench.sweep_workers import OWN, capture_one, verify_one
+from bench.sweep_workers import OWN, call_one, capture_one, verify_one
 
 RESULTS = Path(__file__).parent / "measured" / "models.jsonl"
 SEARCHES = ("megatron", "fsdp")
@@ -62,7 +65,9 @@ def recorded(path: Path, phase: str) -> dict[str, dict[str, Any]]:
 def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     """The models that a phase still has to do; those to be verified have been captured."""
     done = recorded(path, phase)
-    models = references() if phase == "capture" else list(recorded(path, "capture"))
+    models = list(recorded(path, "capture")) if phase == "verify" else references()
+    if phase == "call":
+        models = [model for model in models if not model.startswith(OWN)]
     if phase == "verify":
         captured = recorded(path, "capture")
         models = [model for model in models if captured[model]["stage"] == "captured"]
@@ -78,7 +83,7 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
     """Run a phase over ``models`` and append a row for each; after so many minutes none is begun any more."""
     end = time.monotonic() + 60 * minutes
     common = {"phase": phase, "commit": commit(), "sources": sources()}
-    pool, used = Pool(1 if phase == "capture" else 2), 0
+    pool, used = Pool(2 if phase == "verify" else 1), 0
     for number, model in enumerate(models, 1):
         if time.monotonic() > end:
             break
@@ -88,8 +93,8 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
         used += 1
         started = time.monotonic()
         try:
-            if phase == "capture":
-                row = pool.run(capture_one, model, seconds=limit)[0]
+            if phase != "verify":
+                row = pool.run(call_one if phase == "call" else capture_one, model, seconds=limit)[0]
             else:
                 row = _joined(pool.run(verify_one, model, SEARCHES, seconds=limit))
         except WorkerError as error:
@@ -111,7 +116,7 @@ def _joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phase", choices=("capture", "verify", "table"))
+    parser.add_argument("phase", choices=("call", "capture", "verify", "table"))
     parser.add_argument("--limit", type=float, default=120.0, help="seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
     parser.add_argument("--again", default="", help="stages whose models are run again, or `all`")
@@ -119,7 +124,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.phase == "table":
-        print(table(recorded(options.results, "capture"), recorded(options.results, "verify")))
+        print(table(*(recorded(options.results, phase) for phase in ("capture", "verify", "call"))))
         return
     models = wanted(options.phase, options.results, options.only, options.again)
     sweep(options.phase, models, options.limit, options.results, options.minutes)

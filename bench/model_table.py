@@ -35,9 +35,9 @@ VERIFY = {
 }
 
 
-def table(captured: Rows, verified: Rows) -> str:
-    """Both phases as Markdown."""
-    parts = [_HEAD, *([NOTES.read_text()] if NOTES.exists() else [])]
+def table(captured: Rows, verified: Rows, called: Rows) -> str:
+    """All phases as Markdown."""
+    parts = [_HEAD, *([NOTES.read_text()] if NOTES.exists() else []), *(_calls(called) if called else [])]
     for title, own in (("Architectures of `transformers`", False), ("Models that are not Hugging Face's", True)):
         one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
         two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
@@ -52,6 +52,28 @@ _HEAD = """# Any model
 Made by `python -m bench.model_sweep table` from `bench/measured/models.jsonl`; `python -m bench.model_sweep capture` and
 `... verify` run what is missing there. Every model is tiny and otherwise as its configuration class makes it, caches on.
 """
+
+
+def _calls(called: Rows) -> list[str]:
+    good = [name for name, row in called.items() if row["stage"] == "called"]
+    text = sorted(_short(name) for name in good if called[name].get("text alone"))
+    share = [f"{count} ({count / len(called):.1%})" for count in (len(good), len(good) - len(text))]
+    lines = [
+        "## Built and called",
+        "",
+        f"{len(called)} types of `transformers`; {share[0]} are built at tiny sizes and called, forward and backward; "
+        f"{share[1]} with inputs of their own kind, from `zoo/hf_types.toml`."
+        + (f" With text alone: {', '.join(text)}." if text else ""),
+        "",
+    ]
+    for stage, words in (*NO_TEST.items(), ("time limit", "not finished"), ("crash", "the process died")):
+        lines += _reasons(called, stage, words)
+    commits = Counter(row["commit"] for row in called.values())
+    return [
+        *lines,
+        "Rows by commit: " + ", ".join(f"{name} ({count})" for name, count in commits.most_common()) + ".",
+        "",
+    ]
 
 
 def _section(captured: Rows, verified: Rows) -> list[str]:

@@ -36,6 +36,46 @@ def build(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return found.model, found.args, found.kwargs
 
 
+MEDIA = (
+    "pixel",
+    "input_features",
+    "input_values",
+    "image_patches",
+    "flattened_patches",
+    "visual_feats",
+    "visual_embeds",
+)
+"""Arguments with such words are pictures, videos or sound."""
+
+
+def call_one(rank: int, reference: str) -> dict[str, Any]:
+    """Built and called once, forward and backward, and which of what it reads it was given."""
+    import inspect
+
+    import torch
+
+    row: dict[str, Any] = {"stage": "build"}
+    with _reported(row):
+        model, args, kwargs = build(reference)
+        accepted = [name for name in inspect.signature(model.forward).parameters if any(word in name for word in MEDIA)]
+        row |= {
+            "stage": "eager",
+            "class": type(model).__name__,
+            "inputs": {name: list(value.shape) for name, value in kwargs.items() if isinstance(value, torch.Tensor)},
+            # Sound may come as numbers of codes, and a picture's patches under names of their own.
+            "text alone": bool(accepted) and not set(accepted) & set(kwargs) and set(kwargs) <= TEXT,
+        }
+        started = time.process_time()
+        loss, grads = _step(model, lambda: model(*args, **kwargs), {n: b.clone() for n, b in model.named_buffers()})
+        if not torch.isfinite(loss).all():
+            raise ArithmeticError(f"the eager loss is {loss}")
+        row |= {"cpu_seconds": round(time.process_time() - started, 2), "gradients": len(grads), "stage": "called"}
+    return row
+
+
+TEXT = {"input_ids", "attention_mask", "token_type_ids", "labels", "use_cache", "return_loss", "decoder_input_ids"}
+
+
 def capture_one(rank: int, reference: str) -> dict[str, Any]:
     """Eagerly, captured, replayed: the loss and all gradients must be the same."""
     import torch

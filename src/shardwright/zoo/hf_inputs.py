@@ -95,7 +95,7 @@ def _media(
     places: dict[str, int] = {}
     for argument, kind in MEDIA:
         name = f"get_{kind}_features"
-        encode = getattr(model, name, None) or getattr(getattr(model, "model", None), name, None)
+        encode = getattr(getattr(model, "model", None), name, None) or getattr(model, name, None)
         token = next(
             (n for n in (f"{kind}_token_id", f"{kind}_token_index") if getattr(config, n, None) is not None), ""
         )
