@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from shardwright.errors import CaptureError
 from shardwright.frontend import capture
+from shardwright.frontend.provenance import source_of
+from shardwright.verification import precision
 from shardwright.verification.precision import all_double
 
 
@@ -267,3 +269,33 @@ class Branching(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.linear(x)
         return x.float() * 2 if self.threshold and x.sum() > 0 else x.half().float()
+
+
+class AsksTwice(nn.Module):
+    """Asks its data in a way that even the example's answers do not help."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = [int(part.shape[0]) for part in (x[x > 0.5], x[x <= 0.5])]
+        return x * 2 if sizes[0] > sizes[1] else x
+
+
+def test_advice_is_only_what_helps() -> None:
+    x = torch.rand(3, 4)
+    with pytest.raises(
+        CaptureError, match=r"test_refusals.py:\d+, its control flow depends on tensor values"
+    ) as refusal:
+        capture(AsksTwice(), (x,))
+    assert "CPU" not in refusal.value.remedy, "it is there already"
+    with pytest.raises(CaptureError, match="control flow depends") as refusal:
+        capture(AsksTwice(), (x.to("meta"),))
+    assert "on the CPU" in refusal.value.remedy
+
+
+def test_no_line_of_ours_is_blamed() -> None:
+    """In double precision a mode of ours is called last, also where the model's code is all PyTorch's."""
+    node = torch.fx.Graph().placeholder("x")
+    watching = precision.__file__
+    node.meta["stack_trace"] = (
+        f'  File "{nn.__file__}", line 7, in forward\n  File "{watching}", line 37, in __torch_function__\n'
+    )
+    assert source_of(node) == "torch/nn/__init__.py:7"

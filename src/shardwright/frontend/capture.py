@@ -96,7 +96,7 @@ def capture(
         with _quiet():
             answers = answers_of(model, *call)
     except Exception as error:
-        raise explain_failure(error, model) from error
+        raise explain_failure(error, model, True) from error
     return _captured(model, *call, answers)
 
 
@@ -126,7 +126,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     except CaptureError:
         raise
     except Exception as error:
-        raise explain_failure(error, traced) from error
+        raise explain_failure(error, traced, answers is not None) from error
     notes = [
         f"{name} is left out of what the training step returns beside the loss; use_cache=True asks for it."
         for name in dict.fromkeys(left_out)

@@ -25,8 +25,7 @@ _CAUSES = (
     (
         r"[Dd]ata-?dependent|unbacked|GuardOnDataDependent|_local_scalar_dense|item\(\)|\.tolist\(\)",
         "its control flow depends on tensor values",
-        "Decide with torch.where, or pass the value in as a Python argument; a model built on the CPU, not on meta, may "
-        "also branch on it: what the example decides is then assumed and checked in every step.",
+        "Decide with torch.where, or pass the value in as a Python argument.",
     ),
     (
         r"device meta|on the meta device|Cannot copy out of meta|meta tensor",
@@ -52,13 +51,22 @@ _CAUSES = (
 )
 
 
-def explain_failure(error: Exception, model: torch.nn.Module) -> CaptureError:
-    """The one error a user sees for anything export could not digest."""
+_REAL = (
+    " Or capture it from Python with the model and its inputs on the CPU: what the example decides is then assumed, and "
+    "checked in every step."
+)
+"""More that helps a model whose tensors hold no values."""
+
+
+def explain_failure(error: Exception, model: torch.nn.Module, real: bool) -> CaptureError:
+    """The one error a user sees for anything export could not digest; ``real`` where the example's values were looked at."""
     frames = list(_frames(error))
     text = f"{type(error).__name__} {error}"
     causes = [(why, remedy) for pattern, why, remedy in _CAUSES if re.search(pattern, text)]
     unknown = ("torch.export failed on it", "Run the model once eagerly with the same inputs to rule out a plain bug.")
     why, remedy = causes[0] if causes else unknown
+    if not real and looks_at_data(error):
+        remedy += _REAL
     return CaptureError(
         f"Cannot capture {type(model).__name__}: {_place(frames, model)}, {why} ({_first_line(error)}).", remedy
     )

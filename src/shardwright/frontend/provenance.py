@@ -67,7 +67,9 @@ def module_of(node: Node) -> str:
 
 
 def source_of(node: Node) -> str:
-    """The innermost line of the model's own code: ``package/file.py:line``."""
+    """The innermost line of the model's own code, or of PyTorch's modules where it has none: ``package/file.py:line``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if of_the_model(frame[0])] or frames
+    # Not what watches every call of a trace: such frames of ours are the innermost of all.
+    others = [frame for frame in frames if not frame[0].startswith(f"{_OURS}/")]
+    own = [frame for frame in frames if of_the_model(frame[0])] or others
     return f"{short_path(own[-1][0])}:{own[-1][1]}" if own else ""
