@@ -23,6 +23,7 @@ from shardwright.runtime import (
     homeward,
     inputs,
     operating,
+    part,
     ties,
     travelling,
 )
@@ -212,4 +213,4 @@ def _(stack: ExitStack) -> None:
 
 @mutation("buffers never updated", pictures)
 def _(stack: ExitStack) -> None:
-    around(stack, execution.Execution, "_replace", lambda original, self, tensor, value: None)
+    around(stack, part.Part, "store", lambda original, self, values: None)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from shardwright.lowering import collectives, randomness
 from shardwright.program import binding
-from shardwright.runtime import buckets, bundles, execution, homeward, summing, travelling
+from shardwright.runtime import borders, buckets, bundles, homeward, part, summing, travelling
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -151,19 +151,19 @@ def _(stack: ExitStack) -> None:
 
 @mutation("a rank that never updates buffers", pictures)
 def _(stack: ExitStack) -> None:
-    def never(original: Any, self: Any, tensor: str, value: Tensor) -> None:
+    def never(original: Any, self: Any, values: Any) -> None:
         if not last_rank():
-            original(self, tensor, value)
+            original(self, values)
 
-    around(stack, execution.Execution, "_replace", never)
+    around(stack, part.Part, "store", never)
 
 
 @mutation("halved logits", words)
 def _(stack: ExitStack) -> None:
-    def halved(original: Any, self: Any, value: Tensor, result: Any) -> Any:
-        return original(self, value * 0.5 if value.numel() > 1 else value, result)
+    def halved(original: Any, self: Any, name: str, value: Tensor) -> Any:
+        return original(self, name, value * 0.5 if value.numel() > 1 else value)
 
-    around(stack, execution.Execution, "_handed_out", halved)
+    around(stack, borders.Here, "handed_out", halved)
 
 
 @mutation("a rank's second update doubled", perceptron)
