@@ -156,7 +156,7 @@ def main() -> None:
                 plan.save(asked.save / f"{name}.json")
             path = Path(folder) / f"{name}.html"
             path.write_text(plan_page(plan, graph, file=f"{name}.json", price=3.0, why_seconds=10.0), encoding="utf-8")
-            stages = f", {len(plan.stages)} stages, {plan.microbatches} micro-batches" if not plan.whole else ""
+            stages = f", {len(plan.stages)} stages, {plan.microbatches} micro-batches" if len(plan.stages) > 1 else ""
             cells = [f"{plan.model} on {plan.cluster.name}, {len(graph.ops)} operators{stages}"]
             cells += [str(plan_events(plan, graph)), f"{path.stat().st_size / 1e3:.0f}", *measured(browser, path)]
             print(f"| {' | '.join(cells)} |", flush=True)
@@ -166,13 +166,10 @@ def main() -> None:
 
 
 def plan_events(plan: Plan, graph: Graph) -> int:
-    """Events of one kind of rank; of a pipeline, of all stages and micro-batches."""
-    from shardwright.reports.pipelined import Piped
-    from shardwright.reports.steps import rank_steps
+    """Events of one rank of every kind."""
+    from shardwright.simulator import simulate_plan
 
-    if not plan.whole:
-        return sum(len(step.events) for step in Piped.of(plan, graph).steps) * plan.microbatches
-    return len(rank_steps(plan, graph)[0].events)
+    return sum(len(rank.events) for rank in simulate_plan(plan, graph).ranks)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def test_a_plan_for_fewer_devices_says_so_in_table_plan_and_flag(
     assert run(monkeypatch, "verify", str(tmp_path / "plan.json")) == 2
     assert "verify gpt:small --plan" in capsys.readouterr().err
     assert run(monkeypatch, *small, "--all-devices", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["mesh"] == [["gpu", 2]]
+    assert json.loads(capsys.readouterr().out)["stages"][0]["mesh"] == [["gpu", 2]]
 
 
 @pytest.mark.parametrize("nodes", ["abc", "0", "-1", "9" * 30, "²", ""])

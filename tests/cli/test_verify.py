@@ -41,6 +41,18 @@ def test_two_processes_against_one(monkeypatch, capsys):
     assert "3 passes on 3 different batches, step 2 adds up two" in said and "recomputed" in said and "ipeline" in said
 
 
+def test_stages_that_are_asked_for(monkeypatch, capsys):
+    """What stages send each other is counted."""
+    arguments = ("rnn:small,layers=1,seq=2", "--cluster", "local:2", "--steps", "1", "--dtype", "float64")
+    asked = ("--stages", "2", "--microbatches", "2", "--schedule", "zb-h1")
+    assert run(monkeypatch, "verify", *arguments, *asked, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["agrees"] is True and document["processes"] == 2 and "2 stages" in document["shape"]
+    (found,) = document["strategies"]
+    times, size = found["communication"]["send"]
+    assert times >= 2 and size > 0  # of rank 0: its values for the second stage, in two micro-batches
+
+
 def test_one_process(monkeypatch, capsys):
     assert run(monkeypatch, "verify", "rnn:small,layers=1,seq=2", "--cluster", "local:1", "--json") == 0
     document = json.loads(capsys.readouterr().out)
@@ -96,6 +108,8 @@ def test_nothing_to_compare(function, complaint, tmp_path, monkeypatch, capsys):
         ("--search", "fsdq"),
         ("--plan", "missing.json"),
         ("--plan", "p.json", "--search", "fsdp"),
+        ("--plan", "p.json", "--stages", "2"),
+        ("--schedule", "1f1b"),
     ],
 )
 def test_bad_input(arguments, monkeypatch, capsys):
@@ -109,7 +123,6 @@ def answer(*comparisons: Comparison, cut: int = 3) -> Verified:
         search="fsdp",
         stages=(SimpleNamespace(strategy=SimpleNamespace(axes=(("cpu", 2),))),),
         devices=2,
-        whole=True,
         shape="cpu 2",
     )
     compared = Verification(

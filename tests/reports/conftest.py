@@ -27,6 +27,12 @@ class Planned:
     graph: Graph
 
 
+def captured_small() -> Graph:
+    """The small model with a batch of eight."""
+    built = resolve("gpt:small", batch=8)
+    return capture(built.model, built.args, built.kwargs)
+
+
 def planned(reference: str, cluster: Cluster | str, batch: int = 8, **options: Any) -> Planned:
     from shardwright.planner import Options
 

@@ -13,10 +13,10 @@ from tests.reports.conftest import Planned, planned
 
 from shardwright.cli import main
 from shardwright.errors import PlanError
-from shardwright.reports.chain import deciding_chain
-from shardwright.reports.diff import HOST, ISSUING, RESTING, UPDATE, compare, family
+from shardwright.reports.chain import ISSUING, deciding_chain
+from shardwright.reports.diff import HOST, RESTING, UPDATE, compare, family
 from shardwright.reports.diff_page import diff_page, headline, signed
-from shardwright.reports.steps import rank_steps
+from shardwright.reports.steps import PlanStep
 
 MODEL, CLUSTER = "gpt:layers=3,width=512,heads=8,vocab=1000", "4xH200"
 
@@ -34,8 +34,8 @@ def megatron(found: Planned) -> Planned:
 @pytest.mark.parametrize("which", ["gpt", "on_processors"])
 def test_the_chain_that_decides_adds_up_to_the_step(which: str, request: pytest.FixtureRequest) -> None:
     case: Planned = request.getfixturevalue(which)
-    step = rank_steps(case.plan, case.graph)[0]
-    assert sum(link.seconds for link in deciding_chain(step)) == pytest.approx(step.seconds, rel=1e-9)
+    (rank,) = PlanStep.of(case.plan, case.graph).timeline.ranks
+    assert sum(link.seconds for link in deciding_chain(rank)) == pytest.approx(rank.seconds, rel=1e-9)
 
 
 def test_differences_add_up_and_name_what_makes_them(found: Planned, megatron: Planned) -> None:

@@ -15,11 +15,9 @@ from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.planner import Options, Pipelining, plan_graph, plan_pipeline
 from shardwright.plans import Plan
-from shardwright.reports.measured import compare_with, measured_html
-from shardwright.reports.measured_pipeline import compare_pipeline, pipeline_html
+from shardwright.reports.measured import compare, measured_html
 from shardwright.reports.page import plan_page
-from shardwright.reports.pipelined import Piped
-from shardwright.reports.steps import rank_steps
+from shardwright.reports.steps import PlanStep
 from shardwright.reports.traces import read_trace, read_traces
 from shardwright.runtime import parallelize
 from shardwright.runtime.profiling import PROFILE_VARIABLE, WARM_STEPS, profile_if_asked, trace_path
@@ -50,8 +48,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_one_step_is_recorded_and_every_operator_finds_its_partner(alone: Planned, recorded: Path) -> None:
     trace = read_trace(recorded)
-    step = rank_steps(alone.plan, alone.graph)[0]
-    measured = compare_with(step, alone.graph, trace)
+    measured = compare(PlanStep.of(alone.plan, alone.graph), [trace])
     linear = sum(op.target == "aten.linear.default" for op in alone.graph.ops)
     found = {(row.phase, row.what): 0 for row in measured.rows}
     for row in measured.rows:
@@ -59,13 +56,15 @@ def test_one_step_is_recorded_and_every_operator_finds_its_partner(alone: Planne
         assert row.measured > 0
     assert found["forward", "linear"] == found["backward", "linear"] == linear
     assert found["forward", "scaled_dot_product_attention"] == found["backward", "scaled_dot_product_attention"]
-    assert found["update", "adamw"] == 1
+    assert found["update", "optimizer"] == 1
     events = trace.events
     assert sum(1 for e in events if e["name"] == "aten::linear") == linear  # of one step, not of several
     took = sum(e["dur"] for e in events if e["name"] == "aten::linear")
     said = sum(row.measured for row in measured.rows if (row.phase, row.what) == ("forward", "linear"))
     assert said == pytest.approx(took)
-    assert measured.matched > 0.9 * measured.events
+    (rank,) = measured.ranks
+    assert rank.matched > 0.9 * rank.events
+    assert [str(action) for action, *_ in rank.passes] == ["0F0", "0B0"]
     sizes = [abs(row.difference) for row in measured.rows]
     assert sizes == sorted(sizes, reverse=True)  # the worst first
 
@@ -83,9 +82,9 @@ def event(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, *
 
 
 def test_kernels_count_where_there_are_any_and_collectives_go_by_their_calls(gpt: Planned, tmp_path: Path) -> None:
-    step = rank_steps(gpt.plan, gpt.graph)[0]
+    step = PlanStep.of(gpt.plan, gpt.graph)
     target = "linear"
-    call = next(e.collective for e in step.events if e.collective)
+    call = next(e.collective for e in step.steps[0].events if e.collective)
     words = {"all_reduce": "allreduce_", "all_gather": "_allgather_base_", "reduce_scatter": "_reduce_scatter_base_"}
     events = [
         event(f"aten::{target}", 0.0, 10.0, **{"Sequence number": 4}),
@@ -97,7 +96,7 @@ def test_kernels_count_where_there_are_any_and_collectives_go_by_their_calls(gpt
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events}))
-    rows = {row.phase: row for row in compare_with(step, gpt.graph, read_trace(path)).rows}
+    rows = {row.phase: row for row in compare(step, [read_trace(path)]).rows}
     assert rows["forward"].measured == pytest.approx(50e-6) and rows["backward"].measured == pytest.approx(70e-6)
     events = [
         event(f"aten::{target}", 0.0, 10.0),
@@ -105,10 +104,10 @@ def test_kernels_count_where_there_are_any_and_collectives_go_by_their_calls(gpt
         event("gloo:all_reduce", 21.0, 40.0, "user_annotation", tid=5),
     ]
     path.write_text(json.dumps(events))
-    measured = compare_with(step, gpt.graph, read_trace(path))
+    measured = compare(step, [read_trace(path)])
     sent = next(row for row in measured.rows if row.module.startswith("over"))
     assert sent.what == call.replace("_", "-") and sent.measured == pytest.approx(40e-6)
-    assert "2 of" in measured_html(measured, step.seconds)
+    assert "2 of" in measured_html(step, measured)
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
@@ -141,23 +140,23 @@ def train(rank: int, path: str, plan: Plan) -> None:
 
 
 @pytest.fixture(scope="module")
-def pipeline_recorded(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Piped, Path]:
+def pipeline_recorded(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[PlanStep, Path]:
     """Two stages of two processes, every rank recorded."""
     path = tmp_path_factory.mktemp("traces") / "trace.json"
     plan = planned_for_four(stages=2)
     pool.run(train, str(path), plan)
-    return Piped.of(plan, plan.graph()), path
+    return PlanStep.of(plan, plan.graph()), path
 
 
-def test_every_rank_of_a_pipeline_is_laid_over_its_stage(pipeline_recorded: tuple[Piped, Path]) -> None:
+def test_every_rank_of_a_pipeline_is_laid_over_its_stage(pipeline_recorded: tuple[PlanStep, Path]) -> None:
     piped, path = pipeline_recorded
     traces = read_traces(path)
     assert [trace.rank for trace in traces] == [0, 1, 2, 3]
-    measured = compare_pipeline(piped, traces)
+    measured = compare(piped, traces)
     orders = piped.timeline.timing.schedule.orders
     for rank in measured.ranks:
-        assert rank.device == rank.rank // 2
-        assert [action for action, *_ in rank.passes] == list(orders[rank.device])
+        assert rank.group == rank.rank // 2
+        assert [action for action, *_ in rank.passes] == list(orders[rank.group])
         ends = [0.0, *(end for *_, end in rank.passes)]
         assert all(before <= start < end for before, (_, start, end) in zip(ends, rank.passes, strict=False))
         assert rank.matched > 0.95 * rank.events
@@ -172,29 +171,29 @@ def test_every_rank_of_a_pipeline_is_laid_over_its_stage(pipeline_recorded: tupl
     assert any(row.what == "all-gather" for row in measured.rows)
     sizes = [abs(row.difference) for row in measured.rows]
     assert sizes == sorted(sizes, reverse=True) and all(row.measured > 0 for row in measured.rows)
-    said = pipeline_html(piped, compare_pipeline(piped, traces[:3]))
+    said = measured_html(piped, compare(piped, traces[:3]))
     assert "on 3 of 4 ranks" in said and "The traces of 1 ranks are not" in said
 
 
-def test_the_page_of_a_pipeline_shows_what_was_measured(pipeline_recorded: tuple[Piped, Path], opened: Any) -> None:
+def test_the_page_of_a_pipeline_shows_what_was_measured(pipeline_recorded: tuple[PlanStep, Path], opened: Any) -> None:
     piped, path = pipeline_recorded
     view = opened(plan_page(piped.plan, piped.graph, why_seconds=0, traces=read_traces(path)), 820, "dark")
     titles = view.page.evaluate("shardwright.timeline.groups.map((g) => g.title)")
     assert [title.split(",")[0].split(":")[0] for title in titles] == ["predicted", "measured", "predicted", "measured"]
     bars = view.page.evaluate("shardwright.timeline.groups[1].rows.map((r) => r.ids.length)")
     assert bars == [8 + 2] * 4  # every pass, the sums that follow, the update
-    view.page.select_option("#timeline select.device", "1")
+    view.page.select_option("#timeline select.group", "1")
     assert "rank 2" in view.page.evaluate("shardwright.timeline.groups[3].title")
     assert "Predicted beside measured" in view.page.inner_text("#timeline")
     assert view.said == [] and axe_violations(view.page) == []
 
 
-def test_traces_of_something_else_are_refused(pipeline_recorded: tuple[Piped, Path], recorded: Path) -> None:
+def test_traces_of_something_else_are_refused(pipeline_recorded: tuple[PlanStep, Path], recorded: Path) -> None:
     piped, path = pipeline_recorded
-    with pytest.raises(ShardwrightError, match="no passes of a pipeline"):
-        compare_pipeline(piped, read_traces(recorded))
+    with pytest.raises(ShardwrightError, match="holds no passes"):
+        compare(piped, read_traces(recorded))
     with pytest.raises(ShardwrightError, match="not those of the plan"):
-        compare_pipeline(piped, [read_trace(trace_path(path, 2), rank=0)])
+        compare(piped, [read_trace(trace_path(path, 2), rank=0)])
 
 
 def test_a_parallelized_module_is_matched_by_its_instructions(pool: Any, tmp_path: Path) -> None:
@@ -202,9 +201,11 @@ def test_a_parallelized_module_is_matched_by_its_instructions(pool: Any, tmp_pat
     plan = planned_for_four(stages=0)
     pool.run(train, str(path), plan)
     (trace,) = read_traces(path)
-    step = rank_steps(plan, plan.graph())[0]
-    measured = compare_with(step, plan.graph(), trace)
-    assert measured.matched > 0.95 * measured.events
+    step = PlanStep.of(plan, plan.graph())
+    measured = compare(step, [trace])
+    (rank,) = measured.ranks
+    assert rank.matched > 0.95 * rank.events and 0.0 < rank.busy <= measured.seconds
+    assert "on 1 of 4 ranks" in measured_html(step, measured)
     found = {(row.phase, row.what) for row in measured.rows}
     assert {("forward", "linear"), ("backward", "linear"), ("parameters", "all-gather")} <= found
     # Passes of the compiler's that trace backward functions are in none of the steps that are recorded.

@@ -12,9 +12,10 @@ import pytest
 from tests.reports.conftest import Planned, axe_violations, number, set_factors, until
 
 from shardwright.cli import main
-from shardwright.cli.simulate import _document
+from shardwright.cli._step import step_document
 from shardwright.reports.page import SECTIONS, plan_page
-from shardwright.simulator import WhatIf, simulate
+from shardwright.reports.steps import PlanStep
+from shardwright.simulator import WhatIf, simulate_plan
 
 SETTINGS = [
     {},
@@ -147,17 +148,16 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
     for setting in tried:
         rates = {axis: factor for axis, factor in setting.items() if axis in axes}
         what_if = WhatIf(rates, setting.get("device", 1.0), setting.get("host", 1.0))
-        said = _document(
-            simulate(graph, plan.stages[0].strategy, plan.meshes[0], graph.training, plan.optimizer, what_if=what_if)
-        )
+        said = step_document(PlanStep(plan, graph, simulate_plan(plan, graph, what_if=what_if)))
         set_factors(page, setting)
         for name in ("step_seconds", "sum_seconds", "exposed_seconds", "lower_bound_seconds"):
             assert math.isclose(number(page, "what-if", name), said[name], rel_tol=1e-9, abs_tol=1e-15), (setting, name)
-        for stream, busy in said["busy_seconds"].items():
-            assert math.isclose(number(page, "what-if", f"busy {stream}"), busy, rel_tol=1e-9), (setting, stream)
-        until(page, "shardwright.memory.run.total === shardwright.timeline.groups[0].run.total")
+        for stream, busy in said["ranks"][0]["busy_seconds"].items():
+            assert math.isclose(number(page, "what-if", f"busy 0 {stream}"), busy, rel_tol=1e-9), (setting, stream)
+        until(page, "shardwright.memory.storages.run.total === shardwright.timeline.groups[0].run.total")
         curve = page.evaluate("(() => { const c = shardwright.memory.curve; return [c.times, c.total]; })()")
-        assert max(curve[1]) == max(size for _, size in said["memory_curve"])
+        use = simulate_plan(plan, graph).stage().memory
+        assert max(curve[1]) == max(use.curve)
         seen.add(said["step_seconds"])
     assert len(seen) >= 6  # the settings matter
 
@@ -185,7 +185,7 @@ def test_the_command_that_the_page_shows_gives_the_page_s_numbers(
         if not setting:
             assert number(page, "glance", "step_seconds") == pytest.approx(said["step_seconds"], rel=1e-9)
             assert number(page, "memory", "peak_bytes") == said["peak_bytes"]
-            for row in said["communication"]:
+            for row in said["stages"][0]["communication"]:
                 assert number(page, "communication", f"bytes {row['collective']} {row['axis']}") == row["bytes"]
 
 

@@ -15,8 +15,8 @@ from tests.reports.conftest import Planned, planned
 
 from shardwright.errors import ShardwrightError
 from shardwright.reports.packing import deflated, packed_step
-from shardwright.reports.steps import rank_steps
-from shardwright.reports.traffic import flows, matrix
+from shardwright.reports.steps import PlanStep
+from shardwright.reports.traffic import matrix
 from shardwright.reports.trust import published, read_verification
 from shardwright.simulator import WhatIf, simulate
 from shardwright.simulator.what_if import parts, scaled
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_parts_of_every_event_add_up_to_it(gpt: Planned) -> None:
-    step = rank_steps(gpt.plan, gpt.graph)[0]
+    step = PlanStep.of(gpt.plan, gpt.graph).steps[0]
     assert any(event.collective for event in step.events)
     for event in step.events:
         part = parts(event, gpt.plan.meshes[0])
@@ -57,7 +57,7 @@ def test_factors_without_meaning_are_refused(bad: float, gpt: Planned) -> None:
 
 
 def test_what_is_packed_comes_back(gpt: Planned) -> None:
-    step = rank_steps(gpt.plan, gpt.graph)[0]
+    step = PlanStep.of(gpt.plan, gpt.graph).steps[0]
     document = json.loads(gzip.decompress(base64.b64decode(deflated(packed_step(step)))))
     known = {"words": 0, "numbers": 0}
 
@@ -85,7 +85,7 @@ def test_what_is_packed_comes_back(gpt: Planned) -> None:
 def test_deeper_models_take_little_more_room() -> None:
     asked: dict[str, Any] = {"search": "fsdp", "baselines": (), "recompute": "none", "fewer_devices": False}
     few, many = (
-        len(deflated(packed_step(rank_steps(found.plan, found.graph)[0])))
+        len(deflated(packed_step(PlanStep.of(found.plan, found.graph).steps[0])))
         for found in (planned(f"gpt:layers={n},width=64,heads=4,vocab=100", "4xH100", **asked) for n in (4, 16))
     )
     assert many < 2.8 * few  # a further layer takes less than half of what one takes by itself
@@ -94,10 +94,10 @@ def test_deeper_models_take_little_more_room() -> None:
 
 def test_what_is_sent_is_what_the_collectives_send(gpt: Planned) -> None:
     mesh = gpt.plan.meshes[0]
-    step = rank_steps(gpt.plan, gpt.graph)[0]
-    sent = matrix(flows(step.communication, mesh), mesh)
+    step = PlanStep.of(gpt.plan, gpt.graph)
+    sent = matrix(step.flows(0), mesh)
     total = 0.0
-    for (kind, axis), (_, size) in step.communication.items():
+    for (kind, axis), (_, size, _) in step.communication(0).items():
         p = dict(mesh.names)[axis]
         total += mesh.devices * {"all_reduce": 2.0}.get(kind, 1.0) * (p - 1) / p * size
     assert sum(sent.values()) == pytest.approx(total)

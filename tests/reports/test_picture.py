@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 from tests.reports.conftest import Planned, planned
 
-from shardwright.planner import describe_graph
 from shardwright.plans import Candidate
 from shardwright.reports import picture
 from shardwright.reports.drawing import Box, Drawing, Words, text_width
@@ -19,8 +18,7 @@ from shardwright.reports.picture import LEAST, LEFT, WIDTH
 
 
 def drawn(found: Planned) -> Drawing:
-    described = describe_graph(found.graph)
-    return picture(found.plan, found.graph, described.rules, described.labels)
+    return picture(found.plan, found.graph)
 
 
 def test_every_candidate_and_axis_is_drawn(gpt: Planned) -> None:

@@ -1,4 +1,4 @@
-"""The page of a pipeline in a real browser: stages, micro-batches, bubbles, and the numbers of `shardwright simulate`."""
+"""Pages of several passes in a real browser: stages, micro-batches, bubbles, and the numbers of `shardwright simulate`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.reports.conftest import Planned, axe_violations, number, set_factors, until
+from tests.reports.conftest import Planned, axe_violations, captured_small, number, planned, set_factors, until
 
 from shardwright.cli import main
 from shardwright.cluster import parse_cluster
-from shardwright.frontend import capture
 from shardwright.planner import Options
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.reports.diff import ISSUING, STAGES, compare
+from shardwright.reports.chain import ISSUING
+from shardwright.reports.diff import STAGES, compare
 from shardwright.reports.diff_page import diff_page
+from shardwright.reports.packed import packed_traffic
 from shardwright.reports.page import SECTIONS, plan_page
-from shardwright.reports.pipelined import Piped, packed_traffic
+from shardwright.reports.steps import PlanStep
 from shardwright.simulator import WhatIf, simulate_plan
-from shardwright.zoo.reference import resolve
 
 SETTINGS: list[dict[str, float]] = [
     {},
@@ -45,8 +45,7 @@ SETTINGS: list[dict[str, float]] = [
 
 
 def pipelined(cluster: Any, microbatches: int, schedule: str, search: str) -> Planned:
-    built = resolve("gpt:small", batch=8)
-    graph = capture(built.model, built.args, built.kwargs)
+    graph = captured_small()
     asked = Pipelining(2, microbatches, schedule, cuts=("blocks.1",))  # not by the prices of whatever machine this is
     plan = plan_pipeline(graph, cluster, asked, Options(search=search, fewer_devices=False), reference="gpt:small")
     return Planned(replace(plan, batch=8), graph)
@@ -71,6 +70,21 @@ def on_processors() -> Planned:
     link = replace(cluster.network, processor_share=0.4, processor_seconds=40e-6)
     node = replace(cluster.nodes[0], devices=4, link=link)
     return pipelined(replace(cluster, nodes=(node,), network=link), 4, "1f1b", "fsdp")
+
+
+@pytest.fixture(scope="module")
+def accumulating() -> Planned:
+    """One mesh that takes the batch in four micro-batches."""
+    graph, asked = captured_small(), Pipelining(1, 4, "1f1b")
+    options = Options(search="fsdp", fewer_devices=False)
+    plan = plan_pipeline(graph, parse_cluster("2xH100"), asked, options, reference="gpt:small")
+    return Planned(replace(plan, batch=8), graph)
+
+
+@pytest.fixture(scope="module")
+def flat() -> Planned:
+    """One mesh that takes the batch in one go."""
+    return planned("gpt:small", "2xH100", search="fsdp", baselines=(), fewer_devices=False)
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +126,9 @@ def test_the_timeline_has_every_pass_and_every_bubble(text: str, opened: Any, pi
         assert all(math.isclose(a, b[1], rel_tol=1e-9, abs_tol=1e-12) for a, b in zip(ends, bars, strict=False))
         assert any(bar[0] == "bubble" for bar in bars)  # and together they leave nothing out
     before = page.evaluate("shardwright.timeline.groups[1].title")
-    page.select_option("#timeline select.device", "1")
+    page.select_option("#timeline select.group", "1")
     assert page.evaluate("shardwright.timeline.groups[1].title") != before
-    assert page.input_value("#memory select.device") == "1"  # memory follows
+    assert page.input_value("#memory select.group") == "1"  # memory follows
     bars = page.locator("#timeline canvas.bars")
     bars.scroll_into_view_if_needed()
     bars.focus()
@@ -125,13 +139,13 @@ def test_the_timeline_has_every_pass_and_every_bubble(text: str, opened: Any, pi
     assert any("micro-batch" in line for line in said) and any("waits" in line or "starts" in line for line in said)
 
 
-@pytest.mark.parametrize("which", ["piped", "unequal", "on_processors"])
+@pytest.mark.parametrize("which", ["piped", "unequal", "on_processors", "accumulating", "flat"])
 def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.FixtureRequest, opened: Any) -> None:
     found: Planned = request.getfixturevalue(which)
     plan, graph = found.plan, found.graph
     page = opened(plan_page(plan, graph, why_seconds=10.0)).page
-    names = page.evaluate("shardwright.data.pipeline.links")
-    counts = page.evaluate("shardwright.data.pipeline.variants.map((v) => v.microbatches)")
+    names = page.evaluate("shardwright.data.step.links")
+    counts = page.evaluate("shardwright.data.step.variants.map((v) => v.microbatches)")
     assert plan.microbatches in counts and {1, 2} <= set(counts)
     seen, tried = set(), 0
     for setting in SETTINGS:
@@ -146,12 +160,14 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         told = {
             "step_seconds": said.seconds,
-            "bubble": said.bubble,
-            "makespan": said.timing.makespan,
-            "peak_bytes": max(said.memory),
-            "sent_bytes": said.sent_bytes,
-            **{f"busy stage {n}": stage.busy_seconds for n, stage in enumerate(said.stages)},
+            "exposed_seconds": said.exposed_seconds,
+            "sum_seconds": said.sum_seconds,
+            "lower_bound_seconds": max(rank.lower_bound for rank in said.ranks),
+            "peak_bytes": said.peak_bytes,
         }
+        if len(plan.stages) > 1:
+            told |= {"bubble": said.bubble, "makespan": said.timing.makespan, "sent_bytes": said.sent_bytes}
+            told |= {f"busy stage {n}": stage.busy_seconds for n, stage in enumerate(said.stages)}
         for name, value in told.items():
             shown = number(page, "what-if", name)
             assert math.isclose(shown, value, rel_tol=1e-9, abs_tol=1e-12), (setting, name, shown, value)
@@ -161,7 +177,7 @@ def test_sliders_give_the_numbers_of_the_command(which: str, request: pytest.Fix
             assert all(math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) for a, b in pairs), setting
         seen.add(said.seconds)
         tried += 1
-    assert tried >= 10 and len(seen) >= 8  # the settings matter
+    assert tried >= 9 and len(seen) >= 7  # the settings matter
 
 
 def test_the_command_that_the_page_shows_gives_the_page_s_numbers(
@@ -175,7 +191,7 @@ def test_the_command_that_the_page_shows_gives_the_page_s_numbers(
     page = opened(text).page
     piped.plan.save(tmp_path / "plan.json")
     monkeypatch.chdir(tmp_path)
-    counts = page.evaluate("shardwright.data.pipeline.variants.map((v) => v.microbatches)")
+    counts = page.evaluate("shardwright.data.step.variants.map((v) => v.microbatches)")
     page.fill("#factor-microbatches", str(counts.index(2)))
     page.fill("#factor-link-stages", "0.05")
     for word in ("--microbatches 2", "stages=0.05"):
@@ -187,7 +203,7 @@ def test_the_command_that_the_page_shows_gives_the_page_s_numbers(
     said = json.loads(capsys.readouterr().out)
     assert said["microbatches"] == 2
     assert math.isclose(number(page, "what-if", "step_seconds"), said["step_seconds"], rel_tol=1e-9)
-    assert math.isclose(number(page, "what-if", "peak_bytes"), max(said["peak_bytes"]), rel_tol=1e-9)
+    assert math.isclose(number(page, "what-if", "peak_bytes"), said["peak_bytes"], rel_tol=1e-9)
     assert page.locator(".banner").is_visible()
 
 
@@ -195,7 +211,7 @@ def test_memory_over_time_is_about_what_is_predicted(opened: Any, on_processors:
     page = opened(plan_page(on_processors.plan, on_processors.graph, why_seconds=0)).page
     timeline = simulate_plan(on_processors.plan, on_processors.graph)
     for device in range(2):
-        page.select_option("#memory select.device", str(device))
+        page.select_option("#memory select.group", str(device))
         most = page.evaluate("Math.max(...shardwright.memory.curve.total)")
         held = timeline.times[device, timeline.pipeline.micro.sizes[0]].bytes
         assert held.resting + held.kept < most
@@ -204,7 +220,7 @@ def test_memory_over_time_is_about_what_is_predicted(opened: Any, on_processors:
 
 
 def test_the_matrix_holds_what_stages_send(text: str, opened: Any, piped: Planned) -> None:
-    page, looked = opened(text).page, Piped.of(piped.plan, piped.graph)
+    page, looked = opened(text).page, PlanStep.of(piped.plan, piped.graph)
     assert packed_traffic(looked)["ranks"] == 4
     assert number(page, "communication", "sent 0 1") == sum(size for (a, _), size in looked.parcels.items() if a < 2)
     page.locator("#communication canvas").focus()
@@ -214,8 +230,6 @@ def test_the_matrix_holds_what_stages_send(text: str, opened: Any, piped: Planne
 
 
 def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
-    from tests.reports.conftest import planned
-
     flat = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)
     found = compare(flat.plan, piped.plan, flat.graph)
     assert found.steps[1].seconds == pytest.approx(simulate_plan(piped.plan, piped.graph).seconds, rel=1e-12)

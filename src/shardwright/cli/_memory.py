@@ -1,4 +1,4 @@
-"""What ``shardwright explain --memory`` says: the peak of a plan's memory, when it is, and what makes it up."""
+"""What ``shardwright explain --memory`` says: the peak of every kind of rank, when it is, and what makes it up."""
 
 from __future__ import annotations
 
@@ -12,38 +12,54 @@ if TYPE_CHECKING:
 
 
 def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
-    """The peak per kind of content, and the ten largest things alive at it with their module paths."""
-    from shardwright.simulator import simulate_plan
+    """Per kind of rank its peak; of the fullest the kinds of content then, and the ten largest things with their modules."""
+    from shardwright.reports.peaks import peak_of
+    from shardwright.reports.steps import PlanStep
 
-    timeline = simulate_plan(plan, graph)
-    use, moment = timeline.stage().memory, timeline.stage().events[timeline.stage().memory.at]
-    limit = plan.meshes[0].device.usable_memory
+    step = PlanStep.of(plan, graph)
+    limit, timeline = plan.meshes[0].device.usable_memory, step.timeline
+    peaks = [peak_of(timeline, group) for group in step.groups]
     if as_json:
-        print_json(
+        rows = [
             {
-                "peak_bytes": use.needed,
-                "allocated_bytes": use.peak,
-                "reserved_bytes": use.reserved,
-                "usable_bytes": limit,
-                "at": {"event": moment.name, "phase": moment.phase, "module": moment.module},
-                "breakdown": use.breakdown,
-                "largest": [{"bytes": size, "what": what, "module": module} for size, what, module in use.largest],
-                "curve": use.curve,
+                "ranks": list(step.ranks(group)),
+                "stages": step.stages(group),
+                "peak_bytes": peak.needed,
+                "allocated_bytes": peak.handed,
+                "reserved_bytes": peak.use and peak.use.reserved,
+                "at": {
+                    "pass": peak.action and str(peak.action),
+                    "event": peak.event and peak.event.name,
+                    "phase": peak.event and peak.event.phase,
+                    "module": peak.event and peak.event.module,
+                },
+                "breakdown": peak.breakdown,
+                "largest": [{"bytes": one.bytes, "what": one.what, "module": one.module} for one in peak.largest],
+                "curve": timeline.memory_curve(group),
             }
-        )
+            for group, peak in enumerate(peaks)
+        ]
+        print_json({"peak_bytes": timeline.peak_bytes, "usable_bytes": limit, "ranks": rows})
         return
-    during = f"{moment.phase} of {moment.name}" if moment.kind != "update" else f"the {moment.name} update"
-    where = f" ({moment.module})" if moment.module else ""
-    total = sum(use.breakdown.values())
-    kinds = sorted(use.breakdown.items(), key=lambda item: -item[1])
+    cells = []
+    for group, peak in enumerate(peaks):
+        mine = [timeline.stage(stage).bytes for stage in step.stages(group)]
+        held = [sum(one.resting for one in mine), sum(one.kept for one in mine), sum(one.held for one in mine)]
+        cells.append([step.title(group), *map(bytes_text, (peak.needed, *held, max(one.working for one in mine)))])
+    heads = ["ranks", "peak", "at rest", "gradients", "held per micro-batch", "more inside a pass"]
+    table(f"Memory of a rank, of {bytes_text(limit)}", heads, cells)
+    worst = max(step.groups, key=lambda group: timeline.memory[group])
+    peak = peaks[worst]
+    total = sum(peak.breakdown.values())
+    kinds = sorted(peak.breakdown.items(), key=lambda item: -item[1])
     table(
-        f"Peak {bytes_text(use.needed)} of {bytes_text(limit)} per device, during {during}{where}",
+        f"Peak {bytes_text(peak.needed)} of {step.title(worst)}, during {peak.during}",
         ["kind", "bytes", "share"],
         [[kind, bytes_text(size), f"{100 * size / total:.1f} %"] for kind, size in kinds],
-        use.told(bytes_text).capitalize(),
+        peak.told(bytes_text).capitalize(),
     )
     table(
         "The largest things alive then",
         ["what", "module", "bytes"],
-        [[what, module, bytes_text(size)] for size, what, module in use.largest],
+        [[one.what, one.module, bytes_text(one.bytes)] for one in peak.largest],
     )

@@ -23,26 +23,24 @@ def explain_plan(plan: Plan, graph: Graph, as_json: bool) -> None:
         print_json(document)
         return
     rows, parameters = document["operators"], document["parameters"]
-    stages = [None] if plan.whole else range(len(plan.stages))
-    for number in stages:
-        axes = mesh_text(plan.stages[0].strategy.axes if number is None else plan.stages[number].strategy.axes)
-        where = axes if number is None else f"{axes}, stage {number}"
+    for number, stage in enumerate(plan.stages):
+        where = mesh_text(stage.strategy.axes) + (f", stage {number}" if len(plan.stages) > 1 else "")
         shown = [
             [str(r["operator"]), str(r["target"]), str(r["module"]), _split_text(r["split"]), f"×{r['times']}"]
             for r in rows
-            if r.get("stage") == number
+            if r["stage"] == number
         ]
         table(f"Splits over {where}", ["operator", "target", "module", "cuts per axis", "repeated"], shown)
         folded: dict[tuple[str, str], int] = {}
         for p in parameters:
-            if p.get("stage") == number:
+            if p["stage"] == number:
                 key = (re.sub(r"\.\d+(?=\.|$)", ".*", str(p["parameter"])), ", ".join(p["resting"]))
                 folded[key] = folded.get(key, 0) + 1
         table(
             f"Parameters at rest over {where}",
             ["parameter", "layout", "repeated"],
             [[name, layout, f"×{count}"] for (name, layout), count in folded.items()],
-            caption=document["binding"] if number == stages[-1] else "",
+            caption=document["binding"] if number == len(plan.stages) - 1 else "",
         )
     for name, what, seconds in plan.replicated:
         console.print(f"{name} runs whole on every rank for want of a rule ({what}): {seconds_text(seconds)}.")
@@ -60,7 +58,7 @@ def explain_operator(plan: Plan, graph: Graph, pattern: str, as_json: bool) -> N
         count = entry["repeated"]
         table(
             f"{entry['operator']} ({entry['target']}) in {entry['module'] or 'the model'}, {entry['source']}"
-            + (f", stage {entry['stage']}" if "stage" in entry else "")
+            + (f", stage {entry['stage']}" if len(plan.stages) > 1 else "")
             + (f", one of {count} that decide together" if count > 1 else ""),
             ["cuts per axis", "reads → makes", "these operators" if count > 1 else "operator itself", "best total", ""],
             [

@@ -46,7 +46,7 @@ def diff(
         return
     steps = found.steps
     told = [
-        f"{name}: {seconds_text(side.seconds)} a step, {bytes_text(side.peak_bytes)} a device, {side.shape}"
+        f"{name}: {seconds_text(side.seconds)} a step, {bytes_text(side.timeline.peak_bytes)} a device, {side.shape}"
         for name, side in zip(names, steps, strict=True)
     ]
     console.print("\n".join(told))

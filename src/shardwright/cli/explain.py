@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from shardwright.cli._memory import explain_memory
-from shardwright.cli._pipelines import explain_stages
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._program import explain_program
 from shardwright.cli._show import progress
+from shardwright.cli._step import print_step
 from shardwright.cli._why import explain_operator, explain_plan
 
 
@@ -31,22 +31,22 @@ def explain(
 
     Example: shardwright explain plan.json --memory
 
-    Of a pipeline: every stage with its bubble, exposed communication and memory.
+    Of several passes: every stage with its bubble, exposed communication and memory too.
 
     What rank 3 does in one step, instruction by instruction: shardwright explain plan.json --program --rank 3
     """
+    from shardwright.reports.steps import PlanStep, several_passes
+
     with progress(as_json) as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
-    if not loaded.whole and not program and operator is None and (memory or not as_json):
-        explain_stages(loaded, graph, memory, as_json)
-        if not memory:
-            explain_plan(loaded, graph, as_json)
-    elif memory:
+    if memory:
         explain_memory(loaded, graph, as_json)
     elif program:
         explain_program(loaded, graph, rank, as_json)
     elif operator is not None:
         explain_operator(loaded, graph, operator, as_json)
     else:
+        if not as_json and several_passes(loaded):
+            print_step(PlanStep.of(loaded, graph), width=120)
         explain_plan(loaded, graph, as_json)

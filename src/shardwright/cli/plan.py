@@ -7,12 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
+from shardwright.cli._asked import (
+    CutOption,
+    ForbidOption,
+    MaxAxesOption,
+    MemoryOption,
+    MicrobatchesOption,
+    PinOption,
+    RecomputeOption,
+    ScheduleOption,
+    StagesOption,
+    pipelining,
+)
 from shardwright.cli._checks import check_numbers, check_seconds
-from shardwright.cli._pipelines import pipelining, print_stages, stages_document
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._serving import check_serving, print_serving
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
+from shardwright.cli._step import print_stages, stages_document
 
 
 def plan(
@@ -35,48 +47,18 @@ def plan(
     search: Annotated[str, typer.Option(help="auto, or a strategy by name: data-parallel, fsdp, megatron, …")] = "auto",
     optimizer: Annotated[str | None, typer.Option(help="adamw (unless plan.json says otherwise) or sgd")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16: the dtype of the parameters")] = None,
-    max_axes: Annotated[int, typer.Option(help="Mesh axes to search over, at most")] = 2,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=S0,R (a parameter, an input) or NAME=loop,none (an operator): insist on it (repeatable)"
-        ),
-    ] = None,
-    forbid: Annotated[list[str] | None, typer.Option(help="NAME@AXIS: that axis must not cut it (repeatable)")] = None,
-    memory: Annotated[
-        float | None, typer.Option(help="GB per device to stay below (the device's own otherwise)")
-    ] = None,
-    recompute: Annotated[
-        str,
-        typer.Option(
-            help="Recompute activations in backward: auto (if memory is short), none, light (what is cheap to compute: "
-            "norms, activations, scores) or blocks (everything in them)"
-        ),
-    ] = "auto",
+    max_axes: MaxAxesOption = 2,
+    pin: PinOption = None,
+    forbid: ForbidOption = None,
+    memory: MemoryOption = None,
+    recompute: RecomputeOption = "auto",
     all_devices: Annotated[
         bool, typer.Option("--all-devices", help="Use every device, also where fewer of them are faster")
     ] = False,
-    stages: Annotated[
-        str | None,
-        typer.Option(
-            help="Run as a pipeline of so many stages (with --microbatches alone: one); auto: search pipelines too and take "
-            "the faster of both; none: no pipelines; otherwise large models on several nodes have them searched"
-        ),
-    ] = None,
-    microbatches: Annotated[
-        str | None,
-        typer.Option(help="Cut the batch into so many micro-batches, or auto (gradient accumulation: --stages 1)"),
-    ] = None,
-    schedule: Annotated[
-        str,
-        typer.Option(
-            help="Order of a pipeline's passes: gpipe, 1f1b, interleaved-1f1b, breadth-first, zb-h1, zb-h2, zb-v, v-half, "
-            "v-min, dualpipe-v, a CSV file of torch.distributed.pipelining, or auto: search for the best"
-        ),
-    ] = "auto",
-    cut: Annotated[
-        list[str] | None, typer.Option(help="Begin a stage at this module: blocks.6 (repeatable; otherwise balanced)")
-    ] = None,
+    stages: StagesOption = None,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = "auto",
+    cut: CutOption = None,
     batch_norm: Annotated[
         str,
         typer.Option(
@@ -128,6 +110,7 @@ def plan(
     from shardwright.planner.joint import ALWAYS, NEVER, PROMISING
     from shardwright.planner.sizing import batch_and_tokens
     from shardwright.plans import Plan
+    from shardwright.reports.steps import several_passes
     from shardwright.zoo.reference import resolve
 
     check_numbers(memory=memory, max_axes=max_axes)
@@ -240,8 +223,8 @@ def plan(
     _print(found)
     if found.serving is not None:
         print_serving(found)
-    if not found.whole:
-        print_stages(found.stages, found.schedule)
+    if several_passes(found):
+        print_stages(found)
     if earlier is not None:
         was = earlier.prediction.step_seconds
         console.print(
@@ -262,8 +245,9 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
     from shardwright.errors import Infeasible
     from shardwright.planner.frontier import frontier as curve
     from shardwright.planner.frontier import spanning
+    from shardwright.reports.steps import several_passes
 
-    whole = found if found.whole and found.devices == target.size else None
+    whole = found if not several_passes(found) and found.devices == target.size else None
     try:
         flat = curve(graph, target, options, fastest=whole, progress=say)
     except Infeasible:  # on one mesh
@@ -324,7 +308,6 @@ def _document(found: Any) -> dict[str, Any]:
     return {
         "model": found.model,
         "cluster": found.cluster.name,
-        "mesh": found.stages[0].strategy.axes,
         "prediction": vars(found.prediction),
         "proof": {**vars(found.proof), "gap": found.proof.gap},
         "calibration": found.calibration,
@@ -341,5 +324,5 @@ def _document(found: Any) -> dict[str, Any]:
         "replicated": found.replicated,
         "notes": found.notes,
         "serving": found.serving and vars(found.serving),
-        **stages_document(found.stages, found.schedule),
+        **stages_document(found),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,32 +35,18 @@ def report(
 
     A picture for a paper: shardwright report plan.json -o plan.pdf
     """
-    from shardwright.errors import ShardwrightError
-    from shardwright.files import check_writable, write
-    from shardwright.planner import describe_graph
-    from shardwright.reports import picture, plan_page
+    from shardwright.reports.looking import check_kind
+    from shardwright.reports.looking import report as write_report
     from shardwright.reports.traces import read_traces
     from shardwright.reports.trust import read_verification
 
-    if output.suffix not in (".html", ".svg", ".pdf"):
-        raise ShardwrightError(
-            f"A report cannot be written as {output.name!r}.", "Name it plan.html (the page), plan.svg or plan.pdf."
-        )
-    check_writable(output)
+    check_kind(output)
     said = None if verified is None else read_verification(verified)
     traces = () if measured is None else read_traces(measured)
     with progress() as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
         say("simulating, and asking for alternatives")
-        content: str | bytes
-        if output.suffix == ".html":
-            content = plan_page(
-                loaded, graph, file=plan.name, price=price, why_seconds=why_seconds, verified=said, traces=traces
-            )
-        else:
-            described = describe_graph(graph)
-            drawing = picture(loaded, graph, described.rules, described.labels)
-            content = drawing.svg() if output.suffix == ".svg" else drawing.pdf()
-    write(output, content)
+        asked: dict[str, Any] = {"price": price, "why_seconds": why_seconds, "verified": said, "traces": traces}
+        write_report(loaded, output, graph=graph, file=plan.name, **asked)
     console.print(f"written to {output} ({output.stat().st_size / 1e3:.0f} kB)")

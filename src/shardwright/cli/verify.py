@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._asked import (
+    CutOption,
+    ForbidOption,
+    MaxAxesOption,
+    MemoryOption,
+    MicrobatchesOption,
+    PinOption,
+    RecomputeOption,
+    ScheduleOption,
+    StagesOption,
+    pipelining,
+)
 from shardwright.cli._checks import check_numbers
 from shardwright.cli._show import bytes_text, console, print_json, progress, table
 
@@ -19,6 +31,15 @@ def verify(
     cluster: Annotated[str, typer.Option(help="local:2, local:4: as many processes are started")] = "local:2",
     search: Annotated[str, typer.Option(help="auto, or a strategy by name: data-parallel, fsdp, megatron, …")] = "auto",
     plan: Annotated[Path | None, typer.Option(help="Verify this plan file instead of making a plan")] = None,
+    max_axes: MaxAxesOption = 2,
+    pin: PinOption = None,
+    forbid: ForbidOption = None,
+    memory: MemoryOption = None,
+    recompute: RecomputeOption = "auto",
+    stages: StagesOption = None,
+    microbatches: MicrobatchesOption = None,
+    schedule: ScheduleOption = "auto",
+    cut: CutOption = None,
     batch: Annotated[int | None, typer.Option(help="Batch size (the model's default otherwise)")] = None,
     seq: Annotated[int | None, typer.Option(help="Sequence length, for models that have one")] = None,
     steps: Annotated[int, typer.Option(help="AdamW steps to train", min=1)] = 3,
@@ -45,23 +66,39 @@ def verify(
     blocks, and that run in two stages. Exit status 0 only when all agree.
 
     Example: shardwright verify gpt:small --cluster local:4 --search fsdp --dtype float64
+
+    A pipeline: shardwright verify gpt:small --cluster local:4 --stages 2 --microbatches 4 --schedule zb-h1
     """
     import functools
 
     from shardwright.errors import ShardwrightError
+    from shardwright.planner import Options
     from shardwright.plans import Plan
     from shardwright.search.strategies import check_name
     from shardwright.verification import verify as run
     from shardwright.verification.verify import DTYPES
 
-    check_numbers(seconds=seconds)
+    check_numbers(seconds=seconds, max_axes=max_axes, memory=memory)
     check_name(search)
+    joint = stages == "auto"
+    asked = pipelining(stages, microbatches, schedule, cut or [])
+    options = Options(
+        max_axes=max_axes,
+        memory_limit=None if memory is None else memory * 1e9,
+        pins=pin or (),
+        forbidden=forbid or (),
+        recompute=recompute,
+    )
     if dtype not in DTYPES:
         raise ShardwrightError(f"Verification in {dtype!r} is not possible.", f"Choose one of {', '.join(DTYPES)}.")
-    if plan is not None and (cluster, search) != ("local:2", "auto"):
+    planned = (cluster, search, max_axes, recompute, schedule) != ("local:2", "auto", 2, "auto", "auto")
+    if plan is not None and (planned or any((pin, forbid, memory, stages, microbatches, cut))):
         raise ShardwrightError(
-            "--plan says what to run; --cluster and --search say what to plan.", "Leave out one or the other."
+            "--plan says what to run; --cluster, --search, --stages and their like say what to plan.",
+            "Leave out one or the other.",
         )
+    if inference and (joint or asked is not None):
+        raise ShardwrightError("--stages and --microbatches are about training.", "Leave them out, or --inference.")
     if Path(model).suffix == ".json" and Path(model).is_file():
         named = Plan.load(model).model or "MODEL"
         raise ShardwrightError(f"{model!r} is a plan, not a model.", f"Say: shardwright verify {named} --plan {model}")
@@ -76,6 +113,8 @@ def verify(
             build,
             cluster=cluster,
             search=search,
+            options=options,
+            stages="auto" if joint else asked,
             steps=steps,
             dtype=dtype,
             seconds=seconds,

@@ -12,7 +12,7 @@ program.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -70,18 +70,9 @@ def stage_bytes(
     weights_from = forward + len(program.sections[INPUT]) if INPUT in program.sections else count
     arrivals = program.arrivals
     kept = sum(gradient_bytes(program, n) for n in arrivals) if home else 0
-    resting, change = 0, np.zeros(count + 1)
-    held = later = 0
-    for storage in use.storages:
-        came = storage.born < 0 and storage.what in received
-        if storage.born < 0 and not came:
-            resting += storage.bytes
-            continue
-        born, dies = max(storage.born, 0), storage.dies
-        if storage.born in home:
-            continue
-        if born >= forward:
-            dies = _added(storage, arrivals, home, count) if microbatches > 1 else _kept(storage, home, count)
+    resting = sum(storage.bytes for storage in use.storages if rests(storage, received))
+    change, held, later = np.zeros(count + 1), 0, 0
+    for storage, born, dies in lives(program, use, microbatches, received):
         _count(change, born, dies, storage)
         held += storage.bytes if born < forward <= dies else 0
         later += storage.bytes if born < weights_from <= dies and dies < count - 1 else 0
@@ -96,6 +87,30 @@ def stage_bytes(
     passes = {kind: tuple(n for n in numbers if n not in home) for kind, numbers in ranges.items()}
     closing = max(_most_reduced(program, device, home) - kept, 0.0) if home else 0.0
     return StageBytes(resting, kept, held, min(later, held), inside, passes, closing)
+
+
+def rests(storage: Storage, received: Collection[str]) -> bool:
+    """Whether something is there throughout: it did not come from another stage."""
+    return storage.born < 0 and storage.what not in received
+
+
+def lives(
+    program: Program, use: MemoryUse, microbatches: int, received: Collection[str]
+) -> Iterator[tuple[Storage, int, int]]:
+    """What comes and goes with a microbatch, and the first and the last instruction during which it is there."""
+    forward, count, home, arrivals = (
+        program.forward.stop,
+        len(program.instructions),
+        once_a_step(program),
+        program.arrivals,
+    )
+    for storage in use.storages:
+        if rests(storage, received) or storage.born in home:
+            continue
+        born, dies = max(storage.born, 0), storage.dies
+        if born >= forward:
+            dies = _added(storage, arrivals, home, count) if microbatches > 1 else _kept(storage, home, count)
+        yield storage, born, dies
 
 
 def beside_passes(

@@ -154,6 +154,10 @@ def run_steps(x: Tensor, steps: Sequence[BoundStep]) -> Tensor:
     return x
 
 
+STAGES = "stages"
+"""What stands for a process group where stages send each other values."""
+
+
 @dataclass
 class Ledger:
     """What was communicated: per (kind, process group), how many steps and how many bytes (of the larger side)."""
@@ -164,6 +168,11 @@ class Ledger:
     def record(self, step: BoundStep, before: Tensor, after: Tensor) -> None:
         if step.kind in COMMUNICATION:
             self.add(step, max(before.nbytes, after.nbytes))
+
+    def parcel(self, size: int) -> None:
+        """So many bytes sent to a rank of another stage."""
+        self.steps["send", STAGES] += 1
+        self.bytes["send", STAGES] += size
 
     def add(self, step: BoundStep, size: int) -> None:
         """A collective of this many bytes."""

@@ -6,8 +6,8 @@ update each rank does. Where it is the host's issuing that a step waits for, tho
 seconds of all decisions add up to the step, and their differences to the difference of two plans, also where their meshes
 differ. Where the meshes agree, the second plan is simulated once more with each decision taken over from the first alone.
 
-Of a pipeline it is the device that ends the step whose seconds are told apart: its passes by the events that decide each of
-them, what follows the last one, and its bubbles.
+Of several groups of ranks it is the one that ends the step whose seconds are told apart; what it waits for others is a
+decision of its own.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from shardwright.graph import Graph
 from shardwright.operators.rules import OpRules
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import describe_graph
-from shardwright.plans import Plan
+from shardwright.plans import Plan, Stage
 from shardwright.plans.serial import layout_text
-from shardwright.reports.chain import computes, deciding_chain
+from shardwright.reports.chain import ISSUING, WAITING, computes, deciding_chain
 from shardwright.reports.cuts import cut_of
-from shardwright.reports.pipelined import Piped
-from shardwright.reports.sides import Side
 from shardwright.reports.splitting import NUMBERED
-from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, RankStep
+from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, PlanStep, RankStep, several_passes
 from shardwright.search.labels import Labels
-from shardwright.simulator import simulate
+from shardwright.simulator import simulate_plan
 
 RESTING, UPDATE, HOST = "parameters and gradients", "optimizer update", "issuing by the host"
-STAGES, ISSUING = "stages and micro-batches", "issuing"
+STAGES = "stages and micro-batches"
 HEAVY = ("matmul", "convolution", "attention", "recurrent", "gather")
 """Kinds of operators whose cuts stand for those of their module."""
 
@@ -74,7 +72,7 @@ class Difference:
     first: Plan
     second: Plan
     decisions: tuple[Decision, ...]
-    steps: tuple[Side, Side]
+    steps: tuple[PlanStep, PlanStep]
 
     @property
     def seconds(self) -> float:
@@ -84,8 +82,8 @@ class Difference:
         """What ``shardwright diff --json`` prints."""
         return {
             "step_seconds": [step.seconds for step in self.steps],
-            "memory_bytes": [step.peak_bytes for step in self.steps],
-            "mesh": [plan.stages[0].strategy.axes for plan in (self.first, self.second)],
+            "memory_bytes": [step.timeline.peak_bytes for step in self.steps],
+            "meshes": [[stage.strategy.axes for stage in plan.stages] for plan in (self.first, self.second)],
             "shape": [step.shape for step in self.steps],
             "difference_seconds": self.seconds,
             "decisions": [{**asdict(d), "difference": d.difference, "differs": d.differs} for d in self.decisions],
@@ -110,7 +108,7 @@ def compare(first: Plan, second: Plan, graph: Graph) -> Difference:
             f"The plans are for different models: {first.signature.difference(second.signature)}.",
             "Compare plans of one model, batch and sequence length.",
         )
-    sides = (Side.of(first, graph), Side.of(second, graph))
+    sides = (PlanStep.of(first, graph), PlanStep.of(second, graph))
     mine, theirs = (_by_decision(side) for side in sides)
     words = [_wording(side) for side in sides]
     decisions = []
@@ -134,68 +132,39 @@ def family(module: str) -> str:
     return ".".join(parts[: stars[-1] + 2 if stars else 1]) or "the model itself"
 
 
-def _by_decision(side: Side) -> dict[str, dict[str, float]]:
-    """Decision → what its seconds are made of → seconds of the step."""
+def _by_decision(side: PlanStep) -> dict[str, dict[str, float]]:
+    """Decision → what its seconds are made of → seconds of the step, on the group of ranks that ends it."""
     found: dict[str, dict[str, float]] = {}
 
     def note(what: str, part: str, seconds: float) -> None:
         parts = found.setdefault(what, {})
         parts[part] = parts.get(part, 0.0) + seconds
 
-    def note_chain(step: RankStep, times: float = 1.0, microbatches: int = 1) -> None:
-        for link in deciding_chain(step):
-            what, part = _decision(link.event, step)
-            if not link.issuing:
-                note(what, part, times * link.seconds)
-                continue
-            # What the host issues for every micro-batch again, it issues because there are several.
-            note(what, ISSUING, times * link.seconds / microbatches)
-            if microbatches > 1:
-                note(STAGES, f"{ISSUING} again", times * link.seconds * (1 - 1 / microbatches))
-
-    if side.step is not None:
-        note_chain(side.step)
-        return found
-    piped = side.piped
-    assert piped is not None
-    timeline, device = piped.timeline, piped.last
-    sizes, timing = timeline.pipeline.micro.sizes, timeline.timing
-    spent: dict[tuple[int, int], float] = {}
-    order = timing.schedule.orders[device]
-    for action, start, end in zip(order, timing.starts[device], timing.ends[device], strict=True):
-        key = action.stage, sizes[action.microbatch]
-        spent[key] = spent.get(key, 0.0) + float(end - start)
-    for (stage, size), seconds in spent.items():
-        alone = piped.inside(stage, size)
-        note_chain(alone, seconds / alone.seconds if alone.seconds else 0.0, sizes.count(size))
-    closing = timeline.played.closing[device].busy
-    _note_closing(piped, device, closing, note)
-    note(STAGES, "bubbles", timeline.seconds - sum(spent.values()) - closing)
+    rank, count = side.timeline.ranks[side.last], side.plan.microbatches
+    stages = [one.action.stage for one in rank.passes for _ in one.numbers]
+    for link in deciding_chain(rank):
+        if link.what == WAITING:
+            note(STAGES, "bubbles", link.seconds)
+            continue
+        what, part = _decision(rank.events[link.place], side.steps[stages[link.place]])
+        if link.what != ISSUING:
+            note(what, part, link.seconds)
+            continue
+        # What the host issues for every micro-batch again, it issues because there are several.
+        note(what, ISSUING, link.seconds / count)
+        if count > 1:
+            note(STAGES, f"{ISSUING} again", link.seconds * (1 - 1 / count))
     return found
 
 
-def _note_closing(piped: Piped, device: int, closing: float, note: Callable[[str, str, float], None]) -> None:
-    """What follows the last backward pass: its seconds, shared out by the events of it."""
-    found: list[tuple[str, str, float]] = []
-    for stage in piped.stages(device):
-        step, priced = piped.steps[stage], piped.timeline.stage(stage)
-        events = (priced.events[number] for number in sorted(priced.once))
-        found += [(*_decision(event, step), event.seconds) for event in events if event.seconds]
-    total = sum(seconds for *_, seconds in found)
-    for what, part, seconds in found:
-        note(what, part, closing * seconds / total)
-    if not found:
-        note(HOST, ISSUING, closing)
-
-
-def _wording(side: Side) -> Callable[[str], str]:
+def _wording(side: PlanStep) -> Callable[[str], str]:
     """Decision → this plan's, as a phrase."""
-    plan, graph = side.looked_at()
+    plan, graph = side.parts[side.stages(side.last)[0]]
     described = describe_graph(graph)
 
     def words(what: str) -> str:
         if what == STAGES:
-            return side.shape if not side.plan.whole else "one mesh, the batch in one go"
+            return f"{side.shape}{'' if several_passes(side.plan) else ', the batch in one go'}"
         if what == HOST:
             return f"{side.plan.devices} devices"
         return _words(what, plan, graph, described.rules, described.labels)
@@ -259,8 +228,13 @@ def _resting_words(strategy: Strategy, graph: Graph) -> str:
 
 def _alone(decisions: list[Decision], first: Plan, second: Plan, graph: Graph) -> tuple[Decision, ...]:
     ours, theirs = first.stages[0].strategy, second.stages[0].strategy
-    both = first.whole and second.whole and first.cluster == second.cluster
-    if not both or ours.axes != theirs.axes:
+    meshes = [[(stage.ranks, stage.strategy.axes) for stage in plan.stages] for plan in (first, second)]
+    if (
+        first.cluster != second.cluster
+        or first.schedule != second.schedule
+        or meshes[0] != meshes[1]
+        or len(meshes[0]) > 1
+    ):
         return tuple(decisions)
     tried, left = [], ALONE
     for decision in decisions:
@@ -289,6 +263,6 @@ def _taken_over(what: str, first: Strategy, second: Strategy, graph: Graph) -> S
 
 def _simulated(strategy: Strategy, plan: Plan, graph: Graph) -> float | None:
     try:
-        return simulate(graph, strategy, plan.meshes[0], graph.training, plan.optimizer).seconds
+        return simulate_plan(replace(plan, stages=(Stage.of(graph, strategy),)), graph).seconds
     except PlanError:
         return None  # the two plans' layouts do not meet there

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from shardwright.reports.diff import Decision, Difference
 from shardwright.reports.html import asset, card, data, escape, table
-from shardwright.reports.packing import packed_step
+from shardwright.reports.packed import packed_plan
 from shardwright.reports.page import document
-from shardwright.reports.pipelined import packed_pipeline
-from shardwright.reports.sides import Side
+from shardwright.reports.steps import PlanStep
 from shardwright.units import bytes_text, seconds_text
 
 SECTIONS = {"glance": "At a glance", "decisions": "What differs", "timeline": "Both timelines"}
@@ -42,8 +40,8 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
     content = {
         "glance": f'<div class="cards">{"".join(cards)}</div><p class="hint">{escape(headline(found))}</p>',
         "decisions": '<p class="hint">Every instant of a step belongs to one event of the chain that decides it, and every '
-        "event to a decision (of a pipeline: on the device that ends the step, and its bubbles are a decision too): the "
-        "differences add up to that of the steps.</p>"
+        "event to a decision (of several groups of ranks: the one that ends the step, whose bubbles are a decision too): "
+        "the differences add up to that of the steps.</p>"
         + table("Decisions, the largest difference first", columns, rows),
         "timeline": asset("timeline.html"),
     }
@@ -51,7 +49,7 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
         f'<section id="{name}" aria-labelledby="h-{name}"><h2 id="h-{name}">{title}</h2>{content[name]}</section>'
         for name, title in SECTIONS.items()
     )
-    carried = {"plans": [{"name": n, **_packed(side)} for n, side in zip(names, found.steps, strict=True)]}
+    carried = {"plans": [{"name": n, "step": packed_plan(side)} for n, side in zip(names, found.steps, strict=True)]}
     title = f"{names[0]} and {names[1]}: {found.first.model or 'model'} on {found.first.cluster.name}"
     return document(title, "two plans side by side", SECTIONS, body, carried)
 
@@ -86,13 +84,5 @@ def headline(found: Difference) -> str:
     return f"The decisions that make the difference: {said}; everything else {rest}; together {signed(found.seconds)}."
 
 
-def _under(side: Side) -> str:
-    return f"{escape(side.shape)}, {bytes_text(side.peak_bytes)} a device"
-
-
-def _packed(side: Side) -> dict[str, Any]:
-    """What the page's timeline is drawn from."""
-    if side.step is not None:
-        return {"step": packed_step(side.step)}
-    assert side.piped is not None
-    return {"pipeline": packed_pipeline(side.piped)}
+def _under(side: PlanStep) -> str:
+    return f"{escape(side.shape)}, {bytes_text(side.timeline.peak_bytes)} a device"

@@ -11,12 +11,12 @@ from typing import Any
 
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph, Op
-from shardwright.graph.repeats import representatives
 from shardwright.operators.rules import OpRules, Window, input_layouts, output_layouts
 from shardwright.planner.restate import restate
 from shardwright.plans import Plan
 from shardwright.plans.serial import layout_text, placement_text
-from shardwright.reports.pipelined import stage_plans
+from shardwright.reports.splitting import standing
+from shardwright.reports.steps import stage_plans
 from shardwright.search.alternatives import alternatives
 from shardwright.search.limits import limit_of
 from shardwright.units import bytes_text
@@ -42,43 +42,36 @@ def explain(plan: Plan, operator: str | None = None, *, graph: Graph | None = No
 
 
 def explained_plan(plan: Plan, graph: Graph) -> dict[str, Any]:
-    """Every decision once: operators and parameters of repeated blocks stand for the first block, stage by stage."""
-    if not plan.whole:
-        parts = [explained_plan(*part) for part in stage_plans(plan, graph)]
-        return {
-            "operators": [{**row, "stage": n} for n, part in enumerate(parts) for row in part["operators"]],
-            "parameters": [{**row, "stage": n} for n, part in enumerate(parts) for row in part["parameters"]],
-            "replicated": plan.replicated,
-            "binding": binding(plan),
-            "asked": vars(plan.asked),
-        }
-    strategy, standing = plan.stages[0].strategy, representatives(graph)
-    alike = {op.name: strategy.splits[op.name] == strategy.splits[standing[op.name]] for op in graph.ops}
-    times: dict[str, int] = {}
-    for name, first in standing.items():
-        times[first] = times.get(first, 0) + alike[name]
-    rows = [
+    """Every decision once, stage by stage: operators and parameters of repeated blocks stand for the first block."""
+    parts = list(enumerate(stage_plans(plan, graph)))
+    return {
+        "operators": [{**row, "stage": number} for number, part in parts for row in _operator_rows(*part)],
+        "parameters": [{**row, "stage": number} for number, part in parts for row in _parameter_rows(*part)],
+        "replicated": plan.replicated,
+        "binding": binding(plan),
+        "asked": vars(plan.asked),
+    }
+
+
+def _operator_rows(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
+    strategy = plan.stages[0].strategy
+    shown, times = standing(plan, graph)
+    return [
         {
             "operator": op.name,
             "target": op.target,
             "module": op.module,
             "source": op.source,
             "split": strategy.splits[op.name],
-            "times": times[op.name] if standing[op.name] == op.name else 1,
+            "times": times[op.name],
         }
-        for op in graph.ops
-        if standing[op.name] == op.name or not alike[op.name]
+        for op in shown
     ]
-    parameters = [
-        {"parameter": p.paths[0], "resting": layout_text(strategy.resting[p.tensor])} for p in graph.parameters
-    ]
-    return {
-        "operators": rows,
-        "parameters": parameters,
-        "replicated": plan.replicated,
-        "binding": binding(plan),
-        "asked": vars(plan.asked),
-    }
+
+
+def _parameter_rows(plan: Plan, graph: Graph) -> list[dict[str, Any]]:
+    resting = plan.stages[0].strategy.resting
+    return [{"parameter": p.paths[0], "resting": layout_text(resting[p.tensor])} for p in graph.parameters]
 
 
 def _matches(graph: Graph, pattern: str) -> list[Op]:
@@ -94,56 +87,55 @@ def matching(graph: Graph, pattern: str) -> list[Op]:
 
 
 def explained_operators(plan: Plan, graph: Graph, pattern: str) -> list[dict[str, Any]]:
-    """Operators with their splits, their costs, the next-best options and their totals; of a pipeline, in their stage."""
-    if not plan.whole:
-        matching(graph, pattern)
-        parts = [(n, *part) for n, part in enumerate(stage_plans(plan, graph)) if _matches(part[1], pattern)]
-        rows = [{**row, "stage": n} for n, one, part in parts for row in explained_operators(one, part, pattern)]
-        return rows[:MOST]
-    found = matching(graph, pattern)
-    stated = restate(plan, graph)
-    choice = stated.choice(plan.stages[0].strategy)
+    """Operators with their splits, their costs, the next-best options and their totals, in their stages."""
+    matching(graph, pattern)
     document: list[dict[str, Any]] = []
-    for op in found[:MOST]:
-        node = stated.stands_for["op", op.name]
-        document.append(
-            {
-                "operator": op.name,
-                "target": op.target,
-                "module": op.module,
-                "source": op.source,
-                "repeated": stated.nodes[node].times,
-                "binding": binding(plan),
-                "options": [
-                    {
-                        "split": row.option,
-                        "layouts": _layouts_text(stated.rules[op.name], row.option, op),
-                        "own_seconds": row.own_seconds,
-                        "total_seconds": row.total_seconds,
-                        "chosen": row.chosen,
-                    }
-                    for row in alternatives(stated, choice, node)
-                ],
-            }
-        )
+    for number, (one, part) in enumerate(stage_plans(plan, graph)):
+        found = _matches(part, pattern)[: MOST - len(document)]
+        if not found:
+            continue
+        stated = restate(one, part)
+        choice = stated.choice(one.stages[0].strategy)
+        for op in found:
+            node = stated.stands_for["op", op.name]
+            options = [
+                {
+                    "split": row.option,
+                    "layouts": _layouts_text(stated.rules[op.name], row.option, op),
+                    "own_seconds": row.own_seconds,
+                    "total_seconds": row.total_seconds,
+                    "chosen": row.chosen,
+                }
+                for row in alternatives(stated, choice, node)
+            ]
+            document.append(
+                {
+                    "operator": op.name,
+                    "target": op.target,
+                    "module": op.module,
+                    "source": op.source,
+                    "stage": number,
+                    "repeated": stated.nodes[node].times,
+                    "binding": binding(plan),
+                    "options": options,
+                }
+            )
     return document
 
 
 def binding(plan: Plan) -> str:
     """Which constraints hold the plan back: memory, what a user asked for, or nothing but the prices."""
-    device, asked, strategy = plan.meshes[0].device, plan.asked, plan.stages[0].strategy
+    device, asked = plan.meshes[0].device, plan.asked
     limit = limit_of(device, asked.memory_limit)
     whose = "memory limit" if limit < device.usable_memory else f"memory of one {device.name}"
     share = plan.prediction.memory_bytes / limit
     used = f"{bytes_text(plan.prediction.memory_bytes)} of {bytes_text(limit)}, the {whose}"
     held = [f"memory binds ({used})"] if share > BINDS else []
     held += [f"the pin {text!r} holds" for text in asked.pins] + [f"{text!r} is forbidden" for text in asked.forbidden]
-    if strategy.recomputed:
-        light = len(strategy.lightly)
-        held += [f"activations of {len(strategy.recomputed) - light} blocks are recomputed to save memory"] * (
-            light < len(strategy.recomputed)
-        )
-        held += [f"what is cheap to compute of {light} blocks is recomputed to save memory"] * bool(light)
+    light = sum(len(stage.strategy.lightly) for stage in plan.stages)
+    wholly = sum(len(stage.strategy.recomputed) for stage in plan.stages) - light
+    held += [f"activations of {wholly} blocks are recomputed to save memory"] * bool(wholly)
+    held += [f"what is cheap to compute of {light} blocks is recomputed to save memory"] * bool(light)
     free = f"no constraint binds (memory: {used}); the prices decide"
     sentence = ", ".join(held) or free
     return sentence[0].upper() + sentence[1:] + "."

@@ -73,7 +73,7 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
             cost = price * plan.devices * p.step_seconds / 3600 / work.count * 1e6
             below = f"at {price:g} for a device and hour"
             cards.append(card(f"cost of a million {work.unit}", data("cost", cost, f"{cost:.3g}"), below))
-    if not plan.whole:
+    if len(plan.stages) > 1:
         idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
         below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
         cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))

@@ -1,174 +1,210 @@
-"""Predicted beside measured: a recorded step of one rank, laid over the simulated step.
+"""Predicted beside measured: the recorded step of every rank, laid over the simulated step of its group.
 
-What the runtime ran is matched by the names of its instructions. In traces that hold no such names (of a module that is not
-parallelized) forward operators are matched by theirs, in order, and backward functions by the sequence number that autograd
-gives a forward operator and its node. Collectives are matched by the order of their kinds, the update by its annotation.
-What finds no partner is counted and said, not spread over others.
+A rank's passes stand in its trace under their names, and inside each the instructions that ran. A pass works from its first
+instruction to its last; what lies before, between and after passes is waiting, for other stages or for Python. A trace
+without passes is one forward and one backward pass, of a plan that has no others. Ranks are put on one clock by the time of
+day that their traces carry, which is as good as the clocks of their hosts.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.costs.pricing import FREE
-from shardwright.graph import Graph
-from shardwright.program.naming import meaning
-from shardwright.reports.cuts import short_target
+from shardwright.errors import ShardwrightError
+from shardwright.program.instructions import REDUCE, UPDATE
+from shardwright.program.naming import closing_name
 from shardwright.reports.html import breakable, escape, table
-from shardwright.reports.splitting import NUMBERED
-from shardwright.reports.steps import Event, RankStep
+from shardwright.reports.matching import Match, Row, by_instruction, by_operator, carried, rows_of, worst_first
+from shardwright.reports.steps import Event, PlanStep, several_passes
 from shardwright.reports.traces import Raw, Span, Trace
+from shardwright.schedules import BACKWARD, FORWARD, Action
 from shardwright.units import seconds_text
 
-BACKWARD = "autograd::engine::evaluate_function"
-SAME = {"view": "reshape", "_unsafe_view": "reshape"}
-"""Operators that a shard runs under another name."""
-
-Match = tuple[list[Event], Span]
-"""Predicted events, and the one thing measured that they are."""
+MOST_SPANS = 50_000
+"""Events of all groups together up to which the page carries them one by one; beyond, it shows passes alone."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """All events of one kind of operator: predicted and measured seconds of those that were matched. ``where``: the rank
-    of a pipeline that ran them."""
+class RankMeasured:
+    """One rank's step on the clock of all: its passes in order, what followed them, and everything inside."""
 
-    phase: str
-    what: str
-    module: str
-    count: int
-    predicted: float
-    measured: float
-    where: str = ""
+    rank: int
+    group: int
+    passes: tuple[tuple[Action, float, float], ...]
+    closing: tuple[tuple[float, float], ...]
+    spans: tuple[Span, ...]
+    rows: tuple[Row, ...]
+    matched: int
+    events: int
+    computed: float
+    """Seconds of the computation that found a partner."""
 
     @property
-    def difference(self) -> float:
-        return self.measured - self.predicted
+    def busy(self) -> float:
+        """Seconds inside passes and what follows them."""
+        return sum(end - start for _, start, end in self.passes) + sum(end - start for start, end in self.closing)
+
+    @property
+    def end(self) -> float:
+        return max(end for end in (*(end for *_, end in self.passes), *(end for _, end in self.closing)))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A recorded step beside a simulated one. ``rows`` by how far off they are, the worst first."""
+    """A recorded step beside the simulated one."""
 
-    seconds: float
-    rows: tuple[Row, ...]
-    spans: tuple[Span, ...]
-    matched: int
-    events: int
-    unmatched_seconds: float
+    ranks: tuple[RankMeasured, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the first pass of any rank to the end of everything."""
+        return max(rank.end for rank in self.ranks)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return worst_first(row for rank in self.ranks for row in rank.rows)
 
 
-def compare_with(step: RankStep, graph: Graph, trace: Trace) -> Measured:
-    """Match a trace's events with a simulated step's.
+def compare(step: PlanStep, traces: Sequence[Trace]) -> Measured:
+    """Match the traces of some ranks, or all, with the simulated step of their groups.
 
-    >>> compare_with(step, graph, read_trace("trace.json")).rows[0]
+    >>> compare(step, read_traces("trace.json")).rows[0]                                         # doctest: +SKIP
+
+    Raises
+    ------
+    ShardwrightError
+        When a trace holds no passes where there are several, or those of another plan.
     """
-    computed = by_instruction(step.events, trace.instructions, trace) or _by_operator(step, graph, trace)
-    computed += [
-        ([event], trace.device.span("update", event.name, done))
-        for event, done in zip((e for e in step.events if e.kind == "update"), trace.updates, strict=False)
+    for trace in traces:
+        _check(step, trace)
+    ranks = [_rank(step, trace) for trace in traces]
+    base = min(trace.began for trace in traces)  # seconds since 1970 would leave microseconds alone
+    clocks = [trace.began - base for trace in traces]
+    first = min(clock + rank.passes[0][1] for clock, rank in zip(clocks, ranks, strict=True))
+    return Measured(tuple(_moved(rank, clock, first) for clock, rank in zip(clocks, ranks, strict=True)))
+
+
+def _check(step: PlanStep, trace: Trace) -> None:
+    if not trace.passes and several_passes(step.plan):
+        raise ShardwrightError(
+            f"The trace of rank {trace.rank} holds no passes.",
+            "Record it with `shardwright run plan.json --profile trace.json -- train.py`, five steps or more.",
+        )
+    mine, orders = _group(step, trace.rank), step.plan.schedule.orders
+    if mine < 0 or (trace.passes and sorted(action for action, _ in trace.passes) != sorted(orders[mine])):
+        raise ShardwrightError(
+            f"The passes that rank {trace.rank} recorded are not those of the plan.",
+            "Record a training step of this plan: shardwright run plan.json --profile trace.json -- train.py",
+        )
+
+
+def _group(step: PlanStep, rank: int) -> int:
+    """The group that a rank belongs to; -1: none."""
+    return next((group for group in step.groups if rank in step.ranks(group)), -1)
+
+
+@dataclass
+class _Collected:
+    """What one rank's trace has given so far."""
+
+    trace: Trace
+    computed: list[Match] = field(default_factory=list)
+    sent: list[Event] = field(default_factory=list)
+    expected: int = 0
+
+    def expect(self, events: Sequence[Event]) -> None:
+        self.expected += sum(event.kind not in FREE for event in events)
+        self.sent += [event for event in events if event.collective]
+
+    def take(self, events: Sequence[Event], done: Raw) -> tuple[float, float]:
+        """Match what ran inside an event of the trace; when the first of it began and the last ended."""
+        inside = self.trace.inside(done)
+        self.computed += by_instruction(events, inside, self.trace)
+        self.expect(events)
+        ran = [(e["start"], e["start"] + e["dur"]) for _, e in inside] or [(done["start"], done["start"] + done["dur"])]
+        return min(start for start, _ in ran), max(end for _, end in ran)
+
+    def take_all(self, events: Sequence[Event], step: PlanStep) -> list[tuple[Action, float, float]]:
+        """Match everything in a trace without passes: a forward pass and what follows it."""
+        self.computed += by_instruction(events, self.trace.instructions, self.trace) or by_operator(
+            events, step.graph, self.trace
+        )
+        self.expect(events)
+        passes = []
+        for kind, phases in ((FORWARD, {"forward"}), (BACKWARD, {"backward", "recompute"})):
+            spans = [span for _, span in self.computed if span.phase in phases]
+            if spans:
+                ends = min(span.start for span in spans), max(span.end for span in spans)
+                passes.append((Action(0, kind, 0), *ends))
+        if not passes:
+            raise ShardwrightError(
+                f"Nothing in the trace of rank {self.trace.rank} is of this plan.",
+                "Record a step of this plan: shardwright run plan.json --profile trace.json -- train.py",
+            )
+        return passes
+
+    def take_updates(self, events: Sequence[Event]) -> list[tuple[float, float]]:
+        """The optimizer's steps: one of them may update several stages."""
+        self.expected += len(events)
+        found = []
+        for done in self.trace.updates:
+            self.computed.append(([*events], self.trace.device.span("update", "optimizer", done)))
+            found.append((done["start"], done["start"] + done["dur"]))
+            events = ()
+        return found
+
+
+def _rank(step: PlanStep, trace: Trace) -> RankMeasured:
+    """One rank, on the clock of its own trace."""
+    group, timeline, collected = _group(step, trace.rank), step.timeline, _Collected(trace)
+    stages, sizes = step.stages(group), timeline.pipeline.micro.sizes
+    last = {stage: timeline.stage(stage) for stage in stages}
+    passes = []
+    for action, done in trace.passes:
+        mine = timeline.times[action.stage, sizes[action.microbatch]]
+        passes.append((action, *collected.take([mine.events[n] for n in mine.passes[action.kind]], done)))
+    if not passes:
+        (mine,) = last.values()
+        passes = collected.take_all(
+            [event for n, event in enumerate(mine.events) if n not in mine.passes[UPDATE]], step
+        )
+    closing = [
+        collected.take([mine.events[n] for n in mine.passes[REDUCE]], done)
+        for stage, mine in last.items()
+        for done in trace.named(closing_name(stage))
     ]
-    sent = [event for event in step.events if event.collective]
-    traffic = carried(step, sent, trace)
-    length = max((e["start"] + e["dur"] for e in trace.roots), default=0.0)
-    spans = sorted((span for _, span in (*computed, *traffic)), key=lambda span: span.start)
-    return Measured(
-        length,
-        worst_first(rows_of(graph, computed, traffic)),
-        tuple(spans),
-        sum(len(events) for events, _ in (*computed, *traffic)),
-        sum(event.kind not in FREE for event in step.events),
-        max(length - sum(span.end - span.start for _, span in computed), 0.0),
+    closing += collected.take_updates([mine.events[n] for mine in last.values() for n in mine.passes[UPDATE]])
+    sent = carried(step.steps[stages[0]], collected.sent, trace)
+    matches = [*collected.computed, *sent]
+    where = f"{trace.rank} (stage {', '.join(map(str, stages))})" if len(step.plan.stages) > 1 else str(trace.rank)
+    return RankMeasured(
+        trace.rank,
+        group,
+        tuple(passes),
+        tuple(closing),
+        tuple(sorted((span for _, span in matches), key=lambda span: span.start)),
+        tuple(rows_of(step.graph, collected.computed, sent, where)),
+        sum(len(events) for events, _ in matches),
+        collected.expected,
+        sum(span.end - span.start for _, span in collected.computed),
     )
 
 
-def by_instruction(
-    events: Iterable[Event], performed: Iterable[tuple[tuple[str, ...], Raw]], trace: Trace
-) -> list[Match]:
-    """What computes, by the names of instructions: of those that are called alike the first is the first."""
-    waiting: dict[str, list[Event]] = {}
-    for event in events:
-        if not event.collective and event.kind not in FREE:
-            waiting.setdefault(meaning(event.instruction), []).append(event)
-    for found in waiting.values():
-        found.reverse()
-    matches = []
-    for said, done in performed:
-        mine = [waiting[one].pop() for one in said if waiting.get(one)]
-        if mine:
-            matches.append((mine, trace.device.span(mine[0].phase, mine[0].name, done)))
-    return matches
+def _moved(rank: RankMeasured, clock: float, first: float) -> RankMeasured:
+    """A rank on the clock of all: its own began at ``clock``, the step at ``first``."""
 
+    def at(second: float) -> float:
+        return clock + second - first
 
-def carried(step: RankStep, sent: Sequence[Event], trace: Trace) -> list[Match]:
-    """Collectives, by the order of their kinds."""
-    performed = trace.collectives
-    pairs = _aligned(sent, [event.collective for event in sent], performed, [kind for kind, _ in performed])
-    return [([event], trace.device.span(step.carries(event), event.name, done)) for event, (_, done) in pairs]
-
-
-def _by_operator(step: RankStep, graph: Graph, trace: Trace) -> list[Match]:
-    """What computes, by PyTorch's names."""
-    targets = {op.name: _plain(short_target(op)) for op in graph.ops}
-    forward = [e for e in step.events if e.kind == "operator" and e.phase == "forward"]
-    # Gradients of inputs and of weights are two instructions and one function of autograd's.
-    back: dict[str, list[Event]] = {}
-    for event in step.events:
-        if event.phase == "backward" and event.kind in ("operator", "input", "weight"):
-            back.setdefault(event.name, []).append(event)
-    ran = [e for e in trace.roots if e["name"].startswith("aten::")]
-    numbered = _Numbered([e for e in trace.events if e["tid"] == trace.main and e.get("cat") == "cpu_op"])
-    owners: dict[int, str] = {}
-    matches: list[Match] = []
-    for event, done in _aligned(forward, [targets[e.name] for e in forward], ran, [_plain(e["name"]) for e in ran]):
-        matches.append(([event], trace.device.span("forward", event.name, done)))
-        owners.update(dict.fromkeys(numbered.inside(done), event.name))
-    for done in (e for e in trace.events if e["name"].startswith(BACKWARD)):
-        owner = owners.get(_sequence_number(done), "")
-        if owner in back:
-            matches.append((back.pop(owner), trace.device.span("backward", owner, done)))
-        elif owner:
-            matches.append(([], trace.device.span("backward", owner, done)))
-    return matches
-
-
-def rows_of(graph: Graph, computed: Sequence[Match], traffic: Sequence[Match], where: str = "") -> list[Row]:
-    """Matches of one kind together."""
-    sums: dict[tuple[str, str, str], list[float]] = {}
-    ops = {op.name: op for op in graph.ops}
-
-    def add(phase: str, what: str, module: str, count: int, predicted: float, took: float) -> None:
-        total = sums.setdefault((phase, what, NUMBERED.sub("*", module)), [0, 0.0, 0.0])
-        total[0] += count
-        total[1] += predicted
-        total[2] += took
-
-    modules: dict[tuple[str, str], tuple[str, str]] = {}
-    for events, span in computed:
-        key = (span.phase, span.name)
-        if events:
-            target = short_target(ops[span.name]) if span.name in ops else span.name
-            modules[key] = (
-                (f"{target} and {len(events) - 1} more, compiled" if _fused(events) else target),
-                events[0].module,
-            )
-        what, module = modules.get(key, (span.name, ""))
-        add(span.phase, what, module, int(bool(events)), sum(event.seconds for event in events), span.seconds)
-    for (event, *_), span in traffic:
-        add(span.phase, event.collective.replace("_", "-"), f"over {event.stream}", 1, event.seconds, span.seconds)
-    return [Row(phase, what, module, int(n), a, b, where) for (phase, what, module), (n, a, b) in sums.items()]
-
-
-def _fused(events: Sequence[Event]) -> bool:
-    return len({event.name for event in events}) > 1
-
-
-def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=lambda row: -abs(row.difference)))
+    return replace(
+        rank,
+        passes=tuple((action, at(start), at(end)) for action, start, end in rank.passes),
+        closing=tuple((at(start), at(end)) for start, end in rank.closing),
+        spans=tuple(replace(span, start=at(span.start), end=at(span.end)) for span in rank.spans),
+    )
 
 
 def packed_spans(spans: Sequence[Span], title: str) -> dict[str, Any]:
@@ -189,27 +225,78 @@ def packed_spans(spans: Sequence[Span], title: str) -> dict[str, Any]:
 
 
 def packed_measured(measured: Measured) -> dict[str, Any]:
-    """What the page's timeline draws."""
-    return packed_spans(measured.spans, f"measured, rank 0: {seconds_text(measured.seconds)}")
+    """What the page's timeline draws: the passes of every rank, and of one rank of every group what ran in them."""
+    first = {rank.group: rank for rank in reversed(measured.ranks)}
+    whole = sum(len(rank.spans) for rank in first.values()) <= MOST_SPANS
+    return {
+        "title": f"measured: {seconds_text(measured.seconds)}",
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "passes": " ".join(str(action) for action, *_ in rank.passes),
+                "times": [[start, end] for _, start, end in rank.passes],
+                "closing": [[start, end] for start, end in rank.closing],
+            }
+            for rank in measured.ranks
+        ],
+        "spans": {
+            group: packed_spans(rank.spans, f"measured, rank {rank.rank}") for group, rank in first.items() if whole
+        },
+    }
 
 
-def measured_html(measured: Measured, predicted: float) -> str:
-    """The differences by operator as a table, worst first."""
+def measured_html(step: PlanStep, measured: Measured) -> str:
+    """Every rank's work and waiting, predicted and measured, and the differences by operator, worst first."""
+    timeline = step.timeline
+    rows = []
+    for rank in sorted(measured.ranks, key=lambda rank: -abs(rank.busy - timeline.busy[rank.group])):
+        predicted = timeline.busy[rank.group]
+        rows.append(
+            [
+                str(rank.rank),
+                ", ".join(map(str, step.stages(rank.group))),
+                seconds_text(predicted),
+                seconds_text(rank.busy),
+                escape(("+" if rank.busy >= predicted else "−") + seconds_text(abs(rank.busy - predicted))),
+                f"{100 * max(0.0, 1 - predicted / timeline.seconds):.0f} %",
+                f"{100 * max(0.0, 1 - rank.busy / measured.seconds):.0f} %",
+                f"{rank.matched} of {rank.events}",
+                seconds_text(max(rank.busy - rank.computed, 0.0)),
+            ]
+        )
+    columns = [
+        "rank",
+        "stage",
+        "working, predicted",
+        "measured",
+        "difference",
+        "waiting, predicted",
+        "measured",
+        "matched",
+        "beside it",
+    ]
+    missing = step.plan.devices - len(measured.ranks)
     said = (
-        f"Measured {seconds_text(measured.seconds)}, predicted {seconds_text(predicted)}. {measured.matched} of "
-        f"{measured.events} predicted events have a partner in the trace; {seconds_text(measured.unmatched_seconds)} of the "
-        "measured step lies between them: Python, what the profiler adds, waiting, operators without a partner."
+        f"Measured {seconds_text(measured.seconds)}, predicted {seconds_text(timeline.seconds)}, on "
+        f"{len(measured.ranks)} of {step.plan.devices} ranks. A pass works from its first instruction to its last; "
+        "everything else is waiting, for other stages most of all. Matched are predicted events that have a partner in the "
+        "trace; beside it lie Python, what the profiler adds, waiting inside passes, operators without a partner."
     )
-    return f'<h3>Predicted beside measured</h3><p class="hint">{escape(said)}</p>' + rows_html(measured.rows)
+    if missing:
+        said += f" The traces of {missing} ranks are not beside the one that was named."
+    return (
+        f'<h3>Predicted beside measured</h3><p class="hint">{escape(said)}</p>'
+        + table("Ranks, the worst predicted first", columns, rows, tight=True)
+        + rows_html(measured.rows)
+    )
 
 
 def rows_html(rows: Sequence[Row], most: int = 20) -> str:
-    placed = any(row.where for row in rows)
-    columns = ["operator", *(["rank"] if placed else []), "phase", "events", "predicted", "measured", "difference"]
+    columns = ["operator", "rank", "phase", "events", "predicted", "measured", "difference"]
     cells = [
         [
             breakable(f"{row.what} {row.module}".strip()),
-            *([escape(row.where)] if placed else []),
+            escape(row.where),
             escape(row.phase),
             str(row.count),
             seconds_text(row.predicted),
@@ -219,51 +306,3 @@ def rows_html(rows: Sequence[Row], most: int = 20) -> str:
         for row in rows[:most]
     ]
     return table("Differences by operator, worst first", columns, cells)
-
-
-def _plain(name: str) -> str:
-    name = name.removeprefix("aten::").rstrip("_")
-    return SAME.get(name, name)
-
-
-Pairs = list[tuple[Any, Any]]
-
-
-def _aligned(left: Sequence[Any], left_keys: list[str], right: Sequence[Any], right_keys: list[str]) -> Pairs:
-    """Partners by order: of names that occur equally often on both sides the first with the first and so on.
-
-    Of the others, those that stand alike in both sequences.
-    """
-    mine, theirs = _places(left_keys), _places(right_keys)
-    sure = {key for key, found in mine.items() if len(found) == len(theirs.get(key, ()))}
-    pairs = [pair for key in sure for pair in zip(mine[key], theirs[key], strict=True)]
-    if len(sure) < len(mine):
-        blocks = SequenceMatcher(None, left_keys, right_keys, autojunk=False).get_matching_blocks()
-        pairs += [(a + i, b + i) for a, b, size in blocks for i in range(size) if left_keys[a + i] not in sure]
-    return [(left[a], right[b]) for a, b in sorted(pairs)]
-
-
-def _places(keys: list[str]) -> Mapping[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for place, key in enumerate(keys):
-        found.setdefault(key, []).append(place)
-    return found
-
-
-class _Numbered:
-    """The sequence numbers that autograd gave inside an interval of a thread."""
-
-    def __init__(self, events: list[Raw]) -> None:
-        events = sorted(events, key=lambda e: e["start"])
-        self.starts = [e["start"] for e in events]
-        self.given = [_sequence_number(e) for e in events]
-
-    def inside(self, event: Raw) -> list[int]:
-        low = bisect_left(self.starts, event["start"])
-        high = bisect_right(self.starts, event["start"] + event["dur"])
-        return [number for number in self.given[low:high] if number >= 0]
-
-
-def _sequence_number(event: Raw) -> int:
-    found = event.get("args", {}).get("Sequence number", -1)
-    return found if isinstance(found, int) else -1

@@ -12,7 +12,6 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from shardwright.operators.strategy import Strategy
 from shardwright.reports.steps import COMPUTE, RankStep
 from shardwright.simulator.engine import Processor
 
@@ -60,8 +59,6 @@ def packed_step(step: RankStep) -> dict[str, Any]:
     memory = step.memory
     processor = step.processor
     return {
-        "title": step.title,
-        "ranks": step.ranks,
         "streams": list(step.streams),
         "processor": processor and packed_processor(processor, step.streams),
         "stream": [streams[e.stream] for e in events],
@@ -85,16 +82,6 @@ def packed_step(step: RankStep) -> dict[str, Any]:
             "born": differences([s.born for s in memory.storages]),
             "lives": [s.dies - s.born for s in memory.storages],
         },
-        "peak": {
-            "bytes": memory.needed,
-            "reserved": memory.reserved,
-            "event": memory.at,
-            "breakdown": memory.breakdown,
-        },
-        "communication": [
-            {"collective": kind, "axis": axis, "times": count, "bytes": size}
-            for (kind, axis), (count, size) in step.communication.items()
-        ],
         "words": words.table,
         "numbers": numbers.table,
     }
@@ -108,11 +95,6 @@ def packed_processor(processor: Processor, names: Sequence[str]) -> dict[str, An
         "shares": {streams[str(k)]: v for k, v in processor.shares.items() if k in streams},
         "seconds": {streams[str(k)]: v for k, v in processor.seconds.items() if k in streams},
     }
-
-
-def axes_of(strategy: Strategy) -> list[dict[str, Any]]:
-    """The axes of a strategy's mesh, as the scripts read them."""
-    return [{"name": name, "size": size} for name, size in strategy.axes]
 
 
 def deflated(document: Any) -> str:

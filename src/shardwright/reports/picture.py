@@ -15,8 +15,8 @@ from shardwright.plans import Candidate, Plan
 from shardwright.reports.cuts import COLOURS, MEANING, cut_of
 from shardwright.reports.drawing import Box, Drawing, Words, text_width
 from shardwright.reports.glance import candidate_name, is_ours
-from shardwright.reports.pipelined import Piped
 from shardwright.reports.splitting import standing
+from shardwright.reports.steps import PlanStep, several_passes, stage_plans
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 from shardwright.schedules.trace import NAMES
 from shardwright.search.labels import Labels
@@ -31,19 +31,19 @@ LEAST = 13.0
 """Points between the names of neighbouring modules, so that none is written over another."""
 
 
-def picture(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: Labels) -> Drawing:
-    """The plan as a drawing: ``.svg()`` or ``.pdf()``; of a pipeline with its passes, and the first stage's splits."""
+def picture(plan: Plan, graph: Graph) -> Drawing:
+    """The plan as a drawing: ``.svg()`` or ``.pdf()``; with its passes where there are several, and the splits of
+    the first stage."""
     items: list[Box | Words] = [Words(12, 24, f"{plan.model or 'model'} on {plan.cluster.name}", 16, bold=True)]
     bottom = _candidates(plan, items, 42)
-    if not plan.whole:
-        piped = Piped.of(plan, graph)
-        bottom = _passes(piped, items, bottom + 30)
-        plan, graph = piped.stage(0)
-        described = describe_graph(graph)
-        rules, labels = described.rules, described.labels
+    if several_passes(plan):
+        bottom = _passes(PlanStep.of(plan, graph), items, bottom + 30)
+    one, part = stage_plans(plan, graph)[0]
+    described = describe_graph(part)
+    if len(plan.stages) > 1:
         items.append(Words(LEFT, bottom + 26, "How the first stage is split", 12, bold=True))
         bottom += 10
-    bottom = _strips(plan, graph, rules, labels, items, bottom + 40)
+    bottom = _strips(one, part, described.rules, described.labels, items, bottom + 40)
     bottom = _legend(items, bottom + 22)
     return Drawing(WIDTH, bottom, tuple(items))
 
@@ -60,18 +60,18 @@ def _candidates(plan: Plan, items: list[Box | Words], top: float) -> float:
     return top + 14
 
 
-def _passes(piped: Piped, items: list[Box | Words], top: float) -> float:
-    """A line per device: its passes in time, with the numbers of micro-batches where there is room."""
-    timeline = piped.timeline
+def _passes(step: PlanStep, items: list[Box | Words], top: float) -> float:
+    """A line per group of ranks: its passes in time, with the numbers of micro-batches where there is room."""
+    timeline = step.timeline
     timing, scale = timeline.timing, (WIDTH - LEFT - RIGHT) / timeline.seconds
     items.append(
-        Words(LEFT, top, "Passes of every stage; the number is the micro-batch, gaps are bubbles", 12, bold=True)
+        Words(LEFT, top, "Passes of every kind of rank; the number is the micro-batch, gaps are bubbles", 12, bold=True)
     )
     top += 8
-    for device, order in enumerate(timing.schedule.orders):
-        items.append(Words(LEFT - 10, top + 15, _fitting(piped.title(device), 11, LEFT - 14), 11, anchor="end"))
+    for group, order in enumerate(timing.schedule.orders):
+        items.append(Words(LEFT - 10, top + 15, _fitting(step.title(group), 11, LEFT - 14), 11, anchor="end"))
         items.append(Box(LEFT, top, WIDTH - LEFT - RIGHT, 20, OVER))
-        for action, start, end in zip(order, timing.starts[device], timing.ends[device], strict=True):
+        for action, start, end in zip(order, timing.starts[group], timing.ends[group], strict=True):
             left, width = LEFT + scale * float(start), max(scale * float(end - start) - 0.5, 0.3)
             hint = f"{NAMES[action.kind]} of micro-batch {action.microbatch}, stage {action.stage}"
             items.append(Box(left, top, width, 20, PASSES[action.kind], hint))
@@ -79,7 +79,7 @@ def _passes(piped: Piped, items: list[Box | Words], top: float) -> float:
                 items.append(
                     Words(left + width / 2, top + 14, str(action.microbatch), 9, anchor="middle", colour="#ffffff")
                 )
-        closing = timeline.played.closing[device]
+        closing = timeline.played.closing[group]
         width = max(scale * (closing.end - closing.start), 0.5)
         items.append(Box(LEFT + scale * closing.start, top, width, 20, PASSES["close"], "sums and update"))
         top += ROW

@@ -1,38 +1,195 @@
-"""One simulated step as the pages need it: the only module of this room that knows where events come from.
+"""One simulated step of a plan as the pages need it: the only module of this room that knows where events come from.
 
-Everything else here reads a :class:`RankStep`: the events of one kind of rank in issue order with their seconds split into
-what sliders scale, the storages of its memory, and the streams they run on. When the source of events changes, this file
-changes and nothing else.
+Everything else here reads a :class:`PlanStep`: the stages of a plan, its groups of ranks, and of every stage a
+:class:`RankStep`: the events of one of its ranks in issue order with their seconds split into what sliders scale, the
+storages of its memory, and the streams they run on. A plan on one mesh has one stage and one group of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from shardwright.cluster import Mesh
+from torch.distributed.tensor import Replicate
+
+from shardwright.cluster import Mesh, part_of
 from shardwright.costs.memory import MemoryUse, Storage
 from shardwright.costs.pricing import Event
 from shardwright.graph import Graph
-from shardwright.plans import Plan
+from shardwright.graph.core import DTYPE_BYTES
+from shardwright.plans import Plan, Stage
+from shardwright.plans.stages import one_pass
 from shardwright.program import COMPUTE
-from shardwright.simulator import simulate_plan
-from shardwright.simulator.engine import Processor, Schedule, run
+from shardwright.program.pipeline import Pipeline
+from shardwright.reports.traffic import Flow, flows
+from shardwright.simulator import Timeline, simulate_plan
+from shardwright.simulator.engine import Processor
 from shardwright.simulator.stages import PricedStage, load_of, processor_of
+from shardwright.simulator.variants import order_name
 from shardwright.simulator.what_if import Parts, parts
 
-__all__ = ["COMPUTE", "Event", "RankStep", "Storage", "rank_steps"]
+__all__ = ["COMPUTE", "Event", "PlanStep", "RankStep", "Storage", "stage_plans", "told_by"]
 
 PARAMETERS, ACTIVATIONS, GRADIENTS, STATISTICS = "parameters", "activations", "gradients", "statistics"
+SEARCHED = "an order that was searched for"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class PlanStep:
+    """A plan, its graph and its simulated step."""
+
+    plan: Plan
+    graph: Graph
+    timeline: Timeline
+
+    @staticmethod
+    def of(plan: Plan, graph: Graph) -> PlanStep:
+        return PlanStep(plan, graph, simulate_plan(plan, graph))
+
+    @property
+    def seconds(self) -> float:
+        return self.timeline.seconds
+
+    @property
+    def groups(self) -> range:
+        """The groups of ranks that do the same."""
+        return range(self.timeline.groups)
+
+    def stages(self, group: int) -> list[int]:
+        """The stages of a group of ranks."""
+        return [stage for stage, where in enumerate(self.plan.schedule.device_of) if where == group]
+
+    def ranks(self, group: int) -> tuple[int, ...]:
+        return self.plan.stages[self.stages(group)[0]].ranks
+
+    def title(self, group: int) -> str:
+        """``stage 1, ranks 8–15``; of one group, its ranks alone."""
+        ranks, stages = rank_word(self.ranks(group)), ", ".join(map(str, self.stages(group)))
+        return ranks if len(self.groups) == 1 else f"stage{'s' if ',' in stages else ''} {stages}, {ranks}"
+
+    @property
+    def last(self) -> int:
+        """The group that ends the step."""
+        closing = self.timeline.played.closing
+        return max(self.groups, key=lambda group: closing[group].end)
+
+    @property
+    def shape(self) -> str:
+        """The meshes, and where the batch is not taken in one go the micro-batches and their order."""
+        plan = self.plan
+        meshes = dict.fromkeys(" × ".join(f"{name} {size}" for name, size in s.strategy.axes) for s in plan.stages)
+        said = " or ".join(meshes)
+        if len(plan.stages) > 1:
+            said = f"{len(plan.stages)} stages of {said}"
+        if plan.microbatches > 1:
+            said += f", {plan.microbatches} micro-batches"
+        return said if not several_passes(plan) else f"{said}, {order_name(plan.schedule) or SEARCHED}"
+
+    @cached_property
+    def steps(self) -> tuple[RankStep, ...]:
+        """Per stage one micro-batch of it on one of its ranks."""
+        return tuple(RankStep(self.timeline.stage(number)) for number in range(len(self.plan.stages)))
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Plan, Graph], ...]:
+        """Every stage as a plan of its own, and the graph of one micro-batch of it."""
+        return _stage_plans(self.plan, self.timeline.pipeline)
+
+    def communication(self, number: int) -> dict[tuple[str, str], tuple[int, int, float]]:
+        """Per (collective, axis): how many one rank of a stage performs in a whole step, their bytes and their seconds."""
+        found: dict[tuple[str, str], tuple[int, int, float]] = {}
+        sizes = self.timeline.pipeline.micro.sizes
+        for size in dict.fromkeys(sizes):
+            mine = self.timeline.times[number, size]
+            for place, event in enumerate(mine.events):
+                if not event.collective:
+                    continue
+                times = sizes.count(size) if place not in mine.once else int(size == self.timeline.largest)
+                count, total, seconds = found.get((event.collective, event.stream), (0, 0, 0.0))
+                found[event.collective, event.stream] = (
+                    count + times,
+                    total + times * event.bytes,
+                    seconds + times * event.seconds,
+                )
+        return {key: value for key, value in found.items() if value[0]}
+
+    def flows(self, number: int) -> list[Flow]:
+        done = {key: (times, size) for key, (times, size, _) in self.communication(number).items()}
+        return flows(done, self.plan.meshes[number])
+
+    @cached_property
+    def parcels(self) -> Mapping[tuple[int, int], float]:
+        """Bytes from rank to rank of what stages send each other in one step."""
+        pipe, found = self.timeline.pipeline, dict[tuple[int, int], float]()
+        for size, borders in pipe.borders.items():
+            times = pipe.micro.sizes.count(size)
+            for border in borders:
+                ends = pipe.stages[border.source].ranks, pipe.stages[border.target].ranks
+                ways = [(border.values, *ends), *([(border.gradients, *ends[::-1])] if border.grad else [])]
+                for sent, sources, targets in ways:
+                    for parcel in sent:
+                        pair = sources[parcel.source], targets[parcel.target]
+                        if pair[0] != pair[1]:
+                            size_of = times * parcel.elements * DTYPE_BYTES[border.dtype]
+                            found[pair] = found.get(pair, 0.0) + size_of
+        return found
+
+
+def rank_word(ranks: Sequence[int]) -> str:
+    """``ranks 8–15``, or ``rank 0``."""
+    return f"ranks {ranks[0]}–{ranks[-1]}" if len(ranks) > 1 else f"rank {ranks[0]}"
+
+
+def several_passes(plan: Plan) -> bool:
+    """Whether there is an order of passes to look at: several groups of ranks, or several micro-batches."""
+    return plan.schedule.devices > 1 or plan.microbatches > 1
+
+
+def stage_plans(plan: Plan, graph: Graph) -> tuple[tuple[Plan, Graph], ...]:
+    """Every stage as a plan of its own, with the graph of one micro-batch of it."""
+    pipe = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
+    return _stage_plans(plan, pipe)
+
+
+def _stage_plans(plan: Plan, pipe: Pipeline) -> tuple[tuple[Plan, Graph], ...]:
+    graphs = (part.graph for part in pipe.parts[max(pipe.parts)])
+    return tuple((_stage_plan(plan, number, graph), graph) for number, graph in enumerate(graphs))
+
+
+def _stage_plan(plan: Plan, number: int, graph: Graph) -> Plan:
+    """One stage, whose graph is given: its devices, its strategy."""
+    stage = plan.stages[number]
+    strategy = stage.strategy
+    if strategy.devices == 1:  # nothing was decided there, and everything is whole
+        strategy = replace(strategy, kept=dict.fromkeys(graph.tensors, (Replicate(),) * len(strategy.axes)))
+    return replace(
+        plan,
+        cluster=part_of(plan.cluster, stage.ranks),
+        stages=(Stage.of(graph, strategy, stage.decisions),),
+        schedule=one_pass(graph.training),
+    )
+
+
+def told_by(step: PlanStep, limit: float) -> Plan:
+    """The plan with what the simulation of all its ranks says in place of what it was chosen by."""
+    plan, timeline = step.plan, step.timeline
+    told = replace(
+        plan.prediction,
+        step_seconds=timeline.seconds,
+        memory_bytes=timeline.peak_bytes,
+        communication_bytes=timeline.communication_bytes,
+        exposed_seconds=timeline.exposed_seconds,
+        fits=bool(timeline.peak_bytes <= limit),
+    )
+    stages = tuple(replace(stage, prediction=one) for stage, one in zip(plan.stages, timeline.stages, strict=True))
+    return replace(plan, prediction=told, stages=stages)
+
+
+@dataclass(frozen=True, eq=False)
 class RankStep:
-    """One step of the ranks of one kind. ``title`` says which they are, ``ranks`` how many."""
+    """One micro-batch of a stage on one of its ranks, and what follows once a step."""
 
-    title: str
-    ranks: int
     stage: PricedStage
 
     @property
@@ -43,15 +200,6 @@ class RankStep:
     def events(self) -> Sequence[Event]:
         return self.stage.events
 
-    @cached_property
-    def schedule(self) -> Schedule:
-        """When every event runs where nothing has to be waited for."""
-        return run(self.events, self.processor)
-
-    @property
-    def seconds(self) -> float:
-        return self.schedule.seconds
-
     @property
     def memory(self) -> MemoryUse:
         return self.stage.memory
@@ -59,12 +207,7 @@ class RankStep:
     @cached_property
     def streams(self) -> tuple[str, ...]:
         """The compute stream, then one per mesh axis that is cut, slowest link first."""
-        return tuple(self.busy)
-
-    @cached_property
-    def busy(self) -> dict[str, float]:
-        """Seconds each stream works."""
-        return load_of([(self.stage, range(len(self.events)))])
+        return tuple(load_of([(self.stage, range(len(self.events)))]))
 
     @property
     def processor(self) -> Processor | None:
@@ -107,15 +250,3 @@ class RankStep:
         scatters = event.collective == "reduce_scatter"
         left_open = event.collective == "all_reduce" or (scatters if event.phase != "backward" else not scatters)
         return maker.module if maker is not None and left_open else event.module
-
-    @cached_property
-    def communication(self) -> Mapping[tuple[str, str], tuple[int, int]]:
-        """Per (collective, axis): how many one rank performs in a step, and their bytes."""
-        return self.stage.priced.communication
-
-
-def rank_steps(plan: Plan, graph: Graph) -> tuple[RankStep, ...]:
-    """A simulated step for every kind of rank of a plan; all ranks of an operator-split plan are of one kind."""
-    count = plan.devices
-    title = "the one device" if count == 1 else f"each of the {count} ranks"
-    return (RankStep(title, count, simulate_plan(plan, graph).stage()),)

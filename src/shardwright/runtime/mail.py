@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardwright.lowering.collectives import ledger
 from shardwright.program.tasks import Message, Task
 from shardwright.program.transfers import Region, region_of
 from shardwright.waiting import wait_for
@@ -64,6 +65,8 @@ class Mail:
             self._local[message] = part
             return
         part = part.contiguous()
+        if (record := ledger()) is not None:
+            record.parcel(part.nbytes)
         group = self._groups.get((message.source, message.target))
         work = dist.isend(part, message.target, group=group, tag=self._number[message])
         self._leaving.append((work, part))

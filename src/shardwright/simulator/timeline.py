@@ -29,7 +29,7 @@ from shardwright.simulator.engine import lower_bound
 from shardwright.simulator.links import Links
 from shardwright.simulator.play import Pass, Played, play
 from shardwright.simulator.stages import PricedStage, load_of, price_stages, work_of
-from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like
+from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like, pipeline_like
 from shardwright.simulator.what_if import WhatIf
 
 
@@ -188,11 +188,12 @@ class Timeline:
         planned = self.stage(schedule.device_of.index(group)).planned
         if planned is not None:
             return float(planned)
-        beside, last = self._beside(group)
+        beside, last = self.beside(group)
         rows = zip(schedule.orders[group], beside, strict=True)
         return max(last, *(b + self.times[a.stage, sizes[a.microbatch]].bytes.peaks[a.kind] for a, b in rows))
 
-    def _beside(self, group: int) -> tuple[list[float], float]:
+    def beside(self, group: int) -> tuple[list[float], float]:
+        """Bytes on a rank beside what is inside each of its passes, and the most after the last of them."""
         sizes = self.pipeline.micro.sizes
         return beside_passes(
             self.pipeline.schedule.orders[group],
@@ -208,7 +209,7 @@ class Timeline:
 
     def memory_curve(self, group: int = 0) -> list[tuple[float, float]]:
         """Bytes on a rank of a group, event by event as they are issued, and in the end what rests: (second, bytes)."""
-        beside, last = self._beside(group)
+        beside, last = self.beside(group)
         curve: list[tuple[float, float]] = []
         now, rests = 0.0, 0.0
         for number, one in enumerate(self.played.passes[group]):
@@ -322,7 +323,7 @@ def simulate_plan(
     meshes, count = plan.meshes, plan.microbatches if microbatches is None else microbatches
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
     orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)
-    pipe = Pipeline.of(graph, plan.stages, count, orders[0], plan.batch_norm)
+    pipe = pipeline_like(plan, graph, count, orders[0])
     try:
         if len(orders) > 1:
             work = work_of(Links(pipe, plan.cluster), price_stages(pipe, meshes, decided, plan.optimizer, split=True))

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.errors import ProblemError, ShardwrightError
+from shardwright.graph import Graph
 from shardwright.plans import Plan
+from shardwright.plans.transfer import carried
+from shardwright.program.pipeline import Pipeline
 from shardwright.schedules import RECIPES, Schedule, known_schedule
 from shardwright.simulator.what_if import WhatIf
 
@@ -28,13 +32,13 @@ def check_links(plan: Plan, what_if: WhatIf) -> None:
 
 
 def order_name(schedule: Schedule) -> str:
-    """The name of a schedule, empty where it is none of the known ones.
+    """The name of a schedule, empty where it is none of the known ones; of several that are the same, 1F1B.
 
     >>> order_name(known_schedule("zb-h1", 4, 8))
     'zb-h1'
     """
     stages, count, devices = schedule.stages, schedule.microbatches, schedule.devices
-    made = ((name, _known(name, stages, count, devices)) for name in RECIPES)
+    made = ((name, _known(name, stages, count, devices)) for name in sorted(RECIPES, key=lambda name: name != "1f1b"))
     return next((name for name, order in made if order is not None and schedule in (order, order.forwards_first())), "")
 
 
@@ -66,6 +70,22 @@ def orders_like(schedule: Schedule, count: int) -> list[Schedule]:
             f"Ask for a multiple of {schedule.devices}, or plan again with another --schedule.",
         )
     return found
+
+
+def pipeline_like(plan: Plan, graph: Graph, count: int, schedule: Schedule) -> Pipeline:
+    """The plan's stages with another number of micro-batches. What only several need (a loss divided by the count of the
+    whole batch) is new to a plan of one, and split as moves least."""
+    found = Pipeline.of(graph, plan.stages, count, schedule, plan.batch_norm)
+    if count == plan.microbatches:
+        return found
+    known = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
+    stages = list(plan.stages)
+    for number, stage in enumerate(plan.stages):
+        mine, theirs = (pipe.parts[max(pipe.parts)][number].graph for pipe in (known, found))
+        strategy = stage.strategy
+        if {op.name for op in theirs.ops} - strategy.splits.keys() or set(theirs.sources) - strategy.resting.keys():
+            stages[number] = replace(stage, strategy=carried(mine, strategy, theirs))
+    return replace(found, stages=tuple(stages))
 
 
 def not_so_many(count: int, sizes: Sequence[int], why: str) -> ShardwrightError:

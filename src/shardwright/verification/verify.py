@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,9 @@ from shardwright.verification.prepare import Build, Subject, built, quieted, sub
 from shardwright.verification.recorded import LOSS_SCALE, Run, train
 from shardwright.verification.shown import Shown
 from shardwright.verification.streams import judged_draws, looked_at, variants
+
+if TYPE_CHECKING:
+    from shardwright.planner import Options, Pipelining
 
 
 def check(
@@ -134,12 +137,12 @@ class Verified:
         """Whether anything was cut at all; on one process nothing can be."""
         return (
             self.plan.devices == 1
-            or not self.plan.whole
+            or len(self.plan.stages) > 1
             or any(run.cut is not None and run.cut.operators for run in self.runs)
         )
 
     def as_dict(self) -> dict[str, Any]:
-        about = {"agrees": self.agrees, "search": self.plan.search, "mesh": self.plan.stages[0].strategy.axes}
+        about = {"agrees": self.agrees, "search": self.plan.search, "shape": self.plan.shape}
         about |= {"processes": self.plan.devices, "changes": list(self.changes)}
         about["compared"] = list(self.compared)
         about["dtype"] = " and ".join(dict.fromkeys(run.dtype for run in self.runs))
@@ -151,6 +154,8 @@ def verify(
     *,
     cluster: Union[Cluster, str] = "local:2",
     search: str = "auto",
+    options: Options | None = None,
+    stages: Pipelining | str | None = None,
     steps: int = 3,
     dtype: str = "both",
     seconds: float = 1800.0,
@@ -169,6 +174,10 @@ def verify(
         As many local processes are started as it has devices.
     search
         ``"auto"`` or the name of a baseline, as for :func:`shardwright.plan`.
+    options
+        What else is asked of the plan: pins, a memory limit, recomputation, ….
+    stages
+        The stages, micro-batches and schedule that are asked for, or ``"auto"``: the faster of one mesh and any pipeline.
     dtype
         ``"float64"``, in which everything must agree within 1e-9, ``"float32"`` for the model's own precision, or
         ``"both"``: all strategies in double precision, then the plan as it will run.
@@ -196,13 +205,16 @@ def verify(
     if plan is not None:
         plans = _given(plan, build, graphs)
     else:
-        own = _planned(graphs[min(graphs)], known, search, say)
+        from shardwright.planner import Options
+
+        asked = replace(options or Options(), search=search, baselines=(), fewer_devices=False)
+        own = _planned(graphs[min(graphs)], known, asked, stages, say)
         plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own, g)}
-        plans |= {d: _planned(g, known, search, say) for d, g in graphs.items() if d not in plans}
+        plans |= {d: _planned(g, known, asked, stages, say) for d, g in graphs.items() if d not in plans}
     processes = next(iter(plans.values())).devices
     say(f"{'calling' if inference else 'training'} {steps} steps on {processes} processes and on one")
-    asked = (steps, forced, plan is not None, inference)
-    answers = run_locally(verify_rank, processes, build, plans, *asked, seconds=seconds)
+    told_all = (steps, forced, plan is not None, inference)
+    answers = run_locally(verify_rank, processes, build, plans, *told_all, seconds=seconds)
     assert isinstance(answers[0], Verified)
     return answers[0]
 
@@ -219,11 +231,16 @@ def _given(plan: Plan, build: Build, graphs: Mapping[bool, Graph]) -> dict[bool,
     return {d: replace(plan, signature=Signature.of(g)) for d, g in graphs.items() if _fits(plan, g)}
 
 
-def _planned(graph: Graph, cluster: Cluster, search: str, say: Callable[[str], None]) -> Plan:
-    from shardwright.planner import Options, plan_graph  # only here: running a plan needs no solver
+def _planned(
+    graph: Graph, cluster: Cluster, options: Options, stages: Pipelining | str | None, say: Callable[[str], None]
+) -> Plan:
+    from shardwright.planner import plan_graph, plan_jointly, plan_pipeline  # only here: running a plan needs no solver
 
-    options = Options(search=search, baselines=(), fewer_devices=False)
-    return plan_graph(graph, cluster, options, progress=say)
+    if stages is None:
+        return plan_graph(graph, cluster, options, progress=say)
+    if isinstance(stages, str):
+        return plan_jointly(graph, cluster, options, progress=say)[0]
+    return plan_pipeline(graph, cluster, stages, options, progress=say)
 
 
 def _fits(plan: Plan, graph: Graph) -> bool:

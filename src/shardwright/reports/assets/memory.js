@@ -18,8 +18,8 @@ class MemoryChart {
 
   left() { return window.innerWidth < 640 ? 52 : 76; }
 
-  show(run) {
-    this.run = run; this.curve = memoryOverTime(run);
+  show(storages) {
+    this.storages = storages; this.curve = memoryOverTime(storages);
     const order = this.curve.kinds.map((_, k) => k).sort((a, b) => KINDS.indexOf(this.curve.kinds[a]) - KINDS.indexOf(this.curve.kinds[b]));
     this.order = order;
     this.most = this.curve.total.reduce((a, b) => Math.max(a, b), 0);
@@ -33,7 +33,7 @@ class MemoryChart {
   }
 
   ask() {
-    if (this.asked || !this.run) return;
+    if (this.asked || !this.storages) return;
     this.asked = true;
     requestAnimationFrame(() => { this.asked = false; this.draw(); });
   }
@@ -88,7 +88,7 @@ class MemoryChart {
     const place = place0(this.curve.times, second);
     return [
       `${bytesText(this.curve.total[place])} alive at ${secondsText(second)}`,
-      ...aliveAt(this.run, second).map((s) => `${bytesText(s.bytes)} ${s.kind}: ${s.what}${s.module ? ` (${s.module})` : ""}`),
+      ...aliveAt(this.storages, second).map((s) => `${bytesText(s.bytes)} ${s.kind}: ${s.what}${s.module ? ` (${s.module})` : ""}`),
     ];
   }
 

@@ -50,35 +50,32 @@ function wholeOf(groups) {
   return most;
 }
 
-// What was measured, as the same kind of group.
-function measuredGroup(measured) {
-  const rows = measured.streams.map((label) => ({ label, ids: [] }));
-  measured.stream.forEach((s, i) => rows[s].ids.push(i));
-  const word = (column) => (i) => measured.words[measured[column][i]];
-  return {
-    title: measured.title, rows: rows.filter((row) => row.ids.length),
-    start: (i) => measured.start[i], end: (i) => measured.end[i], act: word("phase"), text: word("name"), onChain: () => true,
-    lines: (i) => [`${word("phase")(i)} of ${word("name")(i)}`, `measured ${secondsText(measured.end[i] - measured.start[i])}`],
-  };
-}
-
 function planPage(data) {
-  const steps = data.steps.map(decodeStep), view = new View(1), banner = document.querySelector(".banner");
-  const memory = new MemoryChart(document.getElementById("memory"), view, data.limit);
-  let timeline = null;
-  let waiting = 0;
-  const whatIf = new WhatIf(document.getElementById("what-if"), data, steps, (runs, changed) => {
-    timeline.again(runs);
+  const model = new StepModel(data.step), view = new View(1), banner = document.querySelector(".banner"), { stages } = data.step;
+  const memory = new MemoryChart(document.getElementById("memory"), view, data.limit), choices = [...document.querySelectorAll("select.group")];
+  let timeline = null, waiting = 0, shown = null, group = Number(choices[0]?.value ?? 0);
+  const groups = (run) => { shown = groupEvents(run, group); return shownGroups(run, stages, shown, data.measured); };
+  const whatIf = new WhatIf(document.getElementById("what-if"), data, model, (run, changed) => {
+    timeline.again(run);
     banner.hidden = !changed;
     clearTimeout(waiting); // a slider that moves asks many times a second, and memory is the slower picture
-    waiting = setTimeout(() => memory.show(runs[0]), 60);
+    waiting = setTimeout(() => memory.show(groupMemory(shown)), 60);
   });
-  const groups = (given) => [...given.map((run) => runGroup(run, given.length > 1 || data.measured ? `predicted, ${run.step.title}` : "")), ...(data.measured ? [measuredGroup(data.measured)] : [])];
   timeline = timelineOf(groups(whatIf.plan), view, groups);
-  memory.show(whatIf.plan[0]);
+  memory.show(groupMemory(shown));
   drawings.push(memory);
+  for (const choice of choices) {
+    choice.addEventListener("change", () => {
+      group = Number(choice.value);
+      for (const other of choices) other.value = choice.value;
+      const { from, to } = view;
+      timeline.again(whatIf.simulate());
+      view.set(from, to);
+      memory.show(groupMemory(shown));
+    });
+  }
   banner.querySelector("button").addEventListener("click", () => whatIf.reset());
-  return { data, steps, view, timeline, memory, whatIf, ...otherSections(data) };
+  return { data, model, view, timeline, memory, whatIf, ...otherSections(data) };
 }
 
 // What does not depend on when things run.
@@ -93,17 +90,18 @@ function otherSections(data) {
   return { tree, why };
 }
 
+// Two plans: of each the passes where there are several, else the streams of its one kind of rank.
 function diffPage(data) {
-  const view = new View(1);
-  const runs = data.plans.map((plan) => (plan.pipeline ? new PipelineModel(plan.pipeline).run() : simulateStep(decodeStep(plan.step))));
-  const timeline = timelineOf(runs.map((run, i) => (data.plans[i].pipeline ? passesGroup(run, data.plans[i].pipeline.stages, data.plans[i].name) : runGroup(run, data.plans[i].name))), view);
+  const view = new View(1), runs = data.plans.map((plan) => new StepModel(plan.step).run());
+  const group = (run, { name, step }) => (severalPasses(run) ? passesGroup(run, step.stages, name) : streamsGroup(groupEvents(run, 0), name));
+  const timeline = timelineOf(runs.map((run, i) => group(run, data.plans[i])), view);
   return { data, runs, view, timeline };
 }
 
 async function start() {
   themeButton();
   const data = await unpacked("data");
-  window.shardwright = { ...(data.plans ? diffPage(data) : data.pipeline ? pipelinePage(data) : planPage(data)), simulateStep, memoryOverTime, decodeStep };
+  window.shardwright = data.plans ? diffPage(data) : planPage(data);
   let width = window.innerWidth;
   window.addEventListener("resize", () => { if (window.innerWidth !== width) { width = window.innerWidth; redraw(); } });
   document.documentElement.dataset.ready = "yes";

@@ -20,7 +20,7 @@ class SplitTree {
 
   words(row) {
     const cuts = row.row === "operator" ? row.cuts.map((cut) => this.meanings[cut]) : row.tensor.layout;
-    return [row.stage === undefined ? "" : `stage ${row.stage}`, row.module, row.name, row.target ?? "", row.row, ...cuts].join(" ").toLowerCase();
+    return [...stageWords(this.data, row), row.module, row.name, row.target ?? "", row.row, ...cuts].join(" ").toLowerCase();
   }
 
   show(text, withMinor) {
@@ -32,7 +32,7 @@ class SplitTree {
     const root = { name: "", children: new Map(), rows: [], times: 1 };
     for (const row of shown) {
       let node = root;
-      for (const part of [...(row.stage === undefined ? [] : [stageWord(this.data, row.stage)]), ...(row.module ? row.module.split(".") : [])]) {
+      for (const part of [...stageWords(this.data, row), ...(row.module ? row.module.split(".") : [])]) {
         if (!node.children.has(part)) node.children.set(part, { name: part, children: new Map(), rows: [], times: 1 });
         node = node.children.get(part);
       }
@@ -52,7 +52,7 @@ class SplitTree {
       while (!stage && inner.children.size === 1 && !inner.rows.length) { inner = [...inner.children.values()][0]; name += `.${inner.name}`; }
       const times = stage ? 1 : repeats(inner);
       const summary = element("summary", {}, element("span", { class: "module" }, name), times > 1 ? element("span", { class: "times" }, `× ${times}`) : null, this.strip(inner));
-      const details = element("details", all || depth < (this.data.pipeline ? 1 : 2) ? { open: true } : {}, summary, element("div", { class: "inner" }, ...this.branch(inner, depth + 1, all)));
+      const details = element("details", all || depth < (this.data.step.stages.length > 1 ? 1 : 2) ? { open: true } : {}, summary, element("div", { class: "inner" }, ...this.branch(inner, depth + 1, all)));
       made.push(details);
     }
     for (const row of node.rows) made.push(this.line(row));
@@ -84,7 +84,7 @@ class SplitTree {
   chip(cut, text, meaning) { return element("span", { class: "chip", title: meaning }, swatch(`var(--cut-${slug(cut)})`), text); }
 
   pick(row) {
-    const axes = this.axes(row), where = `${row.stage === undefined ? "" : `${stageWord(this.data, row.stage)} · `}${row.module ? `${row.module} · ` : ""}`;
+    const axes = this.axes(row), where = [...stageWords(this.data, row), row.module].filter(Boolean).map((word) => `${word} · `).join("");
     const parts = [element("h3", {}, `${where}${row.name}`)];
     if (row.row === "operator") {
       parts.push(element("p", { class: "hint" }, `${row.target}, ${row.source || "no source line"}${row.times > 1 ? `, ${row.times} alike` : ""}. ` +
@@ -105,12 +105,13 @@ class SplitTree {
   }
 }
 
-// The mesh that a row speaks of: that of its stage, or of the whole plan.
-function axesOf(data, row) { return row.stage === undefined ? data.axes : data.pipeline.stages[row.stage].axes; }
+// The mesh that a row speaks of: that of its stage.
+function axesOf(data, row) { return data.step.stages[row.stage].axes; }
 
-function ranksOf(data, row) { return row.stage === undefined ? null : data.pipeline.stages[row.stage].ranks; }
+function ranksOf(data, row) { return data.step.stages[row.stage].ranks; }
 
-function stageWord(data, stage) { return `stage ${stage} · ${rankWord(data.pipeline.stages[stage].ranks)}`; }
+// Which stage a row is of, where there are several.
+function stageWords(data, row) { return data.step.stages.length > 1 ? [`stage ${row.stage} · ${rankWord(data.step.stages[row.stage].ranks)}`] : []; }
 
 function repeats(node) {
   let most = 0;

@@ -167,31 +167,3 @@ function firstAfter(ids, time, end, from = 0) {
   }
   return low;
 }
-
-// A simulated run as a group: its streams, and the host where it has work of its own.
-function runGroup(run, title) {
-  const { step } = run, rows = step.streams.map((name, s) => ({ label: s ? `link ${name}` : "compute", ids: [] }));
-  for (let i = 0; i < step.count; i += 1) if (run.seconds[i] > 0) rows[step.stream[i]].ids.push(i);
-  const decides = decidingChain(run), chain = new Set(decides.chain);
-  const group = {
-    title, rows: rows.filter((row) => row.ids.length), run,
-    start: (i) => (i >= step.count ? run.issued[i - step.count] - step.host[i - step.count] / (run.hostSpeed ?? 1) : run.starts[i]),
-    end: (i) => (i >= step.count ? run.issued[i - step.count] : run.ends[i]),
-    act: (i) => (i >= step.count ? "host" : step.carries(i) || step.phase(i)),
-    text: (i) => (i >= step.count ? step.name(i - step.count) : step.collective(i).replaceAll("_", "-") || step.name(i)),
-    onChain: (i) => (i >= step.count ? i - step.count <= decides.issuedTo : chain.has(i)),
-    lines: (i) => {
-      if (i >= step.count) return [`host issues ${eventTitle(step, i - step.count)}`, secondsText(step.host[i - step.count])];
-      const lines = [eventTitle(step, i), `${secondsText(run.seconds[i])}, from ${secondsText(run.starts[i])} to ${secondsText(run.ends[i])}`];
-      if (step.module(i)) lines.push(`module ${step.module(i)}`);
-      if (step.bytes[i]) lines.push(`${bytesText(step.bytes[i])} over ${step.streams[step.stream[i]]}, ${ACTS[step.carries(i)]}`);
-      lines.push(whyThen(run, i));
-      if (chain.has(i)) lines.push("on the chain that decides the step");
-      return lines;
-    },
-  };
-  const hosted = [];
-  for (let i = 0; i < step.count; i += 1) if (step.host[i] > 0) hosted.push(step.count + i);
-  if (hosted.length) group.rows.push({ label: "host", ids: hosted });
-  return group;
-}

@@ -7,7 +7,7 @@ class Why {
     const rank = Object.keys(data.why);
     rows.sort((a, b) => rank.indexOf(a.name) - rank.indexOf(b.name));
     this.rows = new Map(rows.map((row) => [row.name, row]));
-    this.select.replaceChildren(...rows.map((row) => element("option", { value: row.name }, `${row.stage === undefined ? "" : `stage ${row.stage} · `}${row.module ? `${row.module} · ` : ""}${row.name}${row.times > 1 ? ` (× ${row.times})` : ""}`)));
+    this.select.replaceChildren(...rows.map((row) => element("option", { value: row.name }, `${data.step.stages.length > 1 ? `stage ${row.stage} · ` : ""}${row.module ? `${row.module} · ` : ""}${row.name}${row.times > 1 ? ` (× ${row.times})` : ""}`)));
     this.select.addEventListener("change", () => this.show(this.select.value));
     if (rows.length) this.show(rows[0].name);
     else this.answer.replaceChildren(element("p", {}, "No alternatives were asked for. "), element("code", {}, `shardwright explain ${data.file} OPERATOR`));

@@ -1,0 +1,149 @@
+"""The worst moment of a rank's memory: when it is, and everything that is alive then.
+
+A step's account is composed of its passes (:mod:`shardwright.costs.passes`): what rests, gradients that are kept, what other
+micro-batches hold between their passes, and what is inside the pass of the moment, all of it listed here by what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from shardwright.costs.memory import COMMUNICATION, GRADIENTS, TEMPORARIES, Alive, MemoryUse, Storage
+from shardwright.costs.passes import lives, once_a_step, rests
+from shardwright.costs.pricing import Event
+from shardwright.schedules import FORWARD, INPUT, Action
+from shardwright.schedules.trace import NAMES
+from shardwright.simulator import Timeline
+from shardwright.simulator.stages import PricedStage
+
+
+@dataclass(frozen=True)
+class Peak:
+    """``needed`` bytes must be there for a rank, ``handed`` of them are at the worst moment: during an ``event`` of a pass
+    (``action``), or where there is none while gradients are reduced and the optimizer runs. ``alive`` is what they are, the
+    largest first; the allocator's rounding is the rest."""
+
+    needed: float
+    handed: float
+    action: Action | None
+    event: Event | None
+    alive: tuple[Alive, ...]
+    use: MemoryUse | None
+    """The account of a step whose passes are one forward and one backward."""
+
+    @property
+    def breakdown(self) -> dict[str, int]:
+        """Bytes per kind of content."""
+        found: dict[str, int] = {}
+        for one in self.alive:
+            found[one.kind] = found.get(one.kind, 0) + one.bytes
+        return found
+
+    @property
+    def largest(self) -> tuple[Alive, ...]:
+        return self.alive[:10]
+
+    @property
+    def during(self) -> str:
+        """The moment, in words."""
+        if self.event is None or self.action is None:
+            return "the reduction of gradients and the update"
+        if self.event.kind == "update":
+            return f"the {self.event.name} update"
+        where = f" ({self.event.module})" if self.event.module else ""
+        found = f"{self.event.phase} of {self.event.name}{where}"
+        if self.use is not None:
+            return found
+        stage, kind, microbatch = self.action
+        return f"{found}, in the {NAMES[kind]} pass of micro-batch {microbatch}, stage {stage}"
+
+    def told(self, shown: Callable[[float], str]) -> str:
+        """What the allocator does with it, as far as that is known."""
+        return self.use.told(shown) if self.use is not None else "what the allocator reserves beyond that is not known."
+
+
+def peak_of(timeline: Timeline, group: int) -> Peak:
+    """The worst moment of a rank of a group.
+
+    >>> peak_of(timeline, 0).during                                                              # doctest: +SKIP
+    'backward of linear_3 (blocks.0.feed.up), in the backward pass of micro-batch 2, stage 0'
+    """
+    order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
+    beside, last = timeline.beside(group)
+    worst, place, number = -1.0, -1, -1
+    for at, (action, there) in enumerate(zip(order, beside, strict=True)):
+        held = timeline.times[action.stage, sizes[action.microbatch]].bytes
+        own = held.passes[action.kind]
+        fullest = max(own, key=lambda event: held.inside[event], default=-1)
+        if fullest >= 0 and there + held.inside[fullest] > worst:
+            worst, place, number = there + float(held.inside[fullest]), at, fullest
+    if last > worst:
+        worst, place = last, -1
+    stages = sorted({action.stage for action in order})
+    found = [one for stage in stages for one in _resting(timeline.stage(stage), stage, len(stages) > 1)]
+    several = len(sizes) > 1
+    if place < 0:
+        kept = [(stage, timeline.stage(stage).bytes) for stage in stages]
+        found += [Alive(int(held.kept), GRADIENTS, _of("gradients", stage, stages), "") for stage, held in kept]
+        closing = max(held.closing for _, held in kept)
+        found.append(Alive(int(closing), TEMPORARIES, "gradients on their way, and the optimizer's", ""))
+    else:
+        action = order[place]
+        if several:
+            back = {one.stage for one in order[: place + 1] if one.kind != FORWARD}
+            kept = [(stage, timeline.stage(stage).bytes) for stage in stages if stage in back]
+            found += [
+                Alive(int(held.kept), GRADIENTS, _of("gradients so far", stage, stages), "") for stage, held in kept
+            ]
+        for (stage, microbatch), kind in _under_way(order[:place], action).items():
+            found += _between(timeline.times[stage, sizes[microbatch]], kind, f"micro-batch {microbatch}")
+        priced = timeline.times[action.stage, sizes[action.microbatch]]
+        label = f"micro-batch {action.microbatch}" if several else ""
+        found += [_alive(one, label) for one, born, dies in _lives(priced) if born <= number <= dies]
+        posted = timeline.links.received(order[place + 1]) if place + 1 < len(order) else 0
+        found.append(Alive(int(posted), COMMUNICATION, "what the next pass receives into", ""))
+    alive = tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
+    when = None if place < 0 else order[place]
+    moment = None if when is None else timeline.times[when.stage, sizes[when.microbatch]].events[number]
+    first = timeline.stage(stages[0])
+    alone = first.memory if not once_a_step(first.program) else None
+    return Peak(timeline.memory[group], worst, when, moment, alive, alone)
+
+
+def _resting(priced: PricedStage, stage: int, several: bool) -> Iterable[Alive]:
+    label = f"stage {stage}" if several else ""
+    return (_alive(one, label) for one in priced.memory.storages if rests(one, priced.received))
+
+
+def _lives(priced: PricedStage) -> Iterable[tuple[Storage, int, int]]:
+    held = priced.holding or priced
+    return lives(held.program, held.memory, held.microbatches, held.received)
+
+
+def _under_way(before: tuple[Action, ...], now: Action) -> dict[tuple[int, int], str]:
+    """The micro-batches of a group that hold something between two passes, and after which kind of pass."""
+    found: dict[tuple[int, int], str] = {}
+    for stage, kind, microbatch in before:
+        found[stage, microbatch] = kind
+    found.pop((now.stage, now.microbatch), None)
+    return {key: kind for key, kind in found.items() if kind in (FORWARD, INPUT)}
+
+
+def _between(priced: PricedStage, kind: str, label: str) -> Iterable[Alive]:
+    """What a micro-batch holds between its forward and its backward pass, or between the halves of that."""
+    program = (priced.holding or priced).program
+    first = program.forward.stop
+    border = first + (len(program.sections[INPUT]) if kind == INPUT else 0)
+    last = len(program.instructions) - 1
+    for one, born, dies in _lives(priced):
+        if born < border <= dies and (kind == FORWARD or dies < last):
+            yield _alive(one, label)
+
+
+def _alive(one: Storage, label: str) -> Alive:
+    return Alive(one.bytes, one.kind, f"{one.what}, {label}" if label else one.what, one.module)
+
+
+def _of(what: str, stage: int, stages: list[int]) -> str:
+    return f"{what} of stage {stage}" if len(stages) > 1 else what
