@@ -292,18 +292,6 @@ def returns_list(target: str) -> bool:
     return len(returns) == 1 and returns[0].type.kind() == "ListType"
 
 
-def storage_watch(tensor: torch.Tensor) -> Any:
-    """A weak reference to a tensor's memory, whose ``expired()`` says whether it is gone, views of it included."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(tensor.untyped_storage())
-
-
-def after_backward(callback: Any) -> None:
-    """Call back once when the running backward pass has finished (the autograd engine's final callbacks)."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
 def local_of(tensor: Any) -> torch.Tensor:
     """The local shard of a DTensor, sharing its storage and outside of autograd; a plain tensor is its own shard."""
     return getattr(tensor, "_local_tensor", tensor)
@@ -438,11 +426,6 @@ def _store_on_loopback(host_name: str, port: int, *, is_master: bool = False, **
     listener.listen(2048)
     port = listener.getsockname()[1]
     return TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), **options)
-
-
-def in_backward() -> bool:
-    """Whether autograd is running a backward pass in this thread."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

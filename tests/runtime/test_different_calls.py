@@ -61,6 +61,7 @@ def test_evaluation_on_rank_0_alone(pair, kind, before):
     answers = pair.run(alone, kind, before)
     for message, remedy, seconds in answers:
         assert "The ranks make different calls" in message, answers
+        assert before != "nothing" or "rank 0 captures the model for a call of a new kind" in message, answers
         assert "`if rank == 0:`" in remedy
         assert seconds < 60
 

@@ -72,7 +72,7 @@ def exchanged(text: str, about: str, seconds: float = SECONDS) -> list[str]:
         theirs, _, said = store.get(key).decode().partition("\n")
         if theirs != about:
             raise RunError(
-                f"The ranks make different calls: rank {rank} compares its {about}, and rank {other} its {theirs}.",
+                f"The ranks make different calls: rank {rank} {_doing(about)}, and rank {other} {_doing(theirs)}.",
                 REMEDY,
             )
         answers.append(said)
