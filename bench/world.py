@@ -1,6 +1,7 @@
 """Predictions against what the world measured: training runs put in order, collectives, matrix products.
 
-    python bench/world.py            # the tables, from the stored raw output
+    python bench/world.py            # the fitting half's tables, from the stored raw output
+    python bench/world.py --judge    # the judged half's too; not while anything is being fitted
     python bench/world.py --run      # predict everything again and store it, bench/measured/world/
     python bench/world.py --write    # the judged half's tables into docs/benchmarks/world.md
 
@@ -18,7 +19,6 @@ import argparse
 import csv
 import json
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from world_runs import ROOT, SOURCES, WORLD, runs
+from world_runs import ROOT, SOURCES, WORLD, fitting, runs
 
 WRITTEN = ROOT / "bench" / "measured" / "world"
 PAGE = ROOT / "docs" / "benchmarks" / "world.md"
@@ -180,7 +180,7 @@ def collectives() -> list[Line]:
             {
                 "system": row["system"],
                 "shape": shape,
-                "half": "fit" if zlib.crc32(f"{row['system']},{shape}".encode()) % 2 == 0 else "judge",
+                "half": "fit" if fitting(shape) else "judge",
                 "bytes": float(row["bytes"]),
                 "measured": float(row["microseconds"]) * 1e-6,
                 "predicted": float(SECONDS[kind](float(row["bytes"]), axis)),
@@ -206,7 +206,7 @@ def products() -> list[Line]:
             {
                 "system": row["system"],
                 "shape": shape,
-                "half": "fit" if zlib.crc32(f"{row['system']},{shape}".encode()) % 2 == 0 else "judge",
+                "half": "fit" if fitting(shape) else "judge",
                 "measured": float(row["microseconds"]) * 1e-6,
                 "predicted": float(kernel_seconds(work, preset(SYSTEMS[row["system"]])[0].device)[0]),
             }
@@ -268,11 +268,11 @@ def tables(half: str) -> str:
     return "\n\n".join(parts)
 
 
-def worst(count: int) -> str:
-    """The runs that are furthest off, constants taken in."""
+def worst(half: str, count: int) -> str:
+    """The runs of a half that are furthest off, constants taken in."""
     lines = _read("runs.jsonl")
     factors = constants(lines)
-    timed = [line for line in lines if _timed(line)]
+    timed = [line for line in lines if _timed(line) and line["half"] == half]
     timed.sort(key=lambda line: -abs(np.log(factors[line["engine"]] * line["predicted"] / line["measured"])))
     return "\n".join(
         f"{x['source']} {x['group']} {x['run']}: {x['predicted']:.4g} s, measured {x['measured']:.4g}"
@@ -283,6 +283,7 @@ def worst(count: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", action="store_true", help="predict again, and store what was predicted")
+    parser.add_argument("--judge", action="store_true", help="print the judged half too: once, when all is fitted")
     parser.add_argument("--write", action="store_true", help=f"the judged half's tables into {PAGE.relative_to(ROOT)}")
     parser.add_argument("--worst", type=int, default=0, help="so many of the worst runs by name")
     asked = parser.parse_args()
@@ -290,9 +291,8 @@ def main() -> None:
         _write("collectives.jsonl", collectives())
         _write("products.jsonl", products())
         _write("runs.jsonl", predict(SOURCES, lambda text: print(text, file=sys.stderr)))
-    for half in ("fit", "judge"):
-        print(f"Half: {half}\n\n{tables(half)}\n")
-    print(worst(asked.worst))
+    for half in ("fit", "judge") if asked.judge else ("fit",):
+        print(f"Half: {half}\n\n{tables(half)}\n\n{worst(half, asked.worst)}")
     if asked.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}\n{tables('judge')}\n{END}{rest.partition(END)[2]}")

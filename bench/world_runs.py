@@ -10,7 +10,7 @@ hash of their name: one half for fitting, one for judging. Where the data comes 
 from __future__ import annotations
 
 import csv
-import zlib
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +21,24 @@ ROOT = Path(__file__).resolve().parents[1]
 WORLD = ROOT / "bench" / "data" / "world"
 MEGATRON = ROOT / "tests" / "data" / "measured" / "megatron_a100_single_node.csv"
 GIB, GB = 2**30, 10**9
+DRAWN = "2026-11-19"
+"""When the halves were drawn: part of what is hashed. Errors of the halves of 2026-11-18 had been printed before a model of
+engines or products was fitted, so all halves were drawn anew, by SHA-256: another salt in CRC-32 only swaps halves, since
+it is linear."""
 LLAMA = {  # layers, hidden, heads, key-value heads, inner, vocabulary: the model cards of Llama 3.1
     "Llama 3.1 8B": (32, 4096, 32, 8, 14336, 128256),
     "Llama 3.1 70B": (80, 8192, 64, 8, 28672, 128256),
     "Llama 3.1 405B": (126, 16384, 128, 8, 53248, 128256),
 }
+
+
+def fitting(name: str) -> bool:
+    """Whether what is called so is in the half that constants may be fitted to.
+
+    >>> [name for name in ("a", "b", "c", "d") if fitting(name)]
+    ['a', 'c']
+    """
+    return hashlib.sha256(f"{DRAWN}|{name}".encode()).digest()[0] % 2 == 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class Run:
     @property
     def fitting(self) -> bool:
         """Whether the run's group is in the half that constants may be fitted to."""
-        return zlib.crc32(f"{self.source}|{self.group}".encode()) % 2 == 0
+        return fitting(f"{self.source}|{self.group}")
 
     @property
     def name(self) -> str:
