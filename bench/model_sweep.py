@@ -21,8 +21,10 @@ interrupted sweep is simply started anew; ``--minutes`` ends it by itself, betwe
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,8 @@ from bench.sweep_workers import OWN, call_one, capture_one, verify_one
 RESULTS = Path(__file__).parent / "measured" / "models.jsonl"
 SEARCHES = ("megatron", "fsdp")
 FRESH_WORKERS_AFTER = 60  # models: exports leave much behind
+MOST_MEGABYTES = 1500
+"""A worker that has had more is replaced."""
 
 
 def references() -> list[str]:
@@ -71,7 +75,7 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     if phase == "verify":
         captured = recorded(path, "capture")
         models = [model for model in models if captured[model]["stage"] == "captured"]
-        models.sort(key=lambda model: captured[model]["ops"])  # an interrupted sweep has seen as many as it could
+        random.Random(0).shuffle(models)  # an interrupted sweep has seen a fair sample
     if only:
         names = only.split(",")
         models = [model for model in models if model in names or model.split(":")[1] in names]
@@ -82,7 +86,7 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
 def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: float = math.inf) -> None:
     """Run a phase over ``models`` and append a row for each; after so many minutes none is begun any more."""
     end = time.monotonic() + 60 * minutes
-    common = {"phase": phase, "commit": commit(), "sources": sources()}
+    common = {"phase": phase, "commit": commit(), "sources": sources(), "date": str(datetime.date.today())}
     pool, used = Pool(2 if phase == "verify" else 1), 0
     for number, model in enumerate(models, 1):
         if time.monotonic() > end:
@@ -94,9 +98,11 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
         started = time.monotonic()
         try:
             if phase != "verify":
-                row = pool.run(call_one if phase == "call" else capture_one, model, seconds=limit)[0]
+                row = pool.run(call_one if phase == "call" else capture_one, limit, model, seconds=limit)[0]
             else:
-                row = _joined(pool.run(verify_one, model, SEARCHES, seconds=limit))
+                row = _joined(pool.run(verify_one, limit, model, SEARCHES, seconds=limit))
+            if row["peak_mb"] > MOST_MEGABYTES or row["stage"] == "time limit":
+                used = FRESH_WORKERS_AFTER
         except WorkerError as error:
             used = 0
             text = str(error)
@@ -110,14 +116,15 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
 
 
 def _joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the first rank, or that of another one that failed where the first did not."""
-    return rows[0] if rows[0]["stage"] != "verified" else next((r for r in rows[1:] if r.get("why")), rows[0])
+    """The row of the first rank, or that of another one that failed where the first did not; the largest costs."""
+    row = rows[0] if rows[0]["stage"] != "verified" else next((r for r in rows[1:] if r.get("why")), rows[0])
+    return row | {what: max(r[what] for r in rows) for what in ("cpu_seconds", "peak_mb")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("phase", choices=("call", "capture", "verify", "table"))
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one model (default 120)")
+    parser.add_argument("--limit", type=float, default=120.0, help="processor seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
     parser.add_argument("--again", default="", help="stages whose models are run again, or `all`")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no model after so long")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -42,15 +43,14 @@ def table(captured: Rows, verified: Rows, called: Rows) -> str:
         one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
         two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
         parts += [f"## {title}", "", *_section(one, two)]
-    commits = Counter(row["commit"] for row in (*captured.values(), *verified.values()))
-    parts += ["Rows by commit: " + ", ".join(f"{name} ({count})" for name, count in commits.most_common()) + ".", ""]
     return "\n".join(parts)
 
 
 _HEAD = """# Any model
 
-Made by `python -m bench.model_sweep table` from `bench/measured/models.jsonl`; `python -m bench.model_sweep capture` and
-`... verify` run what is missing there. Every model is tiny and otherwise as its configuration class makes it, caches on.
+Made by `python -m bench.model_sweep table` from `bench/measured/models.jsonl`; `python -m bench.model_sweep call`,
+`... capture` and `... verify` run what is missing there. Every model is tiny and otherwise as its configuration class makes
+it, caches on. Rows marked ° are of an earlier sweep than the newest, by an older state of the code.
 """
 
 
@@ -68,12 +68,29 @@ def _calls(called: Rows) -> list[str]:
     ]
     for stage, words in (*NO_TEST.items(), ("time limit", "not finished"), ("crash", "the process died")):
         lines += _reasons(called, stage, words)
-    commits = Counter(row["commit"] for row in called.values())
-    return [
-        *lines,
-        "Rows by commit: " + ", ".join(f"{name} ({count})" for name, count in commits.most_common()) + ".",
-        "",
-    ]
+    return [*lines, *_made_by(called)]
+
+
+def _made_by(rows: Rows) -> list[str]:
+    """Which code the rows are of, and what they took."""
+    commits = Counter(row["commit"] for row in rows.values())
+    lines = ["Rows by commit: " + ", ".join(f"{name} ({count})" for name, count in commits.most_common()) + "."]
+    costs = [(row["cpu_seconds"], row["peak_mb"], name) for name, row in rows.items() if "peak_mb" in row]
+    if costs:
+        seconds = statistics.median(cost[0] for cost in costs)
+        slowest, largest = max(costs), max(costs, key=lambda cost: cost[1])
+        lines.append(
+            f"Processor seconds of a worker for one model: {seconds:.1f} in the median of {len(costs)}, {slowest[0]:.0f} at "
+            f"most ({_short(slowest[2])}); memory at the peak: at most {largest[1]:,} MB ({_short(largest[2])})."
+        )
+    older = sum(map(bool, _older(rows).values()))
+    return [*lines, *([f"{older} of {len(rows)} rows are of an earlier sweep."] if older else []), ""]
+
+
+def _older(rows: Rows) -> dict[str, str]:
+    """A mark for every row of an earlier day than the newest."""
+    newest = max((row.get("date", "") for row in rows.values()), default="")
+    return {name: "" if row.get("date", "") == newest else "°" for name, row in rows.items()}
 
 
 def _section(captured: Rows, verified: Rows) -> list[str]:
@@ -98,8 +115,14 @@ def _section(captured: Rows, verified: Rows) -> list[str]:
         lines += _reasons(captured, stage, words) if stage != "captured" else []
     for stage, words in VERIFY.items():
         lines += _reasons(verified, stage, words) if stage != "verified" else []
-    names = sorted(_short(name) for name, row in verified.items() if row["stage"] == "verified")
-    return [*lines, "### Verified", "", ", ".join(names) + ".", ""]
+    older = _older(verified)
+    names = sorted(_short(name) + older[name] for name, row in verified.items() if row["stage"] == "verified")
+    made = [
+        part
+        for title, rows in (("Capture.", captured), ("Verification.", verified))
+        for part in (title, *_made_by(rows))
+    ]
+    return [*lines, "### Verified", "", ", ".join(names) + ".", "", *made]
 
 
 def _counts(rows: Rows, stages: dict[str, str]) -> list[str]:
@@ -111,11 +134,12 @@ def _reasons(rows: Rows, stage: str, words: str) -> list[str]:
     found = sorted((name, row) for name, row in rows.items() if row["stage"] == stage)
     if not found:
         return []
+    older = _older(rows)
     lines = [f"### {words[0].upper()}{words[1:]}", "", "| model | why |", "|---|---|"]
     for name, row in found:
         why = row.get("why") or f"largest relative difference {row.get('difference', row.get('relative', 0)):.1e}"
         mark = "**traceback** " if row.get("traceback") else ""
-        lines.append(f"| {_short(name)} | {mark}{' '.join(why.replace('|', '/').split())[:260]} |")
+        lines.append(f"| {_short(name)}{older[name]} | {mark}{' '.join(why.replace('|', '/').split())[:260]} |")
     return [*lines, ""]
 
 

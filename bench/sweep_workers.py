@@ -1,7 +1,8 @@
 """What the workers of :mod:`bench.model_sweep` do with one model: capture it and replay the graph, or plan and verify it.
 
-Every function gives a row that says how far the model came (``stage``) and why not further. A :class:`ShardwrightError` is
-a refusal with its sentence; any other exception of ours is a ``traceback``, which must not happen.
+Every function gives a row that says how far the model came (``stage``) and why not further, and what that took of the
+worker: processor seconds, and megabytes at the peak. A :class:`ShardwrightError` is a refusal with its sentence; any other
+exception of ours is a ``traceback``, which must not happen.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import re
+import signal
 import sys
 import time
 import traceback
@@ -21,6 +24,37 @@ from typing import Any
 BATCH, TOLERANCE = 2, 1e-4
 OWN = "tests.frontend.various:"
 """References to the models that are not Hugging Face's: ``tests.frontend.various:unet``."""
+
+
+class TimeLimit(BaseException):
+    """No ``except Exception`` of a model may go on beyond it."""
+
+
+def measured(work: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Ends ``work`` after so many processor seconds of this process, and writes into its row what it took."""
+
+    @functools.wraps(work)
+    def run(rank: int, limit: float, *args: Any) -> dict[str, Any]:
+        def over(*_: Any) -> None:
+            raise TimeLimit(f"{limit:.0f} processor seconds are over")
+
+        before = signal.signal(signal.SIGPROF, over)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        started = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        try:
+            row = work(rank, *args)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
+        return row | {"cpu_seconds": round(time.process_time() - started, 2), "peak_mb": _megabytes("VmHWM")}
+
+    return run
+
+
+def _megabytes(what: str) -> int:
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) // 1024 if found else 0
 
 
 def build(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -48,6 +82,7 @@ MEDIA = (
 """Arguments with such words are pictures, videos or sound."""
 
 
+@measured
 def call_one(rank: int, reference: str) -> dict[str, Any]:
     """Built and called once, forward and backward, and which of what it reads it was given."""
     import inspect
@@ -65,17 +100,17 @@ def call_one(rank: int, reference: str) -> dict[str, Any]:
             # Sound may come as numbers of codes, and a picture's patches under names of their own.
             "text alone": bool(accepted) and not set(accepted) & set(kwargs) and set(kwargs) <= TEXT,
         }
-        started = time.process_time()
         loss, grads = _step(model, lambda: model(*args, **kwargs), {n: b.clone() for n, b in model.named_buffers()})
         if not torch.isfinite(loss).all():
             raise ArithmeticError(f"the eager loss is {loss}")
-        row |= {"cpu_seconds": round(time.process_time() - started, 2), "gradients": len(grads), "stage": "called"}
+        row |= {"gradients": len(grads), "stage": "called"}
     return row
 
 
 TEXT = {"input_ids", "attention_mask", "token_type_ids", "labels", "use_cache", "return_loss", "decoder_input_ids"}
 
 
+@measured
 def capture_one(rank: int, reference: str) -> dict[str, Any]:
     """Eagerly, captured, replayed: the loss and all gradients must be the same."""
     import torch
@@ -102,7 +137,7 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
         started = time.process_time()
         graph = capture(model, args, kwargs)
         row |= {
-            "cpu_seconds": round(time.process_time() - started, 2),
+            "cpu_seconds_captured": round(time.process_time() - started, 2),
             "ops": len(graph.ops),
             "notes": list(graph.notes),
         }
@@ -113,6 +148,7 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
     return row
 
 
+@measured
 def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
     """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0.
 
@@ -130,7 +166,7 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
         row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
         truth = _from_first(rank, lambda: truth_of(it.model, it.steps(2)))
         parts = {search: _verified(rank, search, it, truth) for search in searches}
-        row |= {"stage": "verified", "searches": parts, "cpu_seconds": round(time.process_time() - started, 2)}
+        row |= {"stage": "verified", "searches": parts}
         for search, part in parts.items():
             if part["stage"] != "agrees" and (row["stage"] == "verified" or part.get("traceback")):
                 row |= {**part, "why": f"{search}: {part.get('why', 'other numbers')}"}
@@ -197,6 +233,8 @@ def _reported(row: dict[str, Any]) -> Iterator[None]:
     warnings.simplefilter("ignore")
     try:
         yield
+    except TimeLimit as error:
+        row |= {"why": f"{error} (at {row['stage']})", "stage": "time limit"}
     except ShardwrightError as error:
         row["why"] = f"{error.message} {error.remedy}"
     except Exception as error:
