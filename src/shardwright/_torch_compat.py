@@ -428,6 +428,11 @@ def _store_on_loopback(host_name: str, port: int, *, is_master: bool = False, **
     return TCPStore("127.0.0.1", port, is_master=True, master_listen_fd=listener.detach(), **options)
 
 
+def taken_for_granted(condition: Any) -> None:
+    """From here on tracing takes a condition on unknown sizes to hold (``torch._check``)."""
+    torch._check(condition)
+
+
 def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors, real or fake, lie in the same storage (``torch._C._is_alias_of``)."""
     return bool(torch._C._is_alias_of(one, other))  # type: ignore[attr-defined]  # not in the stubs

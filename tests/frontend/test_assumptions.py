@@ -69,7 +69,7 @@ def test_without_values_the_line_is_named_and_the_remedy_works() -> None:
     model = Deciding()
     with pytest.raises(CaptureError, match=r"test_assumptions\.py") as refusal:
         capture(model.to("meta"), (torch.randn(2, 4, device="meta"), LENGTHS.to("meta")))
-    assert "built on the CPU" in refusal.value.remedy
+    assert "with the model and its inputs on the CPU" in refusal.value.remedy
     capture(Deciding(), (torch.randn(2, 4), LENGTHS))
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers
+from shardwright._torch_compat import fake_tolist, has_data, keep_without_readers, taken_for_granted
 from shardwright.errors import AssumptionBroken, CaptureError
 from shardwright.frontend.checks import answer_of_check
 from shardwright.frontend.provenance import asking_line
@@ -98,7 +98,7 @@ class _Assuming(TorchFunctionMode):
         while column.dim() > 1:
             column = column.select(-1, 0)
         torch.ops.shardwright.assumed(torch.ones_like(column, dtype=torch.long).sum(), json.dumps(count), line)
-        torch._check(x.shape[0] == count)
+        taken_for_granted(x.shape[0] == count)
         # With rows to spare, so that another batch reaches the check.
         return torch.cat([x, x.new_zeros(count, *x.shape[1:])])[:count]
 
