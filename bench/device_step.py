@@ -26,13 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore  # the only way to this backend
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from fake_rank import report_kernels
+from fake_rank import join_fake_group, report_kernels
 from shardwright.cluster import parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
@@ -42,6 +40,7 @@ from shardwright.verification.recorded import loss_of
 from shardwright.zoo.reference import resolve
 
 RANKS = 8
+Step = Callable[[], torch.Tensor]
 MODELS: dict[str, tuple[str, int, int | None]] = {
     "gpt2": ("gpt", 8, 1024),
     "llama": ("llama:layers=4,vocab=32000", 2, 2048),
@@ -67,6 +66,60 @@ MODELS: dict[str, tuple[str, int, int | None]] = {
         1024,
     ),
 }
+HERE = Path(__file__).resolve().parent
+NAMED: dict[str, tuple[str, int, int | None]] = {
+    # DeBERTa-v3 base (the sizes of its published configuration, He et al., 2021, MIT licence), Whisper small, Mamba-2 130M
+    # of eight layers in short chunks (without its own kernels a chunk's scores hold the state's size too).
+    "unet": (f"{HERE}/pipeline_models.py:diffusion", 16, None),
+    "convnext": ("hf:convnext", 64, None),
+    "deberta": (f"hf:{HERE}/data/configs/deberta_v3_base.json", 8, 512),
+    "whisper": (
+        "hf:whisper:d_model=768,encoder_layers=12,decoder_layers=12,encoder_attention_heads=12,decoder_attention_heads=12,"
+        "encoder_ffn_dim=3072,decoder_ffn_dim=3072",
+        2,
+        128,
+    ),
+    "mamba2": (
+        "hf:mamba2:hidden_size=768,num_hidden_layers=8,num_heads=24,head_dim=64,state_size=128,n_groups=1,chunk_size=64,"
+        "vocab_size=50288",
+        2,
+        128,
+    ),
+}
+DRAWN: dict[str, tuple[str, int, int | None]] = {
+    # ``random.Random(31)`` over ``drawn._types()``, each with one of 4, 8, 16 rows and of 128, 256, 384 positions: the first
+    # five that can be built and fit (aria and minicpmv4_7 cannot, blenderbot is too large), before any was run.
+    "pop2piano": ("hf:pop2piano:dropout=0", 4, 384),
+    "distilbert": ("hf:distilbert:dropout=0", 4, 384),
+    "bert": ("hf:bert:dropout=0", 16, 128),
+    "dinov3_convnext": ("hf:dinov3_convnext:dropout=0", 4, 384),
+    "wav2vec2": ("hf:wav2vec2:dropout=0", 8, 384),
+}
+KEPT: dict[str, tuple[str, int, int | None]] = {  # what compiled steps keep
+    "qwen3": (
+        "hf:qwen3:hidden_size=1024,intermediate_size=3072,num_hidden_layers=28,num_attention_heads=16,num_key_value_heads=8,"
+        "head_dim=128,vocab_size=151936,tie_word_embeddings=True",
+        2,
+        2048,
+    ),
+    "gemma2": (
+        "hf:gemma2:hidden_size=1152,intermediate_size=6912,num_hidden_layers=12,num_attention_heads=8,num_key_value_heads=4,"
+        "head_dim=128,vocab_size=64000",
+        2,
+        1024,
+    ),
+    "phi3": (
+        "hf:phi3:hidden_size=1536,intermediate_size=4096,num_hidden_layers=12,num_attention_heads=16,num_key_value_heads=16,"
+        "vocab_size=32064,pad_token_id=0,bos_token_id=1,eos_token_id=2",
+        2,
+        1024,
+    ),
+}
+SMALL: dict[str, tuple[str, int, int | None]] = {
+    "small-gpt": ("gpt:small", 2, 16),
+    "small-unet": (f"{HERE}/pipeline_models.py:small_diffusion", 2, None),
+}
+MODELS |= {**NAMED, **DRAWN, **KEPT, **SMALL}
 
 
 def built(name: str, ranks: int, device: str) -> Any:
@@ -75,27 +128,29 @@ def built(name: str, ranks: int, device: str) -> Any:
     return resolve(reference, dtype="bfloat16", device=device, **sizes)
 
 
-def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None]:
+def step_of(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
 
-    def step() -> None:
-        loss_of(model(*args, **kwargs)).backward()
+    def step() -> torch.Tensor:
+        loss = loss_of(model(*args, **kwargs))
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
     return step
 
 
-def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]]]:
-    def alone() -> Callable[[], None]:
+def engines(name: str, device: str) -> dict[str, Callable[[], Step]]:
+    def alone() -> Step:
         one = built(name, 1, device)
         return step_of(one.model, one.args, one.kwargs)
 
-    def compiled() -> Callable[[], None]:
+    def compiled() -> Step:
         one = built(name, 1, device)
         return step_of(torch.compile(one.model), one.args, one.kwargs)  # type: ignore[arg-type]  # a module again
 
-    def native() -> Callable[[], None]:
+    def native() -> Step:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -106,10 +161,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
         fully_shard(one.model, mesh=mesh)
         return step_of(one.model, one.args, one.kwargs)
 
-    def ours(
-        search: str, graphs: bool = True, compiled: bool = False, again: str = "auto"
-    ) -> Callable[[], Callable[[], None]]:
-        def make() -> Callable[[], None]:
+    def ours(search: str, graphs: bool = True, compiled: bool = False, again: str = "auto") -> Callable[[], Step]:
+        def make() -> Step:
             os.environ[SWITCH] = "1" if graphs else "0"
             whole = built(name, RANKS, device)
             graph = capture(whole.model, whole.args, whole.kwargs)
@@ -120,7 +173,8 @@ def engines(name: str, device: str) -> dict[str, Callable[[], Callable[[], None]
             if compiled:
                 parallel.compile()
             step = step_of(parallel, whole.args, whole.kwargs)
-            step.predicted = plan.prediction.memory_bytes  # type: ignore[attr-defined]  # a function may carry a note
+            step.predicted = plan.prediction.memory_bytes  # type: ignore[attr-defined]  # a function may carry notes
+            step.model = parallel  # type: ignore[attr-defined]
             return step
 
         return make
@@ -178,7 +232,7 @@ def report_pools(name: str) -> None:
         print(f"  {name}: graphs hold {sum(sizes) / 2**30:.2f} GiB in {len(sizes)} segments, the largest {largest} MiB")
 
 
-def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:
+def timed(step: Step, device: str, steps: int) -> tuple[float, float]:
     sync = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     sync()
     begun = time.perf_counter()
@@ -204,7 +258,7 @@ def main() -> None:
     logging.basicConfig(format="  %(message)s")
     logging.getLogger("shardwright").setLevel(logging.INFO)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    join_fake_group(RANKS)
     if given.check:
         print(f"{given.model}: losses differ by at most {checked(given.model, device):.3g}")
         return

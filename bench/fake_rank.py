@@ -1,8 +1,9 @@
 """What the benchmarks of one rank share: a fake process group whose numbers are defined, real inputs, fair timing.
 
 Collectives of PyTorch's fake group return at once. What they leave in their results differs by version: 2.13 copies this
-rank's own numbers, 2.11 leaves whatever the memory held where tensors are scattered or exchanged. For floating-point
-numbers that does not matter here; integers may be indices, so those are set to zero, which every table has.
+rank's own numbers, 2.11 leaves whatever the memory held where tensors are scattered or exchanged. Here a rank gets its own
+piece of what is scattered (a device is faster on what is no number), and zeros where integers are exchanged, which may be
+indices.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ def join_fake_group(world: int, rank: int = 0) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # the only way to this backend
 
     from shardwright.lowering import collectives
+    from shardwright.runtime import bundles
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     scatter, exchange = collectives.start_scattering, collectives.exchanged
 
-    def scattered(x: torch.Tensor, *rest: Any) -> Any:
-        pending = scatter(x, *rest)
-        return pending if x.is_floating_point() else pending._replace(result=torch.zeros_like(pending.result))
+    def scattered(x: torch.Tensor, reduce: str, ranks: int, group: str) -> Any:
+        pending = scatter(x, reduce, ranks, group)
+        if pending.work is not None:
+            pending.result.copy_(x.narrow(0, rank * len(pending.result), len(pending.result)))
+        return pending
 
     def exchanged(x: torch.Tensor, *rest: Any) -> torch.Tensor:
         arrived = exchange(x, *rest)
         return arrived if x.is_floating_point() else torch.zeros_like(arrived)
 
-    collectives.start_scattering, collectives.exchanged = scattered, exchanged
+    collectives.start_scattering = bundles.start_scattering = scattered
+    collectives.exchanged = exchanged
 
 
 def inputs_of(
@@ -58,7 +63,7 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, float]:
+def timed(step: Callable[[], object], device: str, steps: int) -> tuple[float, float]:
     """Wall seconds per step and, of these, until the host had issued everything."""
     synchronise(device)
     began = time.perf_counter()
@@ -70,7 +75,7 @@ def timed(step: Callable[[], None], device: str, steps: int) -> tuple[float, flo
 
 
 def alternating(
-    programs: Mapping[str, Callable[[], None]], device: str, *, repeats: int, steps: int
+    programs: Mapping[str, Callable[[], object]], device: str, *, repeats: int, steps: int
 ) -> dict[str, dict[str, Any]]:
     """Programs in turn, the order turned round every time; medians and all samples of each."""
     walls: dict[str, list[float]] = {name: [] for name in programs}
@@ -90,7 +95,7 @@ def alternating(
     }
 
 
-def peak_bytes(step: Callable[[], None], before: int, device: str) -> int | None:
+def peak_bytes(step: Callable[[], object], before: int, device: str) -> int | None:
     """The allocator's peak of one step above what was allocated ``before`` the program was built; CUDA only."""
     if device != "cuda":
         return None
@@ -101,7 +106,7 @@ def peak_bytes(step: Callable[[], None], before: int, device: str) -> int | None
     return torch.cuda.max_memory_allocated() - before
 
 
-def reserved_bytes(step: Callable[[], None], before: int, device: str) -> int | None:
+def reserved_bytes(step: Callable[[], object], before: int, device: str) -> int | None:
     """As :func:`peak_bytes`, of what is reserved from the device: what CUDA graphs keep for themselves counts."""
     if device != "cuda":
         return None
@@ -126,7 +131,7 @@ def allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def report_kernels(step: Callable[[], None], device: str) -> None:
+def report_kernels(step: Callable[[], object], device: str) -> None:
     """Where the device's time goes: the kernels of three steps, by their share."""
     kinds = [torch.profiler.ProfilerActivity.CUDA if device == "cuda" else torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=kinds) as profile:

@@ -1,4 +1,4 @@
-"""Small models for pipelines that neither the zoo nor Hugging Face has: a U-Net, and two towers that are contrasted.
+"""Models that neither the zoo nor Hugging Face has: U-Nets, a small one and one for diffusion, and two contrasted towers.
 
 Each function builds a model and its batch; ``bench/pipeline_models.py:unet`` names one wherever a model is asked for.
 """
@@ -52,6 +52,61 @@ class UNet(nn.Module):
 
 def unet(batch: int = 8) -> Built:
     return UNet(), (torch.randn(batch, 3, 16, 16), torch.randn(batch, 3, 16, 16)), {}
+
+
+class Residual(nn.Module):
+    """Norm, activation, convolution, twice, beside a shortcut: the block of Ho et al. (2020)."""
+
+    def __init__(self, inputs: int, outputs: int, groups: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for wide in (inputs, outputs):
+            layers += [nn.GroupNorm(groups, wide), nn.SiLU(), nn.Conv2d(wide, outputs, 3, padding=1)]
+        self.inner = nn.Sequential(*layers)
+        self.shortcut = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.inner(x)
+
+
+class Diffusion(nn.Module):
+    """A U-Net over four latent channels at four resolutions, two blocks at each on either side."""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        widths = [width * times for times in (1, 2, 4, 4)]
+        before = [width, *widths[:-1]]
+
+        def pair(inputs: int, outputs: int) -> nn.Module:
+            return nn.Sequential(Residual(inputs, outputs, groups), Residual(outputs, outputs, groups))
+
+        self.first, self.last = nn.Conv2d(4, width, 3, padding=1), nn.Conv2d(width, 4, 3, padding=1)
+        self.down = nn.ModuleList(pair(a, b) for a, b in zip(before, widths, strict=True))
+        self.smaller = nn.ModuleList(nn.Conv2d(w, w, 3, stride=2, padding=1) for w in widths[:-1])
+        self.middle = pair(widths[-1], widths[-1])
+        below = [*widths[1:], widths[-1]]
+        self.up = nn.ModuleList(pair(a + b, b) for a, b in zip(reversed(below), reversed(widths), strict=True))
+
+    def forward(self, noisy: Tensor, noise: Tensor) -> Tensor:
+        x, skips = self.first(noisy), []
+        for number, down in enumerate(self.down):
+            x = down(x if number == 0 else self.smaller[number - 1](x))
+            skips.append(x)
+        x = self.middle(x)
+        for number, up in enumerate(self.up):
+            x = x if number == 0 else functional.interpolate(x, scale_factor=2, mode="nearest")
+            x = up(torch.cat([x, skips.pop()], 1))
+        return functional.mse_loss(self.last(x), noise)
+
+
+def diffusion(batch: int = 16) -> Built:
+    latents = torch.randn(batch, 4, 64, 64)
+    return Diffusion(128, 32), (latents, torch.randn_like(latents)), {}
+
+
+def small_diffusion(batch: int = 2) -> Built:
+    latents = torch.randn(batch, 4, 16, 16)
+    return Diffusion(8, 4), (latents, torch.randn_like(latents)), {}
 
 
 class TwoTowers(nn.Module):

@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import accuracy_ranks
+import device_models
 import rank_native
 
 
@@ -39,3 +40,22 @@ def test_ranks_of_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         assert all(wall > 0 and stick > 0 for wall, stick in row["repeats"])
     printed = capsys.readouterr().out  # what was measured is compared with what is predicted, as there
     assert "| fsdp | gpt:small, batch 8, float32 |" in printed and "Peak memory: median" in printed
+
+
+def test_models_beside_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines in processes of their own, rows as they come, the rest in a later call; one that dies is a row too."""
+    first, then = tmp_path / "first.jsonl", tmp_path / "then.jsonl"
+    asked = ("device_models.py", "--only", "small-gpt", "--rounds", "1", "--modes")
+    monkeypatch.setattr(sys, "argv", [*asked, "one", "-o", str(first)])
+    device_models.main()
+    monkeypatch.setattr(sys, "argv", [*asked, "one", "fsdp-eager", "-o", str(then), "--after", str(first)])
+    device_models.main()
+    rows = [json.loads(line) for path in (first, then) for line in path.read_text().splitlines()]
+    assert [row["mode"] for row in rows] == ["one", "fsdp-eager"]
+    for row in rows:
+        assert "error" not in row, row
+        assert all(wall > 0 for wall in row["walls"]) and row["loss"] == row["loss"]
+    worker = device_models.Worker("small-gpt", "no such mode", str(tmp_path))
+    assert worker.hears(120) is None and "KeyError" in worker.row["last_words"]
+    printed = device_models.table([first, then])
+    assert "| small-gpt |" in printed and "failed" not in printed
