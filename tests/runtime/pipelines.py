@@ -11,7 +11,7 @@ from lowering.strategies import chosen_strategy, mesh_with, random_strategy
 from shardwright.cluster import Mesh
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.operators.rules import Layout, Split
+from shardwright.operators.rules import OWN, Layout, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan, Stage
 from shardwright.program import Written
@@ -77,14 +77,15 @@ def cut(graph: Graph, mesh: Mesh, along: str) -> Strategy:
         rules = {rule.name: rule for rule in analyse(op, graph.tensors).loops}
 
         def fits(option: Split) -> bool:
-            if option[0] is None:
-                return False
+            if option[0] in (None, OWN):
+                return option[0] == OWN and along == "data"
             needs = zip(op.inputs, rules[option[0]].inputs, strict=True)
             cuts = [isinstance(need, Shard) for name, need in needs if name in weights]
             return any(cuts) if along == "tensor" else rules[option[0]].outputs[0] == Shard(0) and not any(cuts)
 
         none = (None,) if (None,) in options else options[0]
-        return next((option for option in options if fits(option)), none)
+        # Rows that are sorted and brought back: all operators in between alike, each rank its own.
+        return next((option for option in sorted(options, key=lambda one: one[0] != OWN) if fits(option)), none)
 
     def layout(name: str, options: Sequence[Layout]) -> Layout:
         sharded = [option for option in options if isinstance(option[0], Shard)]
