@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint suite bench predictions clean
+.PHONY: demo test test-long lint suite bench predictions clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,6 +23,10 @@ test: $(STAMP)
 suite: $(STAMP)
 	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Every cell of the matrices of which the ordinary suite runs a diagonal.
+test-long: $(STAMP)
+	$(BIN)/python -m pytest -m long
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

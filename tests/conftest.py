@@ -28,6 +28,7 @@ SLOWEST = (
     "reports/test_pipeline_page.py",
     "runtime/assistant/test_moving.py",
     "planner/test_proof.py",
+    "runtime/test_features.py",
     "runtime/test_programs.py",
     "reports/test_page.py",
     "runtime/test_killed_ranks.py",

@@ -121,7 +121,7 @@ def test_bad_input(arguments, monkeypatch, capsys):
 def answer(*comparisons: Comparison, cut: int = 3) -> Verified:
     plan = SimpleNamespace(
         search="fsdp",
-        stages=(SimpleNamespace(strategy=SimpleNamespace(axes=(("cpu", 2),))),),
+        whole=True,
         devices=2,
         shape="cpu 2",
     )

@@ -22,7 +22,7 @@ from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.plans import from_json, to_json
 from shardwright.runtime import parallelize
-from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
+from shardwright.runtime.checkpoint import save_checkpoint
 from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
 from shardwright.runtime.shards import whole
@@ -332,34 +332,29 @@ def test_an_overflow_in_one_stage_is_one_of_all() -> None:
     POOL.run(overflows, seconds=120)
 
 
-def resumed(rank: int, folder: str) -> None:
-    """Four stages write a checkpoint, two stages on two ranks each go on from it, with the optimizer's state."""
-    model, args, graph = example(8)
-    reference = copy.deepcopy(model)
-    theirs = torch.optim.AdamW(reference.parameters(), lr=0.1)
-    plans = [
-        pipeline_plan(graph, four_stages(graph), 4, "1f1b"),
-        pipeline_plan(graph, halves(graph, 2), 2, "gpipe", each=2, seed=1),
-    ]
-    for number, plan in enumerate(plans):
-        parallel = parallelize(copy.deepcopy(model), plan, args, graph=graph)
-        mine = torch.optim.AdamW(parallel.parameters(), lr=0.1)
-        found = load_checkpoint(folder, parallel, mine)
-        assert (found is None) == (number == 0)
-        for _ in range(2):
-            for one, optimizer in ((parallel, mine), (reference, theirs)):
-                optimizer.zero_grad()
-                one(*args)["loss"].backward()
-                optimizer.step()
-        if number == 0:
-            save_checkpoint(folder, 2, parallel, mine)
-    weights = dict(reference.named_parameters(remove_duplicate=False))
-    for name, parameter in parallel.named_parameters():
-        torch.testing.assert_close(whole(parameter.detach()), weights[name].detach(), rtol=1e-9, atol=1e-12)
+class Scaled(torch.nn.Module):
+    """Its results are in proportion to the mean of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.last(self.first(x)) * x.mean()).mean()
 
 
-def test_a_checkpoint_is_resumed_under_another_number_of_stages(tmp_path: Path) -> None:
-    POOL.run(resumed, str(tmp_path), seconds=120)
+def through_the_whole_batch(rank: int) -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(6, 4)
+    graph = captured(model, (x,))
+    ours = parallelize(copy.deepcopy(model), pipeline_plan(graph, halves(graph, 4), 3, "1f1b"), graph=graph)
+    torch.testing.assert_close(ours(x), model(x))
+    with pytest.raises(RunError, match=r"The gradient of x goes through what is computed of the whole batch"):
+        ours(x.clone().requires_grad_())
+
+
+def test_a_gradient_through_the_whole_batch_is_refused() -> None:
+    POOL.run(through_the_whole_batch)
 
 
 def verified(rank: int, text: str) -> bool | None:

@@ -125,40 +125,6 @@ def calls(rank: int, search: str, sizes: tuple[int, ...], names: tuple[str, ...]
     assert len(ours._programs) == len(names)  # each made once: the second round found them all
 
 
-def generates(rank: int, search: str) -> None:
-    """The library's own loop gives the tokens of one process, also where the texts begin with padding."""
-    ours = split(search, TWO).eval()
-    theirs, start = copy.deepcopy(gpt2()).eval(), tokens(2, 5)
-    mask = torch.ones_like(start)
-    mask[0, :2] = 0
-    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 5}):
-        found = []
-        for model in (theirs, ours):
-            torch.manual_seed(3)
-            found.append(model.generate(start, attention_mask=mask, max_new_tokens=14, pad_token_id=1, **options))
-        assert torch.equal(*found) and found[0].shape[1] > 16
-    assert len(ours._programs) == 3  # the planned one, the prompt and a token: the cache goes from one to the next
-    assert sum("StaticCache" in prepared.graph.input_tree for prepared in ours._programs._recent) == 2
-
-
-@all_double()
-def goes_on_with_its_cache(rank: int, search: str) -> None:
-    """A loop that keeps using the cache it made, instead of the one that is returned; one that grows, one that does not."""
-    ours = split(search, TWO).eval()
-    theirs, kinds = copy.deepcopy(gpt2()).eval(), (transformers.DynamicCache, transformers.StaticCache)
-    for kind, options in zip(kinds, ({}, {"max_cache_len": 8}), strict=True):
-        found = []
-        for model in (theirs, ours):
-            cache, logits = kind(config=theirs.config, **options), []
-            with torch.no_grad():
-                for text in (tokens(2, 5), tokens(2, 1, seed=1), tokens(2, 1, seed=2)):
-                    output = model(input_ids=text, past_key_values=cache, use_cache=True)
-                    logits.append(output.logits[:, -1])
-            assert int(cache.get_seq_length()) == int(output.past_key_values.get_seq_length()) == 7
-            found.append(torch.stack(logits))
-        same(found[1], found[0], f"with one {kind.__name__}")
-
-
 EVERY, SOME = tuple(CALLS), ("planned", "fewer rows", "evaluation", "a mask")
 
 
@@ -169,16 +135,6 @@ def test_calls_of_one_module(pool, search, sizes, names):
 
 def test_calls_of_stages(pair):
     pair.run(calls, "1f1b", TWO, EVERY, seconds=280)
-
-
-@pytest.mark.parametrize("search", ["megatron", "1f1b"])
-def test_the_same_tokens_are_generated(pair, search):
-    pair.run(generates, search, seconds=200)
-
-
-@pytest.mark.parametrize("search", ["megatron", "1f1b"])
-def test_a_cache_is_changed_in_place(pair, search):
-    pair.run(goes_on_with_its_cache, search, seconds=200)
 
 
 @all_double()

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from pytorch_lightning.utilities.rank_zero import rank_zero_only
-from torch.distributed.tensor import DTensor
 
 from shardwright.errors import RunError
 from shardwright.runtime import ParallelModule
-from shardwright.runtime.parts import names_elsewhere
-from shardwright.runtime.shards import cut_like
+from shardwright.runtime.parts import as_part
 from shardwright.runtime.whole_state import whole_state
 
 
@@ -111,13 +108,6 @@ class ShardwrightStrategy(SingleDeviceStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
         dist.barrier()
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        assert self.lightning_module is not None
-        own, elsewhere = self.lightning_module.state_dict(), names_elsewhere(self.lightning_module)
-        stored = {name: value for name, value in checkpoint["state_dict"].items() if name not in elsewhere}
-        found = {name: _as(value, own.get(name)) for name, value in stored.items()}
-        self.lightning_module.load_state_dict(found, strict=strict)
-
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         states = []
         for optimizer, known in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -133,10 +123,4 @@ class ShardwrightStrategy(SingleDeviceStrategy):
         super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
         for optimizer in self.optimizers:
             for parameter, state in optimizer.state.items():
-                state.update({name: _as(value, parameter) for name, value in state.items()})
-
-
-def _as(value: Any, own: Any) -> Any:
-    """A whole tensor as this rank's part, where the tensor it belongs to is one of parts."""
-    whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
-    return cut_like(value, own) if whole and isinstance(own, DTensor) and value.shape == own.shape else value
+                state.update({name: as_part(value, parameter) for name, value in state.items()})

@@ -134,8 +134,7 @@ def parallelize(
     plan = Plan.of(graph, plan) if isinstance(plan, Strategy) else plan
     plan.check(graph)
     plan = _as_asked(for_those_here(plan, graph), mesh, recompute)
-    several = len(plan.stages) > 1 or plan.microbatches > 1
-    _refuse_parts(several, inputs=inputs, outputs=outputs)
+    _refuse_parts(plan, inputs=inputs, outputs=outputs)
     for stage in plan.stages:
         refuse_uneven_rest(graph, stage.strategy)
     check_processes(plan)
@@ -186,14 +185,15 @@ def _as_asked(plan: Plan, mesh: DeviceMesh | None, recompute: Sequence[str] | No
     return replace(plan, stages=(stage,))
 
 
-def _refuse_parts(several: bool, **given: Any) -> None:
-    """Parts of a batch belong to the mesh that cuts it: several stages or micro-batches take and give whole ones."""
+def _refuse_parts(plan: Plan, **given: Any) -> None:
+    """Parts of a batch belong to the mesh that cuts it in one go."""
+    several = len(plan.stages) > 1 or plan.microbatches > 1
     for name, value in given.items():
         if several and value in ("local", "dtensor"):
             raise RunError(
-                f"{name}={value!r} are parts of one mesh, and a plan with several stages or micro-batches cuts no batch "
-                "for all ranks alike.",
-                f"Leave {name} out.",
+                f"{name}={value!r} are parts of a batch that one mesh cuts in one go: cut into {plan.microbatches} "
+                f"micro-batches for {len(plan.stages)} stages, what a rank has of it is no one region, or none.",
+                f"Leave {name} out" + (", or give inputs='rows'." if name == "inputs" else "."),
             )
 
 

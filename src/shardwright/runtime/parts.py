@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import module_hooks
 from shardwright.errors import RunError
 from shardwright.graph import Buffer, Graph, Parameter
+from shardwright.runtime.shards import cut_like
 
 _ELSEWHERE = "Register it on the parallelized module or on a parameter, or return the value from the model's forward."
 
@@ -122,6 +124,15 @@ class Owning(Standing):
             if path:
                 self._part(path, module)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Of whole weights, as one process stores them, this rank takes its parts; what other ranks hold is not strange."""
+        for name in names_elsewhere(self):
+            state_dict.pop(prefix + name, None)
+        for name, own in self.state_dict(prefix=prefix).items():
+            if name in state_dict:
+                state_dict[name] = as_part(state_dict[name], own)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _become(self, twin: Owning) -> None:
         """Be what another module is: its tensors and programs, with one's own hooks, mode and whatever hangs on it."""
         if type(self) is not type(twin):  # what the other kind of module kept for itself
@@ -206,6 +217,12 @@ def names_elsewhere(model: torch.nn.Module) -> frozenset[str]:
             paths = [path for p in graph.parameters for path in p.paths] + [buffer.path for buffer in graph.buffers]
             names.update(f"{prefix}.{path}" if prefix else path for path in paths)
     return frozenset(names - {*model.state_dict()})
+
+
+def as_part(value: Any, own: Any) -> Any:
+    """A whole tensor as this rank's part, where the tensor it belongs to is one of parts."""
+    whole = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+    return cut_like(value, own) if whole and isinstance(own, DTensor) and value.shape == own.shape else value
 
 
 def look_at_hooks(model: torch.nn.Module) -> None:

@@ -267,7 +267,7 @@ class Programs:
         if device is None or not stages.pipeline.reduces_inside:
             return  # several programs share a device
         both = (stages, self.planned.first.stages)
-        needed, planned = (memory(program, device).needed for one in both for program in one.programs.values())
+        needed, planned = (max(memory(one, device).needed for one in each.programs.values()) for each in both)
         if needed > max(device.usable_memory, planned):
             raise RunError(
                 f"This call needs {bytes_text(needed)} on a device that has {bytes_text(device.usable_memory)} "

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -17,6 +18,9 @@ from shardwright.cluster import Cluster, part_of
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Plan, from_json, to_json
+
+if TYPE_CHECKING:
+    from shardwright.planner import Options
 
 ELASTIC_VARIABLE = "SHARDWRIGHT_ELASTIC"
 """Set by ``shardwright run --elastic``."""
@@ -50,17 +54,38 @@ def for_those_here(plan: Plan, graph: Graph) -> Plan:
 
 
 def _planned(plan: Plan, graph: Graph, devices: int) -> Plan:
+    from shardwright.planner import plan_jointly
+    from shardwright.planner.joint import ALWAYS, NEVER, PROMISING
     from shardwright.search.baselines import BASELINES
 
-    search = plan.search if plan.search in BASELINES else "auto"
-    return planned_again(plan, graph, part_of(plan.cluster, range(devices)), search=search)
+    named = plan.search in BASELINES
+    pipelines = NEVER if named and plan.whole else PROMISING if plan.whole else ALWAYS
+    options = _asked(plan, search=plan.search if named and plan.whole else "auto", batch_norm=plan.batch_norm)
+    return plan_jointly(graph, _cluster(plan.cluster, devices), options, reference=plan.model, pipelines=pipelines)[0]
+
+
+def _cluster(known: Cluster, devices: int) -> Cluster:
+    """So many devices of the plan's cluster, or, of equal nodes, as many nodes more."""
+    if devices <= known.size or not known.uniform:
+        return part_of(known, range(devices))
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", known.nodes[0].devices))
+    sizes = [each] * (devices // each) + [devices % each] * (devices % each > 0)
+    nodes = tuple(replace(known.nodes[0], devices=size) for size in sizes)
+    return replace(known, name=f"{devices} like {known.name}", nodes=nodes)
 
 
 def planned_again(plan: Plan, graph: Graph, cluster: Cluster, **options: Any) -> Plan:
-    """A plan for another cluster, with all of its devices, within the limits and pins that this one was asked for."""
-    from shardwright.planner import Options, plan_graph
+    """A plan on one mesh for another cluster, with all of its devices, within the limits and pins that this one was asked
+    for."""
+    from shardwright.planner import plan_graph
 
-    asked = Options(
+    return plan_graph(graph, cluster, _asked(plan, **options), reference=plan.model)
+
+
+def _asked(plan: Plan, **options: Any) -> Options:
+    from shardwright.planner import Options
+
+    return Options(
         baselines=(),
         optimizer=plan.optimizer,
         memory_limit=plan.asked.memory_limit,
@@ -69,4 +94,3 @@ def planned_again(plan: Plan, graph: Graph, cluster: Cluster, **options: Any) ->
         fewer_devices=False,
         **options,
     )
-    return plan_graph(graph, cluster, asked, reference=plan.model)

@@ -67,13 +67,15 @@ class Run:
     sent: Ledger | None = None
 
 
-def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = False, shows: bool = False) -> Run:
+def train(
+    model: torch.nn.Module, steps: Steps, keep: bool, together: bool = False, shows: bool = False, inputs: bool = True
+) -> Run:
     """Train with AdamW and keep what is to be compared.
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
-    the others, which only take part). ``shows``: the model returns its draws too. The last pass of the last step also asks
-    for the gradients of the inputs; a pipeline gives none. Under ``torch.no_grad`` the model is called, not trained: there
-    are outputs, no gradients.
+    the others, which only take part). ``shows``: the model returns its draws too. ``inputs``: the last pass of the last
+    step also asks for the gradients of the inputs. Under ``torch.no_grad`` the model is called, not trained: there are
+    outputs, no gradients.
     """
     run, stages = Run(), isinstance(model, ParallelModule) and len(model.plan.stages) > 1
 
@@ -92,7 +94,7 @@ def train(model: torch.nn.Module, steps: Steps, keep: bool, together: bool = Fal
         run.before.append(before)
         model.zero_grad()
         with counting() if step == 1 else nullcontext() as performed:
-            made = _step(model, batches, step == len(steps) and not stages, shows)
+            made = _step(model, batches, inputs and step == len(steps), shows)
         run.sent = run.sent or performed
         losses, outputs, gradients, draws = whole(
             f" at step {step}", loss=made.losses, output=made.outputs, gradient=made.gradients, draw=made.draws

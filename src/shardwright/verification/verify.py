@@ -84,11 +84,13 @@ def check(
             steps = varied(model, parallel.graph, args, kwargs, steps, torch.is_grad_enabled())
     with default_double(dtype == torch.float64), torch.random.fork_rng(devices=[]):  # as the graph was captured
         torch.manual_seed(0)  # ranks of different stages have drawn different numbers before
-        run = train(parallel, steps, keep=first, together=True, shows=shown is not None)
+        # Nothing goes back through what is computed of a whole batch before it is cut into micro-batches.
+        inputs = parallel._pipeline.micro.prepared is None
+        run = train(parallel, steps, keep=first, together=True, shows=shown is not None, inputs=inputs)
     if not first:
         return None
     strategy = plan.stages[0].strategy if isinstance(plan, Plan) else plan
-    found = judged(model, steps, run, truth, inputs=not staged)
+    found = judged(model, steps, run, truth, inputs)
     if shown is not None:
         passes = [draws for step in run.draws for draws in step]
         found += judged_draws(shown.graph, shown.operators, None if staged else strategy, passes)
@@ -137,7 +139,7 @@ class Verified:
         """Whether anything was cut at all; on one process nothing can be."""
         return (
             self.plan.devices == 1
-            or len(self.plan.stages) > 1
+            or not self.plan.whole
             or any(run.cut is not None and run.cut.operators for run in self.runs)
         )
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 
-from runtime.pipelines import halves, pipeline_plan
-from runtime.test_programs import LENGTH, VOCABULARY, gpt2, graph_of, strategy_of, transformers
-from runtime.workers import device_mesh
+from runtime.features import found, gpt2
 from shardwright.runtime import parallelize
 from shardwright.verification.precision import all_double
 
-pytest.importorskip("accelerate")
-TEXTS, ROWS = 20, 8
+TEXTS, ROWS, LENGTH, VOCABULARY = 20, 8, 12, 48
 """Two whole batches and one of four rows."""
 
 
@@ -48,48 +46,39 @@ def history(trainer: Any) -> list[tuple[str, float]]:
 
 
 @all_double()
-def trains(rank: int, folder: str, staged: bool) -> None:
+def trains(rank: int, kind: str, folder: str) -> None:
     from shardwright.integrations.one_process import one_process
     from shardwright.integrations.trainer import Trainer
 
+    model, graph = gpt2()
     data = {"train_dataset": Texts(TEXTS, 0), "eval_dataset": Texts(11, 1)}
     alone: list[Any] = [None]
     if rank == 0:
         with one_process():
             theirs = transformers.Trainer(
-                copy.deepcopy(gpt2()), arguments(f"{folder}/theirs", save_strategy="no"), **data
+                copy.deepcopy(model), arguments(f"{folder}/theirs", save_strategy="no"), **data
             )
             theirs.train()
             alone = [(history(theirs), {name: x.detach() for name, x in theirs.model.named_parameters()})]
     dist.broadcast_object_list(alone, 0)
     expected, parameters = alone[0]
 
+    plan = found(kind, graph)
+
     def ours(where: str, **kwargs: Any) -> Any:
-        graph = graph_of()
-        if staged:
-            split = parallelize(gpt2(), pipeline_plan(graph, halves(graph, 2), 2, "1f1b"), graph=graph, keep=True)
-        else:
-            split = parallelize(gpt2(), strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
+        split = parallelize(model, plan, keep=True)
         return Trainer(model=split, args=arguments(where, **kwargs), **data)
 
     whole = ours(f"{folder}/ours")
     whole.train()
-    found = history(whole)
-    assert [name for name, _ in found] == [name for name, _ in expected]
-    for (name, mine), (_, true) in zip(found, expected, strict=True):
-        assert mine == pytest.approx(true, rel=1e-6 if name == "grad_norm" else 1e-9), (name, found, expected)
+    mine = history(whole)
+    assert [name for name, _ in mine] == [name for name, _ in expected]
+    for (name, own), (_, true) in zip(mine, expected, strict=True):
+        assert own == pytest.approx(true, rel=1e-6 if name == "grad_norm" else 1e-9), (name, mine, expected)
     written = transformers.GPT2LMHeadModel.from_pretrained(f"{folder}/ours/checkpoint-6", dtype=torch.float64)
     for name, parameter in parameters.items():
         torch.testing.assert_close(written.get_parameter(name), parameter, rtol=1e-7, atol=1e-9)
     resumed = ours(f"{folder}/ours")
     resumed.train(resume_from_checkpoint=f"{folder}/ours/checkpoint-3")
-    assert [value for _, value in history(resumed)] == pytest.approx([value for _, value in found], rel=1e-9)
+    assert [value for _, value in history(resumed)] == pytest.approx([value for _, value in mine], rel=1e-9)
     assert resumed.state.global_step == 6 and resumed.is_world_process_zero() == (rank == 0)
-
-
-def test_the_losses_of_one_process(pool, tmp_path):
-    pool.run(trains, str(tmp_path), False, seconds=280)
-
-
-def test_the_losses_of_one_process_with_stages(pair, tmp_path):
-    pair.run(trains, str(tmp_path), True, seconds=280)

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+import functools
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from runtime.pipelines import halves, pipeline_plan
-from runtime.test_optimizers import Net, example, same, strategy_of
-from runtime.workers import device_mesh
+from runtime.features import found, same_weights
+from runtime.workers import captured
 from shardwright.errors import RunError
 from shardwright.runtime import parallelize
 
-accelerate = pytest.importorskip("accelerate")
+
+class Deep(torch.nn.Module):
+    """Four feed-forward layers, so that every one of four stages has parameters, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(12) for _ in range(4))
+        self.ups = torch.nn.ModuleList(torch.nn.Linear(12, 18) for _ in range(4))
+        self.downs = torch.nn.ModuleList(torch.nn.Linear(18, 12) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + down(torch.nn.functional.gelu(up(norm(x))))
+        return x.square().mean()
+
+
+@functools.cache
+def example() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = Deep().double()
+    return model, captured(model, (torch.randn(8, 12, dtype=torch.float64),))
 
 
 def loader(rows: int, seed: int, shuffle: bool = False) -> Any:
@@ -57,15 +77,13 @@ def loop(accelerator: Any, model: Any, folder: str | None = None, resume: bool =
     return found
 
 
-def split(staged: bool) -> Any:
-    """The example on one mesh of all processes, or in two stages."""
-    model, _, graph = example()
-    if staged:
-        return parallelize(model, pipeline_plan(graph, halves(graph, 2), 3, "1f1b"), graph=graph, keep=True)
-    return parallelize(model, strategy_of("fsdp"), mesh=device_mesh((4,)), graph=graph, keep=True)
+def split(kind: str) -> Any:
+    """The example as the planner splits it over all processes."""
+    model, graph = example()
+    return parallelize(model, found(kind, graph), keep=True)
 
 
-def accelerates(rank: int, folder: str, staged: bool) -> None:
+def accelerates(rank: int, kind: str, folder: str) -> None:
     from shardwright.integrations.accelerator import Accelerator
     from shardwright.integrations.one_process import one_process
 
@@ -79,21 +97,13 @@ def accelerates(rank: int, folder: str, staged: bool) -> None:
         for resume in (False, True):
             accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
             assert accelerator.is_main_process == (rank == 0) and accelerator.num_processes == 1
-            ours = split(staged)
+            ours = split(kind)
             found = loop(accelerator, ours, folder, resume)
             assert found == pytest.approx(expected[-len(found) :], rel=1e-9), (resume, found, expected)
-            same(ours, theirs, "accelerated")
+            same_weights(ours, theirs)
         whole = accelerator.get_state_dict(ours)
-        torch.testing.assert_close(whole["up.weight"], theirs.up.weight.detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(whole["ups.0.weight"], theirs.ups[0].weight.detach(), rtol=1e-9, atol=1e-12)
         with pytest.raises(RunError, match="is not split"):
-            accelerator.prepare(Net())
+            accelerator.prepare(Deep())
     finally:
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def test_the_loop_of_one_process(pool: Any, tmp_path: Path) -> None:
-    pool.run(accelerates, str(tmp_path), False, seconds=200)
-
-
-def test_the_loop_of_one_process_with_stages(pair: Any, tmp_path: Path) -> None:
-    pair.run(accelerates, str(tmp_path), True, seconds=200)

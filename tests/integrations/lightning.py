@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
-from integrations.test_accelerator import loader, split
-from runtime.test_optimizers import example, same
-
-pl = pytest.importorskip("pytorch_lightning")
+from integrations.accelerator import example, loader, split
+from runtime.features import same_weights
 
 
 class Module(pl.LightningModule):
@@ -44,7 +42,7 @@ def fitted(folder: str, model: Any, epochs: int = 2, resume: str | None = None, 
     return trainer, module
 
 
-def lightning(rank: int, folder: str, staged: bool) -> None:
+def lightning(rank: int, kind: str, folder: str) -> None:
     from shardwright.integrations.lightning import ShardwrightStrategy
     from shardwright.integrations.one_process import one_process
 
@@ -55,7 +53,7 @@ def lightning(rank: int, folder: str, staged: bool) -> None:
         alone, expected = fitted(f"{folder}/theirs{rank}", theirs)
 
         def ours(epochs: int, resume: str | None = None) -> tuple[Any, Module, Any]:
-            model = split(staged)
+            model = split(kind)
             return *fitted(f"{folder}/ours{epochs}", model, epochs, resume, strategy=ShardwrightStrategy()), model
 
         _, begun, _ = ours(1)
@@ -65,15 +63,7 @@ def lightning(rank: int, folder: str, staged: bool) -> None:
     assert float(trainer.callback_metrics["eval_loss"]) == pytest.approx(
         float(alone.callback_metrics["eval_loss"]), rel=1e-9
     )
-    same(shared, theirs, "lightning")
+    same_weights(shared, theirs)
     assert trainer.is_global_zero == (rank == 0)
     written = torch.load(f"{folder}/ours2/last.ckpt", weights_only=False)["state_dict"]  # what Lightning alone reads
-    torch.testing.assert_close(written["model.up.weight"], theirs.up.weight.detach(), rtol=1e-9, atol=1e-12)
-
-
-def test_the_losses_of_one_process(pool: Any, tmp_path: Path) -> None:
-    pool.run(lightning, str(tmp_path), False, seconds=200)
-
-
-def test_the_losses_of_one_process_with_stages(pair: Any, tmp_path: Path) -> None:
-    pair.run(lightning, str(tmp_path), True, seconds=200)
+    torch.testing.assert_close(written["model.ups.0.weight"], theirs.ups[0].weight.detach(), rtol=1e-9, atol=1e-12)
