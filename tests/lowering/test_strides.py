@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from lowering.strategies import mesh_with
 from runtime.workers import captured, device_mesh
+from shardwright._torch_compat import writes_in_place
 from shardwright.lowering.strides import as_traced
 from shardwright.lowering.tracing import trace
 from shardwright.program import footprints
@@ -196,3 +198,14 @@ def other_strides_every_step(rank: int, name: str) -> tuple[int, int]:
 def test_tensors_may_lie_otherwise_in_every_step(pair, name):
     for strategies, traced in pair.run(other_strides_every_step, name):
         assert strategies == 2 and traced > 2
+
+
+@pytest.mark.parametrize("strides", [(60, 1, 15, 3), (60, 20, 5, 1), (1, 2, 6, 24)])
+def test_nothing_is_written_in_place(strides):
+    """Compiled regions refuse what is: they ran uncompiled wherever a gradient arrived with other strides."""
+    x = torch.randn(5, 4, 3, 2).permute(3, 2, 1, 0)
+    x = x.contiguous() if x.stride() == strides else x
+    graph = make_fx(lambda x: as_traced(x, strides))(x).graph
+    assert not any(writes_in_place(n.target) for n in graph.nodes if n.op == "call_function")
+    assert as_traced(x, strides).stride() == strides
+    torch.testing.assert_close(as_traced(x, strides), x)

@@ -70,4 +70,9 @@ def _copied(x: Tensor, strides: tuple[int, ...]) -> Tensor:
         return x
     if any(stride == 0 for _, stride in wide):  # expanded when it was traced: memory that nobody can write to
         return x.contiguous()
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], x.shape[dim]))
+    turned = x.permute(order).contiguous()  # nothing is written in place, which compiled regions refuse
+    dense = turned.permute([order.index(dim) for dim in range(len(order))])
+    if all(a == b for a, b, extent in zip(dense.stride(), strides, x.shape, strict=True) if extent != 1):
+        return dense
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)  # with gaps
