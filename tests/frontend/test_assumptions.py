@@ -96,3 +96,46 @@ def test_a_branch_on_a_number_with_a_fraction_is_an_assumption() -> None:
     with pytest.raises(AssumptionBroken, match="captured for True, this batch gives False"):
         replay(graph, model, (small,))
     replay(graph, model, (large + 1,))
+
+
+class Rolling(nn.Module):
+    """Autoformer: shifts by what it finds in its data, which is another number in every step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x.shape[1], int) and torch.isnan(x).any():
+            return x
+        return x * x.roll(-int(x.detach().mean(0).argmax()), 1)
+
+
+def test_numbers_that_decide_no_shape_are_read_in_every_step() -> None:
+    model = Rolling()
+    x = torch.randn(3, 5, requires_grad=True)
+    graph = faithful(model, (x,), meta=False)
+    assert targets(graph).count("shardwright.assumed.default") == 1  # that no number is missing
+    other = x.detach().roll(2, 1)
+    torch.testing.assert_close(replay(graph, model, (other,)), model(other))
+
+
+class Padding(nn.Module):
+    """ViLT: takes the rows that a mask leaves, so many of each example, in a random order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        places = mask.nonzero()
+        most = torch.unique(places[:, 0], return_counts=True)[1].max()
+        rows = [places[places[:, 0] == row] for row in torch.unique(places[:, 0])]
+        chosen = [row[torch.multinomial(torch.ones(len(row)), most)][:most] for row in rows]
+        return self.linear(torch.stack([x[c[:, 0], c[:, 1]] for c in chosen]))
+
+
+def test_how_many_are_selected_is_assumed_where_nothing_else_helps() -> None:
+    model, x, mask = Padding(), torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [0, 1, 1]])
+    graph = faithful(model, (x, mask), meta=False)
+    (result,) = (graph.tensors[name] for op in graph.ops[-1:] for name in op.outputs if name)
+    assert result.shape == (2, 2, 4)
+    replay(graph, model, (x, mask.flip(1)))
+    with pytest.raises(AssumptionBroken, match="captured for"):
+        replay(graph, model, (x, torch.ones_like(mask)))

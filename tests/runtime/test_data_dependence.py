@@ -86,3 +86,29 @@ def traced_in_another_order(rank: int) -> None:
 
 def test_ranks_that_trace_in_another_order(pool):
     pool.run(traced_in_another_order, seconds=100)
+
+
+class Shuffled(torch.nn.Module):
+    """ViT-MAE: an input that is only sorted. No gradient comes back to it, also not one of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        order = noise.argsort(dim=1)[..., None].expand_as(x)
+        return self.linear(x).gather(1, order) * torch.arange(6, dtype=x.dtype)[:, None]
+
+
+def shuffled(rank: int) -> None:
+    torch.manual_seed(0)
+    model, x, noise = Shuffled().double(), torch.randn(4, 6, 8).double(), torch.rand(4, 6).double()
+    graph = capture(model, (x, noise))
+    strategy = random_strategy(graph, mesh_with((4,)), 0)
+    answer = check(model, (x, noise), {}, strategy, steps=2, mesh=device_mesh((4,)), graph=graph)
+    if rank == 0:
+        assert answer is not None and answer.agrees, answer.as_dict()
+
+
+def test_an_input_that_is_only_sorted(pool):
+    pool.run(shuffled, seconds=100)

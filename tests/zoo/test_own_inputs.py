@@ -57,6 +57,11 @@ def test_the_table_names_types_that_there_are() -> None:
     known = set(transformers.CONFIG_MAPPING)
     assert [name for name in rows if not name.startswith("_") and name not in known] == []
     for name, row in rows.items():
-        assert set(row) <= {"as", "head", "sizes", "keep", "inputs"}, name
+        assert set(row) <= {"as", "head", "sizes", "keep", "inputs", "called_before"}, name
         assert "as" not in row or row["as"] in rows, name
         assert all(isinstance(recipe, str) for recipe in particulars(name).inputs.values()), name
+
+
+def test_a_model_whose_first_call_is_unlike_all_others_was_called_before() -> None:
+    model = resolve("hf:ibert:small", batch=2, device="cpu").model
+    assert model.ibert.embeddings.embeddings_act1.x_max > 0.1

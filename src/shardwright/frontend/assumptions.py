@@ -4,7 +4,8 @@
 question, the model is run once on the example and its answers are kept (:func:`answers_of`). The model is then exported
 again with these answers (:func:`assuming`), and each leaves an operator in the graph, ``shardwright.assumed``, which returns
 its argument and raises :class:`AssumptionBroken` where the data says otherwise. No rule cuts it: every rank asks about the
-whole tensor, so that all of them go on or stop together.
+whole tensor, so that all of them go on or stop together. How many rows a mask selects is asked so too, but only where the
+model cannot be captured without: most compute with as many as there are.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ _QUESTIONS = {
 }
 _ROWS = {torch.Tensor.unbind, torch.unbind}
 """``for row in x.nonzero():`` takes a tensor apart, and so asks how many rows it has."""
+_SELECTING = {
+    "nonzero",
+    "argwhere",
+    "where",
+    "masked_select",
+    "unique",
+    "unique_consecutive",
+    "repeat_interleave",
+    "__getitem__",
+}
+"""Names of functions, of torch and of tensors, whose results may have extents that only the data knows."""
 _COMPARISONS = {torch.equal, torch.Tensor.equal, torch.allclose, torch.Tensor.allclose}
 
 
@@ -47,6 +59,8 @@ class Answers:
     """What a model read from its data, by the line that asked, in the order of asking: by which function, and the answer."""
 
     by_line: dict[str, list[tuple[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
+    shapes: bool = False
+    """Whether what is selected by data is as much as in the example, too."""
 
 
 class _Listening(TorchFunctionMode):
@@ -61,12 +75,14 @@ class _Listening(TorchFunctionMode):
         result = function(*args, **kwargs)
         if function in _ROWS:
             self.answers.by_line[asking_line()].append((function, len(result)))
+        if _selects(function, args):
+            self.answers.by_line[asking_line()].append((_selects, [list(x.shape) for x in _tensors(result)]))
         if function in _QUESTIONS or function in _COMPARISONS:
             self.answers.by_line[asking_line()].append((function, result))
         return _scalar(args[0]) if function is torch.Tensor.item and isinstance(result, float) else result
 
     def _heard(self, size: Tensor) -> int:
-        self.answers.by_line[asking_line()].append((torch.Tensor.__int__, int(size)))
+        self.answers.by_line[asking_line()].append((torch.Tensor.item, int(size)))  # as an export asks too
         return int(size)
 
 
@@ -75,17 +91,19 @@ class _Assuming(TorchFunctionMode):
 
     def __init__(self, answers: Answers) -> None:
         self.left = {line: list(found) for line, found in answers.by_line.items()}
+        self.shapes = answers.shapes
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function not in _QUESTIONS and function not in _COMPARISONS:
             args, kwargs = numbers_for(function, args, kwargs or {}, self._size)
             if function in _ROWS:
                 args = (self._counted(function, *args, **kwargs), *args[1:])
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            return self._selected(result) if self.shapes and _selects(function, args) else result
         return self.answer(function, lambda: function(*args, **(kwargs or {})), *args, **(kwargs or {}))
 
     def _size(self, size: Tensor) -> int:
-        found: int = self.answer(torch.Tensor.__int__, lambda: int(size), size)
+        found: int = self.answer(torch.Tensor.item, lambda: int(size), size)
         return found
 
     def _counted(self, function: Any, x: Tensor, dim: int = 0) -> Tensor:
@@ -94,13 +112,21 @@ class _Assuming(TorchFunctionMode):
         count = self._next(function, line)
         if isinstance(x.shape[dim], int) or count is None or dim != 0:
             return x
-        column = x
-        while column.dim() > 1:
-            column = column.select(-1, 0)
-        torch.ops.shardwright.assumed(torch.ones_like(column, dtype=torch.long).sum(), json.dumps(count), line)
-        taken_for_granted(x.shape[0] == count)
-        # With rows to spare, so that another batch reaches the check.
-        return torch.cat([x, x.new_zeros(count, *x.shape[1:])])[:count]
+        return _sized(x, 0, count, line)
+
+    def _selected(self, result: Any) -> Any:
+        """What was selected, with the extents that the example had."""
+        line = asking_line()
+        shapes = iter(self._next(_selects, line) or ())
+
+        def fixed(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                for dim, extent in enumerate(next(shapes, ())):
+                    if not isinstance(x.shape[dim], int):
+                        x = _sized(x, dim, extent, line)
+            return x
+
+        return type(result)(map(fixed, result)) if isinstance(result, tuple | list) else fixed(result)
 
     def _next(self, function: Any, line: str) -> Any:
         """The next answer to such a question on this line; what was asked in between only of numbers is passed over."""
@@ -136,6 +162,31 @@ class _Assuming(TorchFunctionMode):
             asked = tensors[0]
         torch.ops.shardwright.assumed(asked, json.dumps(answer), line)
         return answer
+
+
+def _selects(function: Any, args: Any) -> bool:
+    """Whether a function is called so that its result's extents depend on data."""
+    name = getattr(function, "__name__", "")
+    if name == "__getitem__":
+        return any(x.dtype in (torch.bool, torch.uint8) and x.dim() > 0 for x in _tensors(args[1]))
+    return name in _SELECTING and (name != "where" or len(args) == 1)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, Tensor)]
+
+
+def _sized(x: Tensor, dim: int, count: int, line: str) -> Tensor:
+    """``x`` with the extent ``count`` along a dim, where only the data says how many there are."""
+    column = x.movedim(dim, 0)
+    while column.dim() > 1:
+        column = column.select(-1, 0)
+    torch.ops.shardwright.assumed(torch.ones_like(column, dtype=torch.long).sum(), json.dumps(count), line)
+    taken_for_granted(x.shape[dim] == count)
+    shape = list(x.shape)
+    shape[dim] = count
+    # With rows to spare, so that another batch reaches the check.
+    return torch.cat([x, x.new_zeros(shape)], dim).narrow(dim, 0, count)
 
 
 def _scalar(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from shardwright.frontend.checks import skipped_checks
 from shardwright.frontend.complex_numbers import scatter_pairs
 from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
-from shardwright.frontend.diagnose import explain_failure, looks_at_data
+from shardwright.frontend.diagnose import calls_int, explain_failure, looks_at_data
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
 from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, whole_functions
@@ -44,8 +44,9 @@ from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.frontend.strides import without_strides
-from shardwright.frontend.unknown_extents import UnknownResultError, enclose_unknown_extents
+from shardwright.frontend.unknown_extents import ENCLOSED, UnknownResultError, enclose_unknown_extents
 from shardwright.frontend.vmapped import batched_operators
+from shardwright.frontend.whole_numbers import numbers_of_data
 from shardwright.graph import Graph
 
 
@@ -88,16 +89,46 @@ def capture(
     try:
         return _captured(model, *call, None)
     except CaptureError as refusal:
-        real = look_at_data and _all_real((call, *model.parameters(), *model.buffers()))
-        stopped = isinstance(refusal.__cause__, Exception) and looks_at_data(refusal.__cause__)
-        if not real or not (stopped or isinstance(refusal, UnknownResultError)):
+        stopped = refusal.__cause__ if isinstance(refusal.__cause__, Exception) else None
+        if not isinstance(refusal, UnknownResultError) and not (stopped and looks_at_data(stopped)):
+            raise
+        answers = _answers(model, *call) if look_at_data else None
+        if stopped and calls_int(stopped):
+            with suppress(CaptureError):
+                return _with_numbers_of_data(model, *call, answers)
+        if answers is None:
             raise
     try:
+        return _captured(model, *call, answers)
+    except CaptureError as refusal:
+        # Last, with as many rows as the example selects: it holds for fewer batches.
+        try:
+            return _captured(model, *call, dataclasses.replace(answers, shapes=True))
+        except CaptureError:
+            raise refusal from None
+
+
+def _answers(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answers | None:
+    """What the model reads from its data in an eager run, if there are values."""
+    if not _all_real((args, kwargs, *model.parameters(), *model.buffers())):
+        return None
+    try:
         with _quiet():
-            answers = answers_of(model, *call)
+            return answers_of(model, args, kwargs)
     except Exception as error:
         raise explain_failure(error, model, True) from error
-    return _captured(model, *call, answers)
+
+
+def _with_numbers_of_data(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers | None
+) -> Graph:
+    """A graph that reads the numbers of ``int(x)`` in every step."""
+    with numbers_of_data(model):
+        graph = _captured(model, args, kwargs, answers)
+    weights = {parameter.tensor for parameter in graph.parameters}
+    if any(op.target == ENCLOSED and weights.intersection(op.inputs) for op in graph.ops):
+        raise CaptureError("Too much hangs on numbers of the data: every rank would compute it whole.", "Assume them.")
+    return graph
 
 
 def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers | None) -> Graph:

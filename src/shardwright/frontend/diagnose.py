@@ -51,6 +51,8 @@ _CAUSES = (
 )
 
 
+_NUMBER = r"\bu\d+\b"
+"""How an export names a number that only the data knows; a model's own error may quote it."""
 _REAL = (
     " Or capture it from Python with the model and its inputs on the CPU: what the example decides is then assumed, and "
     "checked in every step."
@@ -75,7 +77,13 @@ def explain_failure(error: Exception, model: torch.nn.Module, real: bool) -> Cap
 def looks_at_data(error: Exception) -> bool:
     """Whether an export stopped because it would have to know the values of tensors."""
     text = f"{type(error).__name__} {error}"
-    return any(re.search(pattern, text) for pattern, _, _ in _CAUSES[1:3])
+    return any(re.search(pattern, text) for pattern in (_NUMBER, *(pattern for pattern, _, _ in _CAUSES[1:3])))
+
+
+def calls_int(error: Exception) -> bool:
+    """Whether the model's own code that stopped an export calls ``int``."""
+    own = [frame.f_code for frame, _ in _frames(error) if of_the_model(frame.f_code.co_filename)]
+    return bool(own) and "int" in own[-1].co_names
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -28,12 +28,18 @@ TAKE_SIZES = {
     torch.ones,
     torch.empty,
     torch.full,
+    torch.arange,
+    torch.multinomial,
 }
 """Functions whose arguments beyond the first tensor, also in tuples, are whole numbers."""
+_MAKING = {torch.zeros, torch.ones, torch.empty, torch.full, torch.arange}
+"""Those of them that take no tensor first."""
 
 
 def numbers_for(function: Any, args: Any, kwargs: Any, ask: Callable[[Tensor], int]) -> tuple[Any, Any]:
     """``args`` and ``kwargs`` of a function, with what ``ask`` says in place of each tensor that stands for a size."""
+    if function is torch.Tensor.__getitem__:
+        return (args[0], _bounded(args[1], ask)), kwargs
     if function not in TAKE_SIZES:
         return args, kwargs
 
@@ -43,8 +49,18 @@ def numbers_for(function: Any, args: Any, kwargs: Any, ask: Callable[[Tensor], i
         is_size = isinstance(value, Tensor) and value.dim() == 0 and not value.is_floating_point()
         return ask(value) if is_size else value
 
-    first = 1 if args and isinstance(args[0], Tensor) else 0
+    first = 1 if args and isinstance(args[0], Tensor) and function not in _MAKING else 0
     return (*args[:first], *map(asked, args[first:])), {name: asked(value) for name, value in kwargs.items()}
+
+
+def _bounded(index: Any, ask: Callable[[Tensor], int]) -> Any:
+    """An index whose slices begin and end at plain numbers; a tensor that is an index itself stays one."""
+    if isinstance(index, tuple):
+        return tuple(_bounded(part, ask) for part in index)
+    if not isinstance(index, slice):
+        return index
+    ends = (index.start, index.stop, index.step)
+    return slice(*(ask(end) if isinstance(end, Tensor) else end for end in ends))
 
 
 def tensor_of(data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any) -> Tensor:

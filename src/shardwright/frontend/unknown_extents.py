@@ -28,6 +28,7 @@ from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.regions import NO_GRAD
 
 NAME = "shardwright::unknown_extents"
+ENCLOSED = "shardwright.unknown_extents.default"
 
 
 class UnknownResultError(CaptureError):

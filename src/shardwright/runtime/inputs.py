@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
-from shardwright.graph import Graph, refs
+from shardwright.graph import Graph
+from shardwright.graph.gradients import with_input_gradients
 from shardwright.lowering.collectives import run_steps
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout
@@ -149,10 +150,11 @@ def _images(graph: Graph) -> set[str]:
 
 
 def _without_gradient(graph: Graph) -> set[str]:
-    """Inputs that are read by operators without gradients alone: a teacher's, under ``torch.no_grad``."""
-    read = {name for op in graph.ops if op.grad for name in op.inputs}
-    read |= {result.name for result in refs(graph.outputs)}
-    return {entry.tensor for entry in graph.inputs if entry.tensor is not None} - read
+    """Inputs from which no gradient comes back though they be asked for one: a teacher's, under ``torch.no_grad``; numbers
+    that are only sorted, or rounded to codes."""
+    given = [entry.tensor for entry in graph.inputs if entry.tensor is not None]
+    asked = with_input_gradients(graph, given).tensors
+    return {name for name in given if not asked[name].grad}
 
 
 def example_of(inputs: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,15 @@ class Particulars:
     """Of one type of model.
 
     ``head``: the class that is meant by the bare type. ``sizes``: fields of the tiny configuration; ``keep``: fields that
-    stay as they are. ``inputs``: recipes by argument; an empty one leaves the argument out.
+    stay as they are. ``inputs``: recipes by argument; an empty one leaves the argument out. ``called_before``: the first
+    call is unlike all others (it sets buffers from its data), and training goes on from a model that was called.
     """
 
     head: str = ""
     sizes: Mapping[str, Any] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    called_before: bool = False
 
 
 @functools.cache
@@ -44,15 +46,17 @@ def particulars(model_type: str) -> Particulars:
     """What the table says of a type; nothing, for most.
 
     >>> particulars("gpt2")
-    Particulars(head='', sizes={}, keep=(), inputs={})
+    Particulars(head='', sizes={}, keep=(), inputs={}, called_before=False)
     """
     row = dict(_table()["types"].get(model_type, {}))
     if "as" in row:  # the same as another type, but for what is said here
         base = particulars(row.pop("as"))
         inputs = {**base.inputs, **row.get("inputs", {})}
         sizes = {**base.sizes, **row.get("sizes", {})}
-        return Particulars(row.get("head", base.head), sizes, tuple(row.get("keep", base.keep)), inputs)
-    return Particulars(row.get("head", ""), row.get("sizes", {}), tuple(row.get("keep", ())), row.get("inputs", {}))
+        base = replace(base, sizes=sizes, inputs=inputs)
+        return replace(base, head=row.get("head", base.head), keep=tuple(row.get("keep", base.keep)))
+    row["keep"] = tuple(row.get("keep", ()))
+    return Particulars(**row)
 
 
 def usual_recipes() -> Mapping[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from shardwright.errors import ModelError
@@ -72,7 +73,12 @@ def build_hugging_face(
             f"{model_class.__name__} cannot be built from {reference!r}: {_first_line(error)}.",
             "Check the sizes against each other: widths must be multiples of the numbers of heads.",
         ) from error
-    return model.train(), (), example_inputs(model, batch=batch, seq=seq or (SMALL_LENGTH if small else None))
+    inputs = example_inputs(model, batch=batch, seq=seq or (SMALL_LENGTH if small else None))
+    model.train()
+    if particulars(config.model_type).called_before and model.device.type != "meta":
+        with torch.no_grad():
+            model(**inputs)
+    return model, (), inputs
 
 
 def import_transformers() -> ModuleType:
