@@ -52,9 +52,9 @@ def losses(seed: int, rank: int) -> tuple[list[float], int]:
         loss.backward()
         parallel.zero_grad()
         found.append(loss.item())
-    replay = parallel._planned.replay
+    recorder = parallel._planned.recorder
     dist.destroy_process_group()
-    return found, 0 if replay is None else replay.replays
+    return found, 0 if recorder is None else recorder.replays
 
 
 def main() -> None:

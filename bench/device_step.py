@@ -217,8 +217,8 @@ def checked(name: str, device: str) -> float:
             if number % 3:
                 optimizer.zero_grad()
             losses.append(loss.item())
-        replay = model._planned.replay
-        print(f"{name}: {0 if replay is None else replay.replays} of 16 steps replayed; last loss {losses[-1]:.6f}")
+        recorder = model._planned.recorder
+        print(f"{name}: {0 if recorder is None else recorder.replays} of 16 steps replayed; last loss {losses[-1]:.6f}")
         found.append(losses)
     return max(abs(a - b) for a, b in zip(*found, strict=True))
 

@@ -42,7 +42,8 @@ def train(device: str, steps: int) -> tuple[list[float], list[torch.Tensor], int
         optimizer.step()
         if step != steps // 2:
             optimizer.zero_grad()
-    replays = 0 if module._planned.recorded is None else module._planned.recorded.replays
+    recorder = module._planned.recorder
+    replays = 0 if recorder is None else recorder.replays
     return losses, [p.detach().cpu() for p in module.parameters()], replays
 
 

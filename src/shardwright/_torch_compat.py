@@ -309,6 +309,12 @@ def copy_all(into: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Non
         torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
 
 
+def scale_all(tensors: Sequence[torch.Tensor], scale: torch.Tensor) -> None:
+    """Multiply many tensors by one number, in place and in few kernels (``torch._foreach_mul_``)."""
+    for dtype in {x.dtype for x in tensors}:
+        torch._foreach_mul_([x for x in tensors if x.dtype == dtype], scale.to(dtype))
+
+
 def group_named(name: str) -> Any:
     """The process group behind a name, as functional collectives call it."""
     return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]  # 2.13 has a type for names

@@ -144,8 +144,9 @@ class Step:
             self.kept.clear()
             between(times)
             try:
-                self.recorder.record(self.forward)
-                self.recorder.record(self.backward)
+                with self.recorder.attempt():
+                    self.recorder.record(self.forward)
+                    self.recorder.record(self.backward)
                 if not self.recorder.again():
                     return times
             except RuntimeError as error:
@@ -155,7 +156,7 @@ class Step:
 
 
 def test_a_step_lies_where_it_was_planned(device: Device) -> None:
-    step = Step(device, CudaGraphs(torch.device("cpu"), planned=True))
+    step = Step(device, CudaGraphs(torch.device("cpu")))
     assert step.made() == 2
     rehearsed, performed = device.pools[-2:]
     assert [s.size for s in performed.segments] == [BOUND, 2 * MiB]  # one for all, and one for what is small
@@ -165,7 +166,7 @@ def test_a_step_lies_where_it_was_planned(device: Device) -> None:
 
 
 def test_what_is_not_as_rehearsed_is_rehearsed_again(device: Device) -> None:
-    step = Step(device, CudaGraphs(torch.device("cpu"), planned=True))
+    step = Step(device, CudaGraphs(torch.device("cpu")))
 
     def between(times: int) -> None:
         step.late = 9 if times == 2 else 0
@@ -175,7 +176,7 @@ def test_what_is_not_as_rehearsed_is_rehearsed_again(device: Device) -> None:
 
 
 def test_what_never_is_as_rehearsed_is_left_to_the_allocator(device: Device, caplog: pytest.LogCaptureFixture) -> None:
-    step = Step(device, CudaGraphs(torch.device("cpu"), planned=True))
+    step = Step(device, CudaGraphs(torch.device("cpu")))
 
     def between(times: int) -> None:
         step.late = 9 * (times % 2 == 0)
@@ -190,12 +191,12 @@ def test_what_never_is_as_rehearsed_is_left_to_the_allocator(device: Device, cap
 def test_an_allocator_that_is_not_the_model_is_left_alone(device: Device, caplog: pytest.LogCaptureFixture) -> None:
     device.hidden = 100 * MiB
     with caplog.at_level(logging.WARNING, "shardwright"):
-        assert Step(device, CudaGraphs(torch.device("cpu"), planned=True)).made() == 1
+        assert Step(device, CudaGraphs(torch.device("cpu"))).made() == 1
     assert "where its model takes" in caplog.text
 
 
 def test_a_failed_performance_is_told_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
-    step = Step(device, CudaGraphs(torch.device("cpu"), planned=True))
+    step = Step(device, CudaGraphs(torch.device("cpu")))
 
     def between(times: int) -> None:
         if times == 2:
@@ -242,7 +243,7 @@ def test_a_capture_that_breaks_off_leaves_the_stream_and_says_why(
 
 
 def test_a_rehearsal_that_fails_says_so_once(device: Device, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = CudaGraphs(torch.device("cpu"), planned=True)
+    recorder = CudaGraphs(torch.device("cpu"))
     with caplog.at_level(logging.WARNING, "shardwright"):
         assert recorder.failed(RuntimeError("it synchronizes")) and not recorder.failed(RuntimeError("it synchronizes"))
     assert not caplog.text  # the caller says that nothing is recorded
@@ -252,12 +253,11 @@ def test_the_switch_and_others_that_record(
     device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(PLANNING, "0")
-    assert Step(device, CudaGraphs(torch.device("cpu"), planned=True)).made() == 1
-    monkeypatch.delenv(PLANNING)
     assert Step(device, CudaGraphs(torch.device("cpu"))).made() == 1
+    monkeypatch.delenv(PLANNING)
     monkeypatch.setattr(cuda_graphs, "allocations_are_recorded", lambda: True)
     with caplog.at_level(logging.WARNING, "shardwright"):
-        assert Step(device, CudaGraphs(torch.device("cpu"), planned=True)).made() == 1
+        assert Step(device, CudaGraphs(torch.device("cpu"))).made() == 1
     assert "somebody else records" in caplog.text
     assert device.histories == 0
 

@@ -108,7 +108,7 @@ def dropping(rank: int) -> tuple[list[torch.Tensor], list[str]]:
     plan = plan_graph(graph, parse_cluster("4xH100"), Options("data-parallel", (), fewer_devices=False))
     parallel = parallelize(model, plan, graph=graph, device="cpu")
     execution = parallel._planned
-    execution.replay = None
+    execution.record_nothing()
 
     def one_pass(seed: int) -> torch.Tensor:
         parallel.zero_grad()

@@ -20,7 +20,7 @@ from shardwright.cluster import parse_cluster
 from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
 from shardwright.runtime.optimizers import update_locally
-from shardwright.runtime.replay import Replay
+from shardwright.runtime.recorder import StepRecorder
 from shardwright.runtime.shards import whole
 from shardwright.verification.recorded import loss_of
 
@@ -30,10 +30,28 @@ STEPS = 12
 class Again:
     """Records by remembering what was done."""
 
+    def attempt(self):
+        self.records = []
+        return nullcontext()
+
     def record(self, work, draws=False):
+        """As with CUDA graphs nothing is drawn yet from what eager passes draw from."""
+        state, before = torch.get_rng_state(), self.windows
+        self.window()
         work()
-        again = copy.copy(self)
-        again.replay = work
+        torch.set_rng_state(state)
+        number, again = len(self.records), copy.copy(self)
+        self.records.append(self.windows - before)
+
+        def replay():
+            self.replayed.append(number)
+            if number == 0:  # whatever lies in the pool may be written over from here on
+                made = self.owner._made
+                for x in [*(home.gradient for home in made.pooled), *made.totals.values()]:
+                    x.fill_(float("nan"))
+            work()
+
+        again.replay = replay
         return again
 
     def memory(self):
@@ -51,6 +69,15 @@ class Again:
         return False
 
     windows = rehearsed = 0
+
+    def __init__(self):
+        self.replayed = []
+
+
+def recorded_by(execution, recorder):
+    """Let this record the passes."""
+    recorder.owner = execution.recorder = StepRecorder(execution.order, execution._largest, recorder)
+    return recorder.owner
 
 
 def loops(model, args, kwargs):
@@ -100,13 +127,14 @@ def same_as_one_process(
     execution = parallel._planned
     if prepare is not None:
         prepare(parallel)
-    execution.replay = Replay(execution.executor, recorder or Again()) if replayed else None
+    if replayed:
+        recorded_by(execution, recorder or Again())
     found = loops(parallel, args, kwargs)
     torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-9, atol=1e-12)
     for path, parameter in reference.named_parameters():
         mine = whole(parallel.get_parameter(path).detach())
         torch.testing.assert_close(mine, parameter.detach(), rtol=1e-9, atol=1e-12)
-    return 0 if execution.replay is None else execution.replay.replays
+    return 0 if execution.recorder is None else execution.recorder.replays
 
 
 class Breaking(Again):
@@ -115,6 +143,7 @@ class Breaking(Again):
     flats = ()
 
     def __init__(self, where: str) -> None:
+        super().__init__()
         self.where = where
 
     def window(self):
@@ -172,7 +201,7 @@ def residual_blocks():
 def with_running_statistics(rank: int) -> tuple[int, int]:
     reference, parallel, args, kwargs, _ = residual_blocks()
     execution = parallel._planned
-    execution.replay = Replay(execution.executor, Again())
+    recorded_by(execution, Again())
     places = {}
     for step in range(STEPS):
         for here in (reference, parallel):
@@ -187,7 +216,7 @@ def with_running_statistics(rank: int) -> tuple[int, int]:
             torch.testing.assert_close(whole(mine), buffer, rtol=1e-9, atol=1e-12)
             if step > 8:
                 places.setdefault(path, set()).add(local_of(mine).data_ptr())
-    return execution.replay.replays, sum(len(known) > 1 for known in places.values())
+    return execution.recorder.replays, sum(len(known) > 1 for known in places.values())
 
 
 def test_replays_update_running_statistics_where_they_lie(pair):
@@ -200,20 +229,22 @@ def with_pictures(rank: int) -> tuple[int, int, bool]:
     reference, parallel, args, kwargs, graph = residual_blocks()
     execution = parallel._planned
     execution.only.arguments._images = {graph.inputs[0].tensor}
-    turned = []
+    turned, turn = [], execution.only.laid
 
     def laid(sources):
         turned.append(len(sources))
-        return execution.only.laid(sources)
+        return turn(sources)
 
-    execution.replay = Replay(execution.executor, Again(), laid)
+    execution.only.laid = laid
+    recorder = recorded_by(execution, Again())
     for _ in range(STEPS):
         wanted, found = reference(*args, **kwargs), parallel(*args, **kwargs)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
         found.backward()
         parallel.zero_grad()
-    own = execution.replay._captured.sources[graph.sources.index(graph.inputs[0].tensor)]
-    return execution.replay.replays, len(turned), own.is_contiguous(memory_format=torch.channels_last)
+    (action, _), *_ = execution.order
+    own = recorder._made.passes[action].given.sources[graph.sources.index(graph.inputs[0].tensor)]
+    return recorder.replays, len(turned), own.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_replays_turn_pictures_around_by_copying_them(pair):

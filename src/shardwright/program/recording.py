@@ -32,11 +32,12 @@ def random_nodes(program: Program) -> list[tuple[int, Compute]]:
     return [(i, n) for i, n in nodes if isinstance(n, Compute) and draws(n.op, n.rules.kind)]
 
 
-def drawn_again(program: Program) -> Compute | None:
-    """A node that draws random numbers in a block that is computed again, if there is one."""
-    return next((node for number, node in random_nodes(program) if number in program.again), None)
+def why_not_recorded(program: Program) -> str:
+    """Why the passes of a program cannot be recorded; nothing if they can."""
+    again = next((node for number, node in random_nodes(program) if number in program.again), None)
+    return "" if again is None else f"{again.op.name} draws random numbers in a block that is computed again"
 
 
 def can_be_recorded(program: Program) -> bool:
-    """Whether both passes of a training step can be replayed."""
-    return bool(program.roots) and drawn_again(program) is None
+    """Whether the passes of a training step can be replayed."""
+    return bool(program.roots) and not why_not_recorded(program)

@@ -15,9 +15,10 @@ import gc
 import logging
 import os
 import time
+import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import get_ident
 from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
@@ -61,7 +62,10 @@ class Recording(Protocol):
 
 
 class Recorder(Protocol):
-    """Records work on tensors so that it can be done again where they lie."""
+    """Records work on tensors, one part after the other, so that it can be done again where they lie."""
+
+    def attempt(self) -> AbstractContextManager[Any]:
+        """Around all recordings that are made and done again together."""
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         """``draws``: the work draws random numbers."""
@@ -73,17 +77,16 @@ class Recorder(Protocol):
         """Called while recording, before every part of the work."""
 
     def again(self) -> bool:
-        """After all recordings: whether they should be thrown away and made once more."""
+        """After an attempt: whether its recordings should be thrown away and made once more."""
 
     def failed(self, error: Exception) -> bool:
-        """After a recording failed: whether to try once more."""
+        """After an attempt failed: whether to make another."""
 
 
 class CudaGraphs:
-    """PyTorch's CUDA graphs in one pool of memory. ``planned``: :meth:`window` is called between the parts of the work, so
-    that what they take can be planned."""
+    """PyTorch's CUDA graphs in one pool of memory."""
 
-    def __init__(self, device: torch.device, planned: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device, self._pool = device, torch.cuda.graph_pool_handle()
         self._beside = _Beside.of(device)
         self._stream = self._beside.stream
@@ -93,30 +96,40 @@ class CudaGraphs:
         self._rehearsals = _REHEARSALS
         self._unplanned = ""
         """Why the memory of the next recording is not planned, to be said if it succeeds."""
-        if planned and os.environ.get(PLANNING) != "0":
+        self._generators: Mapping[int, torch.Generator] = {}
+        """Those that this attempt draws from."""
+        if os.environ.get(PLANNING) != "0":
             if allocations_are_recorded():
                 self._not_planned("somebody else records the history of allocations")
             else:
                 self._act = _Rehearsal(device)
 
-    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
-        graph = torch.cuda.CUDAGraph()
-        generators = standing_generators(self._device) if draws else {}
-        for generator in generators.values():
-            graph.register_generator_state(generator)
-        drawing = drawing_from(generators) if draws else nullcontext()
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        self._generators = {}
         if self._before is not None:
             self._before = None
             torch.cuda.empty_cache()
             self._beside.prepare()
-        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         if self._act is not None:
             self._act.begin()
-            gc.collect()
+        gc.collect()
+        with collection_paused():  # how long something lives must not depend on when garbage is collected
+            yield
+
+    def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        drawing: AbstractContextManager[None] = nullcontext()
+        if draws:
+            self._generators = self._generators or standing_generators(self._device)
+            for generator in self._generators.values():
+                graph.register_generator_state(generator)
+            drawing = drawing_from(self._generators)
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
         before, first = torch.cuda.current_stream(self._device), list[Exception]()
         try:
-            # How long something lives must not depend on when garbage is collected.
-            with collection_paused(), drawing, capturing:
+            with drawing, warnings.catch_warnings(), capturing:
+                warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # so is a reduction with nobody else
                 try:
                     self.window()
                     work()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright._torch_compat import unflatten_tree
+from shardwright._torch_compat import owns_storage, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.frontend.replay import values_of
@@ -41,14 +41,14 @@ from shardwright.runtime.homeward import KeptBack
 from shardwright.runtime.inputs import matched
 from shardwright.runtime.mail import Mail
 from shardwright.runtime.part import Part
+from shardwright.runtime.performing import Eager, Performer
 from shardwright.runtime.profiling import named
 from shardwright.runtime.rank import Rank
-from shardwright.runtime.recorded_passes import Passes, pass_replay
-from shardwright.runtime.replay import Replay
+from shardwright.runtime.recorder import step_recorder
 from shardwright.runtime.shards import constant
 from shardwright.runtime.stages import Stages, axis_groups
 from shardwright.runtime.tail import Tail
-from shardwright.schedules import FORWARD, Schedule
+from shardwright.schedules import FORWARD, Action, Schedule
 
 
 class Execution:
@@ -75,11 +75,13 @@ class Execution:
         """Whether a backward pass may follow."""
         every, own = [self.pipeline.steps(rank) for rank in range(dist.get_world_size())], dist.get_rank()
         self._orders, self._mail = {}, {}
-        for name, orders in {"whole": every, "forward": _only(every, True), "backward": _only(every, False)}.items():
+        halves = {"forward": _only(every, True), "backward": _only(every, False)}
+        for name, orders in (halves if self.deferred else {"whole": every, **halves}).items():
             self._orders[name] = passes(orders[own], self.parts)
             self._mail[name] = Mail(orders, own, rank.device, stages.groups.pairs)
-        whole = self.pipeline.reduces_inside  # both passes are recorded together, with the reduction
-        self.recorded = None if whole else pass_replay(self.parts, micro.sizes, len(every[own]), rank.device)
+        largest = max(micro.sizes)
+        self._largest = {stage: part for (stage, size), part in self.parts.items() if size == largest}
+        self.recorder = step_recorder(self.order, self._largest) if self.trains else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._output_tree = restored_tree(self.graph.output_tree)
         self._whole: torch.nn.Module | None = None
@@ -122,24 +124,28 @@ class Execution:
             found = values_of(graph, whole | dict(self._aside), self.rank.device)
         return {**inputs, **{out.name: found[out.name] for out in graph.outputs if isinstance(out, Ref)}}
 
+    @property
+    def order(self) -> list[tuple[Action, Part]]:
+        """The passes of a training step as they are performed, and the program of each."""
+        names = ("forward", "backward") if self.deferred else ("whole",)
+        return [(one.action, one.part) for name in names for one in self._orders[name]]
+
+    @property
+    def _plain(self) -> bool:
+        """Whether no gradients are held back."""
+        return not self.rank.gradients.hold and not any(self.waiting.values())
+
     def _flown(self, pieces: Sequence[Tensor], which: str, keep: bool) -> Flight:
         """A new flight and its first passes."""
-        recorded, gradients = self.recorded, self.rank.gradients
-        done = Passes()
-        if keep and recorded is not None and not gradients.hold and not any(self.waiting.values()):
-            done = recorded.passes([one.action for one in self._orders["whole"]])
-        flight = Flight(pieces, self.border.by_pass(pieces), keep, done)
+        by_pass, sources = self.border.by_pass(pieces), {part: part.sources() for part in self.parts.values()}
+        performer: Performer = Eager()
+        if keep and self.recorder is not None:
+            performer = self.recorder.performer(sources, by_pass, self._plain)
+        flight = Flight(pieces, by_pass, sources, keep, performer)
         if which == "whole":
             flight.arriving = self._one
-        flight.perform(self._orders[which], self._mail[which], which == "whole")
+        flight.perform(self._orders[which], self._mail[which])
         return flight
-
-    def _again(self, flight: Flight) -> Flight:
-        """The same forward passes, run one by one."""
-        again = Flight(flight.given, flight.pieces, True, Passes())
-        again.stores = False
-        again.perform(self._orders["forward"], self._mail["forward"], False)
-        return again
 
     def _one(self, place: int, microbatch: int) -> Tensor | None:
         """The gradient of the loss of a micro-batch: one."""
@@ -159,10 +165,9 @@ class Execution:
         if self.deferred:
             if not gradients.hold:
                 self._take_along()
-            if not flight.passes.go_back_from(frozenset(arrived)):
-                flight = self._again(flight)
+            flight.performer = flight.performer.going_back(frozenset(arrived), self._plain)
             flight.arriving = self.border.arriving(arrived)
-            flight.perform(self._orders["backward"], self._mail["backward"], True)
+            flight.perform(self._orders["backward"], self._mail["backward"])
         else:
             others = [place for place in arrived if place != self.loss]
             if others:
@@ -173,23 +178,34 @@ class Execution:
             scale = arrived.get(self.loss) if self.loss is not None else None
             if scale is None:
                 return [None] * len(flight.given)
-            if bool(scale == 1):
+            if not scale.is_cuda and bool(scale == 1):  # a device would have to be waited for
                 scale = None
             if not gradients.hold:
                 self._take_along()
-        for stage, kept in flight.passes.kept_back.items():
-            total = self.waiting[stage]
-            for key, gradient in kept.items():
-                mine = gradient if scale is None else gradient * scale.to(gradient.dtype)
-                total[key] = total[key] + mine if key in total else mine
+        performer = flight.performer
         if gradients.hold:
+            self._hold_back(performer, scale)
             if self not in gradients.holding:
                 gradients.holding.append(self)
         elif self.pipeline.reduces_inside:
             self._closing.finish(scaled=True)
         else:
-            self.reduce(scaled=self.deferred or scale is not None)
+            with self._closing.around(scaled=self.deferred or scale is not None):
+                if any(self.waiting.values()) or not performer.reduce(scale):
+                    self._hold_back(performer, scale)
+                    self._bring_home()
+        performer.finish()
         return self.border.gradients(flight, scale)
+
+    def _hold_back(self, performer: Performer, scale: Tensor | None) -> None:
+        """Gradients of a flight are added to those that wait already."""
+        for stage, kept in performer.kept_back().items():
+            total = self.waiting[stage]
+            for key, gradient in kept.items():
+                if scale is not None:
+                    factor = scale.to(gradient.dtype)
+                    gradient = gradient.mul_(factor) if owns_storage(gradient) else gradient * factor
+                total[key] = total[key] + gradient if key in total else gradient
 
     def _take_along(self) -> None:
         """What passes of other programs have held back goes home too."""
@@ -198,20 +214,20 @@ class Execution:
             other.reduce()
         holding.clear()
 
-    def reduce(self, scaled: bool = False) -> None:
-        """Gradients that were kept back are summed and given to the parameters. ``scaled``: somebody may have scaled the
-        loss and look for overflows."""
-        largest = max(self._micro.sizes)
-        with self._closing.around(scaled):
-            for (stage, size), part in self.parts.items():
-                if size == largest:
-                    with named(closing_name(stage)):
-                        part.executor.reduce(self.waiting[stage])
+    def reduce(self) -> None:
+        """Gradients that were kept back are summed and given to the parameters."""
+        with self._closing.around(scaled=False):
+            self._bring_home()
+
+    def _bring_home(self) -> None:
+        for stage, part in self._largest.items():
+            with named(closing_name(stage)):
+                part.executor.reduce(self.waiting[stage])
 
     def retire(self) -> None:
         """Another program of the module runs next: buckets are let go of, unless a recorded step writes into them."""
-        for part in self.parts.values() if self.recorded is None else ():
-            for flat in part.executor.flats if part.replay is None else ():
+        for part in self.parts.values() if self.recorder is None else ():
+            for flat in part.executor.flats:
                 flat.release()
 
     def settle(self) -> None:
@@ -221,9 +237,7 @@ class Execution:
 
     def record_nothing(self) -> None:
         """Run without CUDA graphs: waits inside of a replayed one are not seen by any clock."""
-        self.recorded = None
-        for part in self.parts.values():
-            part.replay = None
+        self.recorder = None
 
     @cached_property
     def draws(self) -> bool:
@@ -251,14 +265,6 @@ class Execution:
     @property
     def decisions(self) -> Decisions:
         return self.stages.decisions[0]
-
-    @property
-    def replay(self) -> Replay | None:
-        return self.only.replay
-
-    @replay.setter
-    def replay(self, replay: Replay | None) -> None:
-        self.only.replay = replay
 
     def matched(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a call by the graph's names."""

@@ -30,6 +30,9 @@ from shardwright.runtime.surroundings import Surroundings
 from shardwright.runtime.travelling import Travels, nothing
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
+Instead = Callable[[Run, int], bool]
+"""May take over an instruction of a pass under way, by its number: whether it has."""
+
 TRACED_AFTER = 3
 """Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
 
@@ -87,13 +90,11 @@ class Executor:
         run: Run,
         gradients: Mapping[int, Tensor | None],
         kind: str = BACKWARD,
-        instead: Callable[[int], bool] | None = None,
+        instead: Instead | None = None,
     ) -> dict[int, Tensor | None]:
         """A backward pass from the gradients of results, or its first half; gives those of the inputs, by their values.
         ``instead`` may take over an instruction, by its number."""
-        table = self._fused(kind)
-        if instead is not None:
-            table = [(n, _unless(instead, n, act), last) for n, act, last in table]
+        table = _unless(instead, self._fused(kind))
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
         self.home.hold = self.apart or self.rank.hold
@@ -112,7 +113,7 @@ class Executor:
         run.spent, run.slots = True, []
         return run.found
 
-    def reduce(self, kept_back: KeptBack) -> None:
+    def reduce(self, kept_back: KeptBack, instead: Instead | None = None) -> None:
         """Gradients that were kept back are summed between replicas and given to the parameters."""
         if REDUCE not in self._rows:
             way = {*reduced_apart(self.program).sections[REDUCE]}
@@ -120,9 +121,9 @@ class Executor:
         before, self.home.kept_back, self.home.hold = self.home.kept_back, kept_back, False
         try:
             with torch.no_grad():
-                self._perform(self._rows[REDUCE], Run([None] * len(self.program.slots)))
-        finally:
-            self.home.kept_back = before
+                self._perform(_unless(instead, self._rows[REDUCE]), Run([None] * len(self.program.slots)))
+        finally:  # passes that are followed by a reduction say anew where they keep gradients
+            self.home.kept_back = {} if self.apart else before
 
     def _fused(self, kind: str) -> list[Row]:
         """The rows of a section, compiled region by region where that is wanted and every one of them need not be seen."""
@@ -200,12 +201,15 @@ def _performed(program: Program) -> dict[str, tuple[int, ...]]:
     return {kind: tuple(sorted(numbers)) for kind, numbers in found.items()}
 
 
-def _unless(instead: Callable[[int], bool], number: int, act: Action) -> Action:
-    def chosen(run: Run) -> None:
-        if not instead(number):
-            act(run)
+def _unless(instead: Instead | None, table: list[Row]) -> list[Row]:
+    def act_or_not(instead: Instead, number: int, act: Action) -> Action:
+        def chosen(run: Run) -> None:
+            if not instead(run, number):
+                act(run)
 
-    return chosen
+        return chosen
+
+    return table if instead is None else [(n, act_or_not(instead, n, act), last) for n, act, last in table]
 
 
 def _preceded(before: Callable[[], None], act: Action) -> Action:

@@ -2,8 +2,8 @@
 
 Every pass waits for what it reads and for nothing else. A flight may perform the whole schedule, its forward passes alone,
 or the backward passes after those; several calls are several flights. It owns what the passes leave behind: the results of
-micro-batches, the gradients of the inputs, those of parameters that were kept back. How a pass is run, eagerly or as it was
-recorded, is not this module's business (:mod:`~shardwright.runtime.recorded_passes`).
+micro-batches, the gradients of the inputs. How a pass is run, eagerly or as it was recorded, is its performer's business
+(:mod:`~shardwright.runtime.performing`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shardwright.program.naming import pass_name
 from shardwright.program.tasks import Message
 from shardwright.runtime.mail import Mail
 from shardwright.runtime.part import Part
+from shardwright.runtime.performing import Gradients, Performer
 from shardwright.runtime.profiling import named
-from shardwright.runtime.recorded_passes import Passes
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
 Key = tuple[int, int]
@@ -63,65 +63,58 @@ def passes(tasks: Sequence[program.Task], parts: Mapping[tuple[int, int], Part])
 
 
 class Flight:
-    """``given`` is what the call brings, ``pieces`` this rank's parts of it by stage and micro-batch; ``keep``: passes back
-    follow."""
+    """``given`` is what the call brings, ``pieces`` this rank's parts of it by stage and micro-batch, ``sources`` the
+    parameters, buffers and constants of every program; ``keep``: passes back follow."""
 
     def __init__(
-        self, given: Sequence[Tensor], pieces: Mapping[Key, Sequence[Tensor]], keep: bool, passes: Passes
+        self,
+        given: Sequence[Tensor],
+        pieces: Mapping[Key, Sequence[Tensor]],
+        sources: dict[Part, list[Tensor]],
+        keep: bool,
+        performer: Performer,
     ) -> None:
-        self.given, self.pieces, self.keep, self.passes = given, pieces, keep, passes
-        self.stores = True
-        """Whether buffers that passes change are replaced."""
+        self.given, self.pieces, self.sources, self.keep = given, pieces, sources, keep
+        self.performer = performer
         self.results: dict[Key, Tensor] = {}
         """By the place of an output and the micro-batch, this rank's part of it."""
         self.found: dict[Key, Mapping[int, Tensor | None]] = {}
         """By stage and micro-batch, the gradients of what the call brought, by their values."""
         self.arriving: Callable[[int, int], Tensor | None] = lambda place, microbatch: None
         """The gradient of this rank's part of an output for one micro-batch."""
-        self.sources: dict[int, list[Tensor]] = {}
-        """By program, its parameters, buffers and constants when it was last run."""
+        self._changed = False
+        """Whether a pass has replaced buffers since the sources were looked up."""
 
-    def perform(self, order: Sequence[Pass], mail: Mail, last: bool) -> None:
-        """Run these passes; ``last``: no others follow."""
+    def perform(self, order: Sequence[Pass], mail: Mail) -> None:
+        """Run these passes."""
         for task in order:
             if task.expects:
                 mail.expect(task.expects)
             with named(task.name):
-                kind = task.action.kind
-                if kind == FORWARD:
+                if task.action.kind == FORWARD:
                     self._forward(task, mail)
-                elif kind == WEIGHT:
-                    self.found[task.key] = self._owned(task.part, self.passes.weights(task.action, task.part))
                 else:
                     self._backward(task, mail)
         mail.finish()
-        if last:
-            self.passes.finish()
-
-    def _owned(self, part: Part, gradients: Mapping[int, Tensor | None]) -> dict[int, Tensor | None]:
-        """The gradients of what the call brought, to be kept until it goes back."""
-        found = {value: gradients.get(value) for value in part.wanted}
-        return {value: None if x is None else self.passes.own(x) for value, x in found.items()}
 
     def _sources(self, part: Part) -> list[Tensor]:
-        """Looked up once a call, unless passes replace buffers."""
-        known = self.sources.get(id(part))
-        if known is None or part.flow.mutations:
-            known = self.sources[id(part)] = part.sources()
-        return known
+        if self._changed and part.flow.mutations:
+            self.sources[part] = part.sources()
+        return self.sources[part]
 
     def _forward(self, task: Pass, mail: Mail) -> None:
         part, action = task.part, task.action
         sources = [*self._sources(part), *self.pieces[task.key]]
         for name, messages in task.arriving:
             sources.append(mail.receive(messages, part.flow.values[part.flow.rest[name]].local.shape))
-        found = self.passes.forward(action, part, sources, self.keep)
+        found = self.performer.forward(action, part, sources, self.keep)
         for message in task.sends:
             mail.send(message, found[part.results[message.border.tensor]])
         for place, name in part.part.results:
-            self.results[place, action.microbatch] = self.passes.own(found[part.results[name]])
-        if part.flow.mutations and self.stores:
-            part.store({value: self.passes.own(found[value]) for _, value in part.flow.mutations})
+            self.results[place, action.microbatch] = found[part.results[name]]
+        if part.flow.mutations:
+            part.store(found)
+            self._changed = True
 
     def _backward(self, task: Pass, mail: Mail) -> None:
         part, action = task.part, task.action
@@ -136,17 +129,17 @@ class Flight:
             value, border = numbers[name], messages[0].border
             found = mail.receive(messages, flow.values[value].local.shape)
             add(value, found / border.shares if border.shares > 1 else found)
-        for place, name in part.part.results:
+        for place, name in part.part.results if action.kind != WEIGHT else ():
             whole = self.arriving(place, action.microbatch)
             if whole is not None:
                 add(numbers[name], whole / part.shares[name] if part.shares[name] > 1 else whole)
-        back = self.passes.backward(action, part, gradients)
+        back = self.performer.backward(action, part, gradients)
         if action.kind != INPUT and part.wanted:
-            self.found[task.key] = self._owned(part, back)
+            self.found[task.key] = {value: back.get(value) for value in part.wanted}
         if task.sends:
             self._send_back(task, back, mail)
 
-    def _send_back(self, task: Pass, back: Mapping[int, Tensor | None], mail: Mail) -> None:
+    def _send_back(self, task: Pass, back: Gradients, mail: Mail) -> None:
         """The gradients of what other stages sent."""
         part, sent = task.part, dict[str, Tensor]()
         flow = part.flow

@@ -16,19 +16,16 @@ from shardwright.runtime.border import departure
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import Arguments
 from shardwright.runtime.rank import Rank
-from shardwright.runtime.replay import Replay, recorder_for
 from shardwright.runtime.shards import distributed
 
 
 class Part:
-    """What one rank runs of one stage. Whose whole step is one forward and one backward pass has both recorded together."""
+    """What one rank runs of one stage."""
 
     def __init__(self, program: Program, part: StageGraph, rank: Rank, decisions: Decisions) -> None:
         self.part, self.rank, self.flow = part, rank, program.flow
         self.executor = executor = Executor(program, rank)
         flow, graph = program.flow, part.graph
-        recorder = None if executor.apart else recorder_for(program, rank.device)
-        self.replay = None if recorder is None else Replay(executor, recorder, self.laid)
         self.arguments = Arguments(flow, decisions, rank.device, rank.bound, rank.inputs, part.received)
         self.given = [e.tensor for e in graph.inputs if e.tensor is not None and e.tensor not in part.received]
         """The inputs that the call brings."""
@@ -52,18 +49,6 @@ class Part:
     def sources(self) -> list[Tensor]:
         """This rank's part of parameters, buffers and constants, as they are now."""
         return [*locals_of([place[key] for place, key in self._kept]), *self.rank.constants]
-
-    def forward(self, sources: Sequence[Tensor], keep: bool) -> Run:
-        """A forward pass; ``keep``: a backward pass may follow."""
-        if keep and self.replay is not None:
-            return self.replay.forward(sources)
-        return self.executor.forward(self.laid(sources), keep)
-
-    def backward(self, run: Run, gradients: Mapping[int, Tensor | None], kind: str) -> Mapping[int, Tensor | None]:
-        """A backward pass, or its first half; gives the gradients of the inputs, by their values."""
-        if self.replay is not None:
-            return self.replay.backward(run, gradients)
-        return self.executor.backward(run, gradients, kind)
 
     def laid(self, sources: Sequence[Tensor]) -> Sequence[Tensor]:
         """All sources in the order in which they are computed with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ _STATISTICS = ("aten._native_batch_norm_legit_functional.default",)
 
 
 def updated_in_place(program: Program) -> list[tuple[int, int]]:
-    """The buffers that a recording may write over itself, by their place among the sources and the slot of the new value:
-    running statistics and counts, whose old values nothing but the new ones depends on."""
+    """The buffers that a recording may write over itself, by their place among the sources and the new value: running
+    statistics and counts, whose old values nothing but the new ones depends on."""
     flow, graph = program.flow, program.graph
     made_by = {name: op for op in graph.ops for name in op.outputs}
     found = []
@@ -25,8 +26,25 @@ def updated_in_place(program: Program) -> list[tuple[int, int]]:
         readers = [op for op in graph.ops if name in op.inputs]
         alone = all(op.target in _STATISTICS or op.outputs == (new,) for op in readers)
         if alone and made_by.get(new) in readers and new not in {ref.name for ref in refs(graph.outputs)}:
-            found.append((graph.sources.index(name), program.elsewhere.get(value, value)))
+            found.append((graph.sources.index(name), value))
     return found
+
+
+class Places:
+    """Tensors that several passes use in turn."""
+
+    def __init__(self) -> None:
+        self._free: dict[Any, list[Tensor]] = {}
+
+    def take(self, like: Tensor) -> Tensor:
+        """A copy of a tensor where nobody needs what is there."""
+        strides = torch.empty_like(like, device="meta").stride()
+        free = self._free.get((like.shape, strides, like.dtype))
+        return free.pop().copy_(like) if free else like.clone()
+
+    def give(self, taken: Iterable[Tensor]) -> None:
+        for x in taken:
+            self._free.setdefault((x.shape, x.stride(), x.dtype), []).append(x)
 
 
 def lying_as(gradient: Tensor, parameter: Tensor) -> Tensor:
