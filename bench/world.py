@@ -3,14 +3,17 @@
     python bench/world.py            # the fitting half's tables, from the stored raw output
     python bench/world.py --judge    # the judged half's too; not while anything is being fitted
     python bench/world.py --run      # predict everything again and store it, bench/measured/world/
+    python bench/world.py --engines  # predict again what engines' profiles say: a minute
     python bench/world.py --write    # the judged half's tables into docs/benchmarks/world.md
 
-Training runs are those of :mod:`world_runs`, predicted by :mod:`world_prices`. Per source and half: the error of predicted
+Training runs are those of :mod:`world_runs`, predicted twice: as their engine runs them (:mod:`world_engines`) and as ours
+would (:mod:`world_prices`). Per source and half: the error of predicted
 seconds as they are and with one constant per engine (the median ratio of the fitting half's groups); the share of pairs of
 a group, more than 3 % apart, that are put in the right order; the rank correlation inside groups; and the *regret*: by how
 much the configuration that the predictions would have picked is slower than the best one measured in its group. Memory is
 judged where a source tells it; runs that ran out of memory must be predicted not to fit. Collectives and products are
-priced by the shipped presets. Nothing is fitted here but the constants named; the halves are those of a hash.
+priced by the tables of primitives and by the shipped presets. Nothing is fitted here but the constants named; the halves
+are those of a hash.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from world_runs import ROOT, SOURCES, WORLD, fitting, runs
+from world_runs import ROOT, WORLD, fitting, runs
 
 WRITTEN = ROOT / "bench" / "measured" / "world"
 PAGE = ROOT / "docs" / "benchmarks" / "world.md"
@@ -38,6 +42,7 @@ APART = 0.03
 LARGE = 2**20
 """Bytes above which the worst collective is judged."""
 SYSTEMS = {"a100_sxm": "A100-80GB", "h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200"}
+WAYS = {"engine's": "As their engines run them", "ours": "As ours would run them"}
 Line = dict[str, Any]
 
 
@@ -82,28 +87,39 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     return round(float(np.corrcoef(x, y)[0, 1]), 12)
 
 
-def predict(names: Iterable[str], say: Callable[[str], None]) -> list[Line]:
-    """Every run of these sources with what the product predicts of it."""
+def predict(say: Callable[[str], None], known: Sequence[Line] = ()) -> list[Line]:
+    """Every run with what is predicted of it: as its engine runs it, and as ours would (``known``: as it was stored)."""
     from shardwright.errors import ShardwrightError
+    from world_engines import as_run
     from world_prices import cluster_of, predicted
 
     lines = []
-    for published in runs(names):
+    for number, published in enumerate(runs()):
         line: Line = {"source": published.source, "group": published.group, "run": published.name}
         line |= {"engine": published.engine, "half": "fit" if published.fitting else "judge"}
         line |= {"batch": published.batch, "measured": None if published.out_of_memory else published.seconds}
         line |= {"measured_bytes": published.memory or None, "out_of_memory": published.out_of_memory}
         if published.left_out:
             line["left_out"] = published.left_out
+        elif known and "left_out" in known[number]:
+            line["left_out"] = known[number]["left_out"]
         else:
             try:
-                line["predicted"], line["predicted_bytes"] = predicted(published)
+                ours = known[number]["ours"] if known else predicted(published)
+                line["ours"], line["engine's"] = tuple(ours), as_run(published)
                 line["usable_bytes"] = cluster_of(published).device.usable_memory
             except ShardwrightError as error:
                 line["left_out"] = f"refused: {error.message}"
         lines.append(line)
         say(f"{len(lines)} {published.source} {published.group} {published.name}")
     return lines
+
+
+def seen(lines: Iterable[Line], way: str) -> list[Line]:
+    """The lines as one of :data:`WAYS` predicts them."""
+    return [
+        line | ({"predicted": line[way][0], "predicted_bytes": line[way][1]} if way in line else {}) for line in lines
+    ]
 
 
 def constants(lines: Iterable[Line]) -> dict[str, float]:
@@ -165,33 +181,32 @@ def _most(values: np.ndarray) -> float | None:
 
 
 def collectives() -> list[Line]:
-    """Every measured collective of a system that is a preset, with the preset's price."""
+    """Every measured collective of a system that is a preset, as its table and as the preset prices it."""
     from shardwright.cluster import mesh_of, parse_cluster
+    from shardwright.cluster.primitives import primitives
     from shardwright.costs.collectives import SECONDS
 
     with (WORLD / "nvidia_nccl_collectives.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["system"] in SYSTEMS]
     lines = []
     for row in rows:
-        axis = mesh_of(parse_cluster(f"{row['gpus']}x{SYSTEMS[row['system']]}")).axes[0]
+        device, gpus, amount = SYSTEMS[row["system"]], int(row["gpus"]), float(row["bytes"])
+        table = primitives(device)
+        assert table is not None
         kind = {"alltoall": "all_to_all"}.get(row["collective"], row["collective"])
         shape = f"{kind},{row['gpus']},{row['bytes']}"
-        lines.append(
-            {
-                "system": row["system"],
-                "shape": shape,
-                "half": "fit" if fitting(shape) else "judge",
-                "bytes": float(row["bytes"]),
-                "measured": float(row["microseconds"]) * 1e-6,
-                "predicted": float(SECONDS[kind](float(row["bytes"]), axis)),
-            }
-        )
+        line: Line = {"system": row["system"], "shape": shape, "half": "fit" if fitting(shape) else "judge"}
+        line |= {"bytes": amount, "measured": float(row["microseconds"]) * 1e-6}
+        line["engine's"] = table.collective(kind, gpus, amount)
+        line["ours"] = float(SECONDS[kind](amount, mesh_of(parse_cluster(f"{gpus}x{device}")).axes[0]))
+        lines.append(line)
     return lines
 
 
 def products() -> list[Line]:
-    """Every measured matrix product with the preset's price."""
+    """Every measured matrix product, as the device's table and as the preset prices it."""
     from shardwright.cluster import preset
+    from shardwright.cluster.primitives import primitives
     from shardwright.costs.compute import kernel_seconds
     from shardwright.costs.kernels_dense import product
 
@@ -199,25 +214,28 @@ def products() -> list[Line]:
         rows = list(csv.DictReader(file))
     lines = []
     for row in rows:
+        device = SYSTEMS[row["system"]]
+        table = primitives(device)
+        assert table is not None and table.products is not None
         m, n, k = (np.array([float(row[key])]) for key in "mnk")
         work = product("bfloat16", m, n, k, np.ones(1), "matmul/forward")
         shape = f"{row['m']},{row['n']},{row['k']}"
-        lines.append(
-            {
-                "system": row["system"],
-                "shape": shape,
-                "half": "fit" if fitting(shape) else "judge",
-                "measured": float(row["microseconds"]) * 1e-6,
-                "predicted": float(kernel_seconds(work, preset(SYSTEMS[row["system"]])[0].device)[0]),
-            }
-        )
+        line: Line = {"system": row["system"], "shape": shape, "half": "fit" if fitting(shape) else "judge"}
+        line["measured"] = float(row["microseconds"]) * 1e-6
+        line["engine's"] = float(table.products.seconds(work.features)[0])
+        line["ours"] = float(kernel_seconds(work, preset(device)[0].device)[0])
+        lines.append(line)
     return lines
 
 
 def primitives(lines: Sequence[Line]) -> Line:
-    errors = np.array([abs(line["predicted"] / line["measured"] - 1) for line in lines])
+    """Errors of the device's table, and beside them of the preset's price."""
+    found: Line = {"rows": len(lines)}
     large = np.array([line.get("bytes", LARGE) >= LARGE for line in lines])
-    return {"rows": len(lines), "median": float(np.median(errors)), "worst, large": _most(errors[large])}
+    for way, name in (("engine's", "by the table"), ("ours", "by the preset")):
+        errors = np.array([abs(line[way] / line["measured"] - 1) for line in lines])
+        found |= {f"median, {name}": float(np.median(errors)), f"worst, {name}": _most(errors[large])}
+    return found
 
 
 def shown(value: Any, name: str) -> str:
@@ -255,29 +273,35 @@ def halves(lines: Sequence[Line], key: str, figures: Callable[[list[Line]], Line
 
 def tables(half: str) -> str:
     """All tables of one half, from the stored raw output."""
-    lines = _read("runs.jsonl")
-    factors = constants(lines)
-    parts = [
-        "Constants (measured over predicted seconds, medians of the fitting half): "
-        + ", ".join(f"{engine} {factor:.2f}" for engine, factor in factors.items())
-        + ".",
-        table(halves(lines, "source", lambda mine: judged(mine, factors), half)),
-    ]
+    stored, parts = _read("runs.jsonl"), []
+    for way, title in WAYS.items():
+        lines = seen(stored, way)
+        factors = constants(lines)
+        told = ", ".join(f"{engine} {factor:.2f}" for engine, factor in factors.items())
+        parts.append(f"{title} (constants, measured over predicted seconds, medians of the fitting half: {told}):")
+        parts.append(table(halves(lines, "source", partial(judged, factors=factors), half)))
     for name in ("collectives", "products"):
         parts += [f"{name.capitalize()}:", table(halves(_read(f"{name}.jsonl"), "system", primitives, half))]
     return "\n\n".join(parts)
 
 
 def worst(half: str, count: int) -> str:
-    """The runs of a half that are furthest off, constants taken in."""
-    lines = _read("runs.jsonl")
-    factors = constants(lines)
-    timed = [line for line in lines if _timed(line) and line["half"] == half]
-    timed.sort(key=lambda line: -abs(np.log(factors[line["engine"]] * line["predicted"] / line["measured"])))
+    """The runs of a half that are furthest off, as their engines run them."""
+    timed = [line for line in seen(_read("runs.jsonl"), "engine's") if _timed(line) and line["half"] == half]
+    timed.sort(key=lambda line: -abs(np.log(line["predicted"] / line["measured"])))
     return "\n".join(
-        f"{x['source']} {x['group']} {x['run']}: {x['predicted']:.4g} s, measured {x['measured']:.4g}"
+        f"- {x['source']}, {x['group']}, {x['run']}: {x['predicted']:.4g} s, measured {x['measured']:.4g}"
         for x in timed[:count]
     )
+
+
+WORST = 8
+"""Runs that the page names."""
+
+
+def page() -> str:
+    """What the page shows of the judged half."""
+    return f"{BEGIN}\n{tables('judge')}\n\nFurthest off in the judged half:\n\n{worst('judge', WORST)}\n{END}"
 
 
 def main() -> None:
@@ -286,16 +310,18 @@ def main() -> None:
     parser.add_argument("--judge", action="store_true", help="print the judged half too: once, when all is fitted")
     parser.add_argument("--write", action="store_true", help=f"the judged half's tables into {PAGE.relative_to(ROOT)}")
     parser.add_argument("--worst", type=int, default=0, help="so many of the worst runs by name")
+    parser.add_argument("--engines", action="store_true", help="predict again as engines run them, and store that")
     asked = parser.parse_args()
-    if asked.run:
+    if asked.run or asked.engines:
         _write("collectives.jsonl", collectives())
         _write("products.jsonl", products())
-        _write("runs.jsonl", predict(SOURCES, lambda text: print(text, file=sys.stderr)))
+        known = () if asked.run else _read("runs.jsonl")
+        _write("runs.jsonl", predict(lambda text: print(text, file=sys.stderr), known))
     for half in ("fit", "judge") if asked.judge else ("fit",):
         print(f"Half: {half}\n\n{tables(half)}\n\n{worst(half, asked.worst)}")
     if asked.write:
         before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{tables('judge')}\n{END}{rest.partition(END)[2]}")
+        PAGE.write_text(f"{before}{page()}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

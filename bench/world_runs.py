@@ -129,7 +129,7 @@ def bloom() -> Iterator[Run]:
         sizes = f"{layers}x{hidden}x{heads}"
         yield Run(
             "bloom",
-            "megatron-deepspeed",
+            "megatron-deepspeed-2022",
             f"{row['date']} {sizes} on {gpus}, batch {batch}, ZeRO-{row['zero_stage']}",
             Model(layers, hidden, heads, 4 * hidden, vocabulary, sequence),
             "A100-80GB",
@@ -197,7 +197,7 @@ def titan() -> Iterator[Run]:
         }
         yield Run(
             "torchtitan",
-            "torchtitan" + (" compiled" if row["compile"] == "yes" else ""),
+            "torchtitan" + ("-compiled" if row["compile"] == "yes" else ""),
             f"{row['source']} {row['model']} {sequence} on {gpus}, batch {batch}, compile {row['compile']}",
             Model(layers, hidden, heads, inner, vocabulary, sequence, kv_heads),
             "H200" if row["gpu"].startswith("H200") else "H100",
@@ -256,7 +256,7 @@ def megatron() -> Iterator[Run]:
         tensor, data, stages = _whole(row, "tensor parallelism", "data parallelism", "pipeline parallelism")
         yield Run(
             "megatron-a100",
-            "megatron-lm",
+            "megatron-2021",
             f"{layers}x{hidden}x{heads}x{sequence} on {gpus}, batch {batch}",
             Model(layers, hidden, heads, 4 * hidden, 51200, sequence),
             "A100-80GB",

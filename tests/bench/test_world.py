@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import world  # noqa: E402
+import world_fit_primitives  # noqa: E402
 from shardwright.cluster import parse_cluster  # noqa: E402
+from shardwright.cluster.engine import engine  # noqa: E402
+from shardwright.cluster.primitives import primitives  # noqa: E402
+from world_engines import as_run  # noqa: E402
+from world_fit_engines import changed, written  # noqa: E402
 from world_prices import predicted, stage_mesh  # noqa: E402
 from world_runs import SOURCES, grouped, runs  # noqa: E402
 
@@ -71,6 +78,44 @@ def test_a_small_run_is_predicted_from_the_model_alone() -> None:
     assert 0 < quick < slow < inf and 0 < little < much
 
 
+def test_engines_price_every_run_that_is_not_left_out_and_more_work_takes_longer() -> None:
+    some = [run for run in runs() if not run.left_out][::97]
+    assert {run.source for run in some} >= {"bloom", "mpt", "megatron-a100"}
+    for published in some:
+        seconds, needed = as_run(published)
+        deeper = replace(published, model=replace(published.model, layers=2 * published.model.layers))
+        slower, more = as_run(deeper)
+        assert 0 < seconds < slower < inf and 0 < needed < more
+
+
+def test_what_an_engine_does_is_felt_in_its_runs() -> None:
+    published = next(run for run in runs(["bloom"]) if not run.left_out and run.tensor == 8)
+    profile = engine(published.engine)
+    usual = as_run(published)[0]
+    for other in (replace(profile, blocking=False), replace(profile, dropout=False), replace(profile, network=1.0)):
+        assert as_run(published, other)[0] < usual
+    slower = changed(profile, {"A100.products": dict(profile.paces)["A100"].products / 2})
+    assert 1.3 < as_run(published, slower)[0] / usual < 2
+
+
+def test_constants_are_fitted_by_a_simplex_and_written_where_they_stand() -> None:
+    found = world_fit_primitives.simplex(lambda at: float(((at - [1, -2, 3]) ** 2).sum()), np.zeros(3), calls=400)
+    assert found == pytest.approx([1, -2, 3], abs=1e-2)
+    text = "hop = 1.0\n\n[pace.A100]\nproducts = 0.5\n\n[pace.H100]\nproducts = 0.6\n"
+    text = written(written(text, "H100.products", "0.7"), "hop", "2.0")
+    assert text == "hop = 2.0\n\n[pace.A100]\nproducts = 0.5\n\n[pace.H100]\nproducts = 0.7\n"
+
+
+def test_tables_of_primitives_hold_the_fitting_half_alone_and_miss_it_by_what_they_say() -> None:
+    for device, kept in world_fit_primitives.collectives().items():
+        table = primitives(device)
+        assert table is not None
+        held = {key: len(rows) for key, rows in table.collectives.items()}
+        assert held == {key: len(rows) for key, rows in kept.items()}
+    for line in (line for line in world._read("products.jsonl") if line["half"] == "fit"):
+        assert 0.5 < line["engine's"] / line["measured"] < 2
+
+
 def test_the_page_shows_what_is_stored() -> None:
     assert len(world._read("runs.jsonl")) == sum(ROWS.values())
-    assert f"{world.BEGIN}\n{world.tables('judge')}\n{world.END}" in world.PAGE.read_text(), "bench/world.py --write"
+    assert world.page() in world.PAGE.read_text(), "bench/world.py --write"

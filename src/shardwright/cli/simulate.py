@@ -29,6 +29,9 @@ def simulate(
     microbatches: Annotated[
         int | None, typer.Option(help="What if the batch were cut into so many micro-batches", min=1)
     ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Price kernels, host and gradient reductions as this engine runs them: megatron-2021, …")
+    ] = "",
     width: Annotated[int, typer.Option(help="Characters of the drawing of passes")] = 120,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -38,8 +41,13 @@ def simulate(
 
     What if the links inside nodes were half as fast: shardwright simulate plan.json --link-rate gpu=0.5
 
+    As another engine would run it: shardwright simulate plan.json --engine megatron-2021
+
     With other micro-batches: shardwright simulate plan.json --microbatches 32 --link-rate stages=0.5
     """
+    from dataclasses import replace
+
+    from shardwright.cluster.as_engine import as_engine
     from shardwright.files import check_writable
     from shardwright.reports.steps import PlanStep
     from shardwright.simulator import WhatIf, simulate_plan
@@ -51,14 +59,18 @@ def simulate(
     with progress(as_json) as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
+        if engine:
+            loaded = replace(loaded, cluster=as_engine(loaded.cluster, engine))
         say("simulating")
         step = PlanStep(loaded, graph, simulate_plan(loaded, graph, what_if=asked, microbatches=microbatches))
     if trace is not None:
         write_trace(step.timeline, trace)
     if as_json:
-        print_json(step_document(step))
+        print_json(step_document(step) | ({"engine": loaded.cluster.calibration} if engine else {}))
         return
     print_step(step, width)
+    if engine:
+        console.print(f"as {loaded.cluster.calibration}", markup=False)
     if trace is not None:
         console.print(f"trace written to {trace}: open it in ui.perfetto.dev")
 

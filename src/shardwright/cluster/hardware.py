@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.cluster.engine import Engine
 from shardwright.cluster.profile import Profile
 from shardwright.errors import ClusterError
 
@@ -43,7 +44,8 @@ class Device:
 
     ``peak_flops`` are pairs (dtype, flops per second); ``"tf32"`` stands for float32 convolutions on tensor cores.
     ``launch_overhead`` is the host's time to issue one operator. ``reserves`` are pairs (who, bytes) of memory that no plan
-    may count on: what the driver keeps, the process's context, NCCL's buffers, the allocator's fragmentation.
+    may count on: what the driver keeps, the process's context, NCCL's buffers, the allocator's fragmentation. ``engine`` is
+    whose kernels are priced, where not ours.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Device:
     reserves: tuple[tuple[str, int], ...] = ()
     source: str = ""
     profile: Profile | None = None
+    engine: Engine | None = None
 
     def __post_init__(self) -> None:
         owner = f"device {self.name!r}"

@@ -14,6 +14,7 @@ import numpy as np
 from shardwright.cluster import Curve, Device, Mesh
 from shardwright.cluster.fitting import peak_dtype
 from shardwright.costs import collectives
+from shardwright.costs.engines import engine_seconds
 from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
 from shardwright.operators.rules import OpRules, Shard, Split, Window
@@ -151,8 +152,11 @@ def _misaligned(seconds: np.ndarray, work: Work, device: Device, ideal: np.ndarr
 def kernel_seconds(work: Work, device: Device) -> np.ndarray:
     """Seconds of one kernel, for every split.
 
-    A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks.
+    A kernel takes at least the floor: below the smallest size measured, time stays while work shrinks. As another engine
+    runs it, it takes what that engine's profile says.
     """
+    if device.engine is not None and (seconds := engine_seconds(work, device)) is not None:
+        return seconds
     if work.instead is not None and _curve(*_name(work), device) is None:
         work = work.instead
     peak = device.peak(peak_dtype(work.curve.split("/")[0], work.dtype))

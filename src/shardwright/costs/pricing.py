@@ -22,6 +22,7 @@ from shardwright.costs.kernels_memory import memory_work
 from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds
 from shardwright.costs.replica_sums import leg_seconds
+from shardwright.graph.core import DTYPE_BYTES
 from shardwright.program import COMPUTE, Instruction, Kind, Phase, Program
 from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute
@@ -140,6 +141,17 @@ class _Prices:
         self._call_seconds = 0.0 if profile is None else profile.dispatch_of.get("module", (0.0, 0.0))[0]
 
     def event(self, instruction: Instruction) -> Event:
+        """An instruction with its price; as an engine runs it, reductions stand in line with computation unless they overlap
+        there, and where launches block, the host waits for the device and the device for the host."""
+        engine = self.device.engine
+        if engine is not None and not engine.overlap and instruction.kind is Kind.REDUCE:
+            instruction = instruction._replace(stream=COMPUTE)
+        event = self._event(instruction)
+        if engine is not None and engine.blocking:
+            return event._replace(seconds=event.seconds + event.host, host=0.0)
+        return event
+
+    def _event(self, instruction: Instruction) -> Event:
         kind = instruction.kind
         if kind in FREE:
             return Event(instruction, 0.0, 0.0)
@@ -154,10 +166,12 @@ class _Prices:
         if kind is Kind.CHANGE:
             return step_seconds(steps[0].step, self.mesh)
         if kind in (Kind.GATHER, Kind.SCATTER):
-            return collective_seconds([traveller.step for traveller in steps], self.mesh)
+            seconds = collective_seconds([traveller.step for traveller in steps], self.mesh)
+            return seconds * self._reduced_in(1.0) if kind is Kind.SCATTER else seconds
         if kind is Kind.REDUCE:
             assert instruction.leg is not None
-            return leg_seconds(instruction.leg, self.program.buckets[instruction.bucket].itemsize, self.mesh)
+            size = self.program.buckets[instruction.bucket].itemsize
+            return leg_seconds(instruction.leg, int(self._reduced_in(size)), self.mesh)
         if kind is Kind.EXCHANGE:
             axis = next(axis for axis in self.mesh.axes if axis.name == instruction.stream)
             return float(collectives.all_reduce(instruction.bytes, axis))
@@ -166,6 +180,11 @@ class _Prices:
         if kind is Kind.PACK:
             return self._copy(self._packed_bytes(instruction), 2)
         return adding_seconds(self._gradient_bytes(instruction), self.device, self._dtype)
+
+    def _reduced_in(self, size: float) -> float:
+        """Bytes of gradients that take ``size`` as they lie, in the precision in which an engine reduces them."""
+        engine = self.device.engine
+        return size if engine is None else size * max(engine.reduction / DTYPE_BYTES[self._dtype], 1.0)
 
     def _packed_bytes(self, instruction: Instruction) -> int:
         if instruction.bucket < 0:
