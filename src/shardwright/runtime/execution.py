@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from shardwright._torch_compat import owns_storage, unflatten_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import restored_tree
 from shardwright.frontend.replay import values_of
-from shardwright.graph import Graph, Ref
+from shardwright.graph import Ref
 from shardwright.lowering.emit import emit
 from shardwright.operators import analyse
 from shardwright.program import Decisions, Program
@@ -33,7 +33,7 @@ from shardwright.program.dataflow import Dataflow, Result
 from shardwright.program.naming import closing_name
 from shardwright.program.recording import draws
 from shardwright.program.tasks import Task
-from shardwright.runtime.borders import Fetching, Here
+from shardwright.runtime.borders import Border
 from shardwright.runtime.closing import Closing
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.flight import Flight, passes
@@ -48,7 +48,7 @@ from shardwright.runtime.recorder import step_recorder
 from shardwright.runtime.shards import constant
 from shardwright.runtime.stages import Stages, axis_groups
 from shardwright.runtime.tail import Tail
-from shardwright.schedules import FORWARD, Action, Schedule
+from shardwright.schedules import FORWARD, Action
 
 
 class Execution:
@@ -66,12 +66,10 @@ class Execution:
             if not part.executor.apart:
                 part.executor.home.kept_back = self.waiting[number]
         self.tail = None if micro.tail is None else Tail(self.pipeline, aside, rank.held, rank.device)
-        kind = Here if stages.on_one_mesh else Fetching
-        self.border = kind(self.pipeline, self.parts, rank, closing.telling)
-        self.loss = self.border.loss
-        self.deferred = self.loss is None or _forwards_first(stages.plan.schedule)
-        body = micro.body
-        self.trains = stages.training and any(body.tensors[out.name].grad for out in _tensors(body))
+        self.border = Border(self.pipeline, self.parts, rank, closing.telling)
+        order = stages.plan.schedule
+        self.deferred = self.border.loss is None or order.forwards_first() == order
+        self.trains = stages.training and bool(self.border.roots)
         """Whether a backward pass may follow."""
         every, own = [self.pipeline.steps(rank) for rank in range(dist.get_world_size())], dist.get_rank()
         self._orders, self._mail = {}, {}
@@ -109,7 +107,8 @@ class Execution:
         else:
             flight = self._flown([x.detach() for x in border.pieces(given)], "forward", False)
             results = border.results(flight, False)
-        found = {name: border.handed_out(name, x) for name, x in zip(border.names, results, strict=True)}
+        outputs = zip(border.outputs.values(), results, strict=True)
+        found = {output.name: border.handed_out(output.name, x) for output, x in outputs}
         if self.tail is not None:
             found |= self.tail.outputs({**{name: x.to(self.rank.device) for name, x in given.items()}, **found})
         return self._finished(found)
@@ -143,16 +142,9 @@ class Execution:
             performer = self.recorder.performer(sources, by_pass, self._plain)
         flight = Flight(pieces, by_pass, sources, keep, performer)
         if which == "whole":
-            flight.arriving = self._one
+            flight.arriving = partial(self.border.arriving, self.border.one)
         flight.perform(self._orders[which], self._mail[which])
         return flight
-
-    def _one(self, place: int, microbatch: int) -> Tensor | None:
-        """The gradient of the loss of a micro-batch: one."""
-        if place != self.loss:
-            return None
-        meta = self.graph.tensors[self._micro.body.outputs[place].name]  # type: ignore[union-attr]  # the loss is a tensor
-        return torch.ones(meta.shape, dtype=getattr(torch, meta.dtype), device=self.rank.device)
 
     def called(self, pieces: Sequence[Tensor]) -> Flight:
         """What a call runs that a backward pass may follow."""
@@ -166,16 +158,16 @@ class Execution:
             if not gradients.hold:
                 self._take_along()
             flight.performer = flight.performer.going_back(frozenset(arrived), self._plain)
-            flight.arriving = self.border.arriving(arrived)
+            flight.arriving = partial(self.border.arriving, arrived)
             flight.perform(self._orders["backward"], self._mail["backward"])
         else:
-            others = [place for place in arrived if place != self.loss]
-            if others:
+            loss = self.border.loss
+            if others := [place for place in arrived if place != loss]:
                 raise RunError(
                     f"A gradient arrives at output {others[0]} of a pipeline, which went back from its loss already.",
                     "Compute everything that the loss depends on inside the model, or return no scalar from it.",
                 )
-            scale = arrived.get(self.loss) if self.loss is not None else None
+            scale = None if loss is None else arrived.get(loss)
             if scale is None:
                 return [None] * len(flight.given)
             if not scale.is_cuda and bool(scale == 1):  # a device would have to be waited for
@@ -191,11 +183,11 @@ class Execution:
             self._closing.finish(scaled=True)
         else:
             with self._closing.around(scaled=self.deferred or scale is not None):
-                if any(self.waiting.values()) or not performer.reduce(scale):
+                if not (self._plain and performer.reduce(scale)):
                     self._hold_back(performer, scale)
                     self._bring_home()
         performer.finish()
-        return self.border.gradients(flight, scale)
+        return list(self.border.gradients(flight, scale))
 
     def _hold_back(self, performer: Performer, scale: Tensor | None) -> None:
         """Gradients of a flight are added to those that wait already."""
@@ -317,7 +309,7 @@ class _Step(torch.autograd.Function):
         border = execution.border
         results = border.results(flight, True)
         ctx.mark_non_differentiable(
-            *[x for place, x in zip(border.places, results, strict=True) if place not in border.roots]
+            *[x for place, x in zip(border.outputs, results, strict=True) if place not in border.roots]
         )
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -330,18 +322,10 @@ class _Step(torch.autograd.Function):
                 "A second backward pass goes through the same forward pass of a parallelized module.",
                 "What it needs is freed by the first: add the losses up before backward(), or run the forward pass again.",
             )
-        arrived = {p: g for p, g in zip(ctx.execution.border.places, gradients, strict=True) if g is not None}
+        arrived = {p: g for p, g in zip(ctx.execution.border.outputs, gradients, strict=True) if g is not None}
         return None, None, *ctx.execution.go_back(flight, arrived)
-
-
-def _tensors(graph: Graph) -> list[Ref]:
-    return [out for out in graph.outputs if isinstance(out, Ref)]
 
 
 def _only(every: Sequence[Sequence[Task]], forward: bool) -> tuple[tuple[Task, ...], ...]:
     """The forward passes of every rank in their order, or the others."""
     return tuple(tuple(task for task in tasks if (task.action.kind == FORWARD) == forward) for tasks in every)
-
-
-def _forwards_first(schedule: Schedule) -> bool:
-    return schedule.forwards_first() == schedule

@@ -1,8 +1,9 @@
-"""Results of a pipeline that lie on the ranks of one stage: fetched by the others when every rank looks at them.
+"""Results that lie in parts on several ranks, or on those of one stage: put together when every rank looks at them.
 
-A loop that never looks at the logits pays nothing for them. The parts of the micro-batches are put together on the stage
-that made them, and broadcast from there. The loss of a training step is told to all (:class:`Telling`): whoever has it goes
-on at once, so that the last stage, which is through first, sums its gradients while the others are still going back.
+A loop that never looks at the logits pays nothing for them (PyTorch's own asynchronous collectives are awaited when first
+used, too). Parts of a mesh are gathered, those of micro-batches joined, and what a stage has alone is broadcast from there.
+The loss of a training step is told to all (:class:`Telling`): whoever has it goes on at once, so that the last stage, which
+is through first, sums its gradients while the others are still going back.
 """
 
 from __future__ import annotations
@@ -10,66 +11,127 @@ from __future__ import annotations
 import atexit
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Partial, Shard
 
-from shardwright._torch_compat import wrapper_tensor
+from shardwright._torch_compat import map_tree, wrapper_tensor
 from shardwright.lowering.collectives import run_steps
-from shardwright.runtime.border import Whole
+from shardwright.operators.rules import Placement
+from shardwright.runtime.border import Crossing
 from shardwright.waiting import wait_for
 
 
-class Fetched(Whole):
-    """An output of a pipeline. The first operator that looks at its values fetches them from the stage that has them, so
-    every rank has to look."""
+@dataclass(frozen=True, eq=False)
+class Output:
+    """An output of a module: how this rank's parts become the whole of every micro-batch (``None`` where it has none), how
+    these become that of the batch, and the ranks that have it."""
 
-    @staticmethod
-    def __new__(
-        cls,
-        mine: Sequence[Tensor | None],
-        exits: Sequence[tuple[Any, ...]],
-        join: Any,
-        ranks: tuple[int, ...],
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Fetched:
-        made = wrapper_tensor(cls, shape, torch.empty(0, dtype=dtype, device=device))
-        made._parts, made._exits, made._join, made._ranks = mine, exits, join, ranks
-        made._gathered = None
-        return made
+    name: str
+    exits: tuple[Crossing | None, ...]
+    join: Placement | None
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
 
-    _parts: Sequence[Tensor | None]
-    _exits: Sequence[tuple[Any, ...]]
-    _join: Any
-    _ranks: tuple[int, ...]
+    @cached_property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @cached_property
+    def everywhere(self) -> bool:
+        """Whether every rank has its part of it."""
+        return len(self.ranks) == dist.get_world_size()
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether every rank has it whole."""
+        return self.everywhere and len(self.exits) == 1 and not any(exit and exit.forward for exit in self.exits)
+
+
+class Lying(NamedTuple):
+    """An output of one call, as this rank has it: its part of every micro-batch, ``None`` where others have it."""
+
+    output: Output
+    parts: Sequence[Tensor | None]
 
     def whole(self, telling: Telling | None = None) -> Tensor:
-        """The values; ``telling``: by letters instead of a broadcast that all ranks wait in."""
+        """The values, on every rank; ``telling``: by letters instead of a broadcast that all ranks wait in."""
+        output, join = self.output, self.output.join
+        pairs = zip(self.parts, output.exits, strict=True)
+        pieces = [run_steps(x, way.forward) for x, way in pairs if x is not None and way is not None]
+        if not pieces:
+            whole = torch.empty(output.shape, dtype=output.dtype, device=output.device)
+        elif isinstance(join, Shard) and len(pieces) > 1:
+            whole = torch.cat(pieces, join.dim)
+        else:
+            whole = torch.stack(pieces).sum(0) if isinstance(join, Partial) else pieces[0]
+        if not output.everywhere:
+            whole = whole.contiguous()
+            if telling is None:
+                dist.broadcast(whole, output.ranks[0])
+            else:
+                telling.tell(whole, output.ranks)
+        return whole
+
+
+class Whole(Tensor):
+    """A result that lies in parts, as the whole tensor that loops expect.
+
+    It has the whole shape; the first operator that looks at its values puts them together, so every rank has to look. What
+    operators make of it are plain tensors.
+    """
+
+    _lying: Lying | None
+    _gathered: Tensor | None
+
+    @staticmethod
+    def __new__(cls, lying: Lying) -> Whole:
+        output = lying.output
+        made = wrapper_tensor(cls, output.shape, torch.empty(0, dtype=output.dtype, device=output.device))
+        made._lying, made._gathered = lying, None
+        return made
+
+    def whole(self) -> Tensor:
+        """The values, outside of autograd."""
         if self._gathered is None:
-            whole = self._joined()
-            if len(self._ranks) < dist.get_world_size():
-                whole = whole.contiguous()
-                if telling is None:
-                    dist.broadcast(whole, self._ranks[0])
-                else:
-                    telling.tell(whole, self._ranks)
-            self._gathered = whole
-            self._parts = ()
+            assert self._lying is not None
+            self._gathered, self._lying = self._lying.whole(), None
         return self._gathered
 
-    def _joined(self) -> Tensor:
-        """The parts of the micro-batches together, where this rank has them; memory for them elsewhere."""
-        pieces = [run_steps(x, steps) for x, steps in zip(self._parts, self._exits, strict=True) if x is not None]
-        if not pieces:
-            return torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        if isinstance(self._join, Shard):
-            return torch.cat(pieces, self._join.dim)
-        return torch.stack(pieces).sum(0) if isinstance(self._join, Partial) else pieces[0]
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]  # as in Tensor, without types
+        given: dict[int, Whole] = {}
+
+        def plain(leaf: Any) -> Any:
+            if not isinstance(leaf, Whole):
+                return leaf
+            given[id(leaf.whole())] = leaf
+            return leaf.whole()
+
+        result = func(*map_tree(plain, args), **map_tree(plain, kwargs or {}))
+        return given.get(id(result), result)  # an operator in place hands back what it was given
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if self.requires_grad and not force:
+            return super().numpy()  # says that it has to be detached
+        return self.whole().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+    def __repr__(self) -> Any:  # type: ignore[override]  # the keyword is for subclasses that print their parts
+        return f"Whole({self.whole()!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().__reduce_ex__(protocol)
 
 
 TAG = 1 << 20

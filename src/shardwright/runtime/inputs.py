@@ -18,7 +18,6 @@ from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
 from shardwright.graph.gradients import with_input_gradients
-from shardwright.lowering.collectives import run_steps
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Dataflow
@@ -113,10 +112,6 @@ class Arguments:
     def lays(self) -> bool:
         """Whether any of them is computed with in another order than it comes in."""
         return bool(self._images)
-
-    def joined(self, name: str, gradient: Tensor) -> Tensor:
-        """The gradient of a whole input from that of this rank's part; every rank of the mesh calls this."""
-        return run_steps(gradient, self._crossings[name].backward)
 
     def part(self, name: str, leaf: Tensor) -> Tensor:
         """This rank's part of an input, on its device; its gradient goes back to where the input lies."""

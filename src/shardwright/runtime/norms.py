@@ -32,7 +32,7 @@ from shardwright._torch_compat import (
     wrapper_tensor,
 )
 from shardwright.errors import RunError
-from shardwright.runtime.border import Whole
+from shardwright.runtime.fetched import Whole
 from shardwright.runtime.meeting import NORM, Meeting, kind
 from shardwright.runtime.shards import whole
 from shardwright.runtime.uneven import Uneven
