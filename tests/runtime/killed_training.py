@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from shardwright.loopback import ADDRESS, stay_local
 from shardwright.plans import Plan
+from shardwright.runtime import moving as going_over
 from shardwright.runtime import parallelize, recut
 from shardwright.runtime.assistant import assist
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
@@ -40,6 +41,7 @@ def main() -> None:
         with (folder / "resumed").open("a") as file:
             file.write(f"{resumed['step'] if resumed else 0}\n")
     assistant, exchange = assist(model, optimizer) if moving else None, recut.exchanged
+    prepare = going_over.prepared
 
     def die_if_told(moment: str) -> None:
         mark = folder / f"died-{moment.replace(':', '-')}"
@@ -61,16 +63,18 @@ def main() -> None:
                 return exchange(*given)
 
             recut.exchanged = exchanged
-            mover = assistant._levers[0].mover
-            if not mover.shares.weights:
-                mover._known.clear()  # so that every move needs a program of its own
-                ready = mover._built
-                mover._built = lambda rows, at=moment, ready=ready: (ready(rows), die_if_told(f"{at}:move"))[0]
+            weights = assistant._levers[0].mover.shares.weights
+            if not weights:  # where no parameter moves: after the program for the new rows is built
+
+                def prepared(*given: Any, at: str = moment) -> Any:
+                    made = prepare(*given)
+                    die_if_told(f"{at}:move")
+                    return made
+
+                going_over.prepared = prepared
             whole = sum(assistant.rows)
             first = 1 if step % 2 else whole - 1  # never what they have, also after a restart
             assistant.move((first, whole - first))
-            if not mover.shares.weights:
-                mover._built = ready
         tokens, targets = (torch.roll(x, step, 1) for x in built.args)  # another batch every step
         optimizer.zero_grad()
         loss = model(tokens, targets)

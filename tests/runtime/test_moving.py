@@ -26,7 +26,7 @@ from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime import parallelize, survivors
 from shardwright.runtime.assistant.fewer import on_fewer
-from shardwright.runtime.assistant.moving import Shares
+from shardwright.runtime.assistant.movable import Shares
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
 from shardwright.runtime.replanning import ELASTIC_VARIABLE

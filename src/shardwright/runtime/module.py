@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,6 @@ from shardwright.errors import RunError
 from shardwright.frontend.containers import hand_back
 from shardwright.graph import Graph
 from shardwright.operators.rules import Layout
-from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import Decisions, Program
 from shardwright.program.pipeline import Pipeline
@@ -42,7 +41,6 @@ from shardwright.runtime.parts import Owning, original_of
 from shardwright.runtime.pretrained import save_pretrained
 from shardwright.runtime.programs import Prepared, Programs, Surroundings
 from shardwright.runtime.rank import Gradients, Rank
-from shardwright.runtime.recut import Moving
 from shardwright.runtime.rows import Rows
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.stages import Stages, axis_groups
@@ -126,8 +124,12 @@ class ParallelModule(Owning):
             outputs=options.outputs,
         )
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
-        self._plan = stages.plan
-        self._run_by(Execution(stages, rank, self._aside, self._closing))
+        self._plan, self._pipeline, self._mesh, self._stages = stages.plan, stages.pipeline, stages.mesh, stages
+        self._planned = planned = Execution(stages, rank, self._aside, self._closing)
+        self._draws, alone = planned.draws, len(planned.parts) == 1
+        self._program: Program | None = planned.program if alone else None
+        self._decisions: Decisions | None = planned.decisions if alone else None
+        self._groups: Mapping[str, str] | None = axis_groups(self._mesh) if alone else None
         self._met, self._last_kind = False, 0
         self._take_modes(original)
         around = Surroundings(
@@ -141,16 +143,7 @@ class ParallelModule(Owning):
             modules=tuple(self.named_modules(remove_duplicate=False)),
             new_call=self._meet_for_new_call if compared else None,
         )
-        self._programs = Programs(Prepared(watch, self._planned), around)
-
-    def _run_by(self, execution: Execution) -> None:
-        stages = execution.stages
-        self._planned, self._stages = execution, stages
-        self._pipeline, self._mesh, self._draws = stages.pipeline, stages.mesh, execution.draws
-        alone = len(execution.parts) == 1
-        self._program: Program | None = execution.program if alone else None
-        self._decisions: Decisions | None = execution.decisions if alone else None
-        self._groups: Mapping[str, str] | None = axis_groups(self._mesh) if alone else None
+        self._programs = Programs(Prepared(watch, planned), around)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OUR_WAY and hasattr(original_of(self)[0], name):
@@ -226,28 +219,6 @@ class ParallelModule(Owning):
         if prepared.returns_arguments and self._calling is not None:
             hand_back(output, self._calling.by_name(args, kwargs))
         return output
-
-    def _under(self, strategy: Strategy) -> Execution:
-        """The same model on one mesh in other shares, ready to be run; parameters and buffers stay as they are."""
-        known = self._stages
-        plan = replace(known.plan, stages=(replace(known.plan.stages[0], strategy=strategy),))
-        stages = Stages.of(plan, self._graph, known.kind, groups=known.groups, decisions=known.asked, mesh=known.mesh)
-        return Execution(stages, self._planned.rank, self._aside, self._closing)
-
-    def _adopt(self, execution: Execution, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Run this from the next call on; passes under way end as they began. Parameters that rest otherwise there move,
-        with their state in the optimizer."""
-        if self._gradients.holding:
-            raise RunError(
-                "Gradients are held back by no_sync(), summed for the shares of the batch as they are now.",
-                "Change the shares after the pass that reduces them.",
-            )
-        before, after = self._stages.resting(), execution.stages.resting()
-        if moves := before != after:
-            held = {name: place[key] for name, (place, key) in self._home.items()}
-            Moving(self._graph, held, optimizer, before, after, self._device).perform()
-        self._run_by(execution)
-        self._programs.adopt(execution, alone=moves)
 
     def _meet_for_new_call(self) -> None:
         """Before a capture of some seconds, which others would wait for in a call of their own."""

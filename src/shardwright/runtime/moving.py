@@ -9,6 +9,7 @@ blocks in the stages of a pipeline, another mesh, stages instead of one mesh: to
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,13 +50,13 @@ def move(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, plan: 
             f"A {type(model).__name__} is not a parallelized module.",
             "Call move() with what shardwright.parallelize() gave.",
         )
-    _refuse_held_back(model)
+    refuse_held_back(model)
     device = device_of(model.mesh)
     state = random_state(device)
     try:
         after, made = prepared(model, plan, device)
         held = {name: place[key] for name, (place, key) in model._home.items()}
-        moving = Moving(model.graph, held, optimizer, resting_now(model), after, device)
+        moving = Moving(model.graph, held, optimizer, model._stages.resting(), after, device)
         trouble = None
     except ShardwrightError as error:
         trouble = error
@@ -81,28 +82,26 @@ def agree_on_moving(trouble: ShardwrightError | None, device: torch.device) -> N
         raise RunError("Another rank cannot run this plan.", "Its own message says why; nothing has changed.")
 
 
-def resting_now(model: ParallelModule) -> dict[str, Resting]:
-    """How parameters and buffers lie on all ranks."""
-    return model._stages.resting()
-
-
 def prepared(model: ParallelModule, plan: Plan, device: torch.device) -> Ready:
     """The programs of this rank under another plan, and what makes a module of them."""
     graph, options = model.graph, model._options
     plan.check(graph)
     check_processes(plan, exactly=False)
-    _refuse_parts(options)
     for stage in plan.stages:
         refuse_uneven_rest(graph, stage.strategy)
     known = model._stages
-    same = [s.ranks for s in plan.stages] == [s.ranks for s in known.plan.stages] and len(plan.stages) == 1
-    same = same and plan.stages[0].strategy.axes == known.plan.stages[0].strategy.axes
-    stages = Stages.of(plan, graph, device.type, mesh=known.mesh if same else None)
+    ours, theirs = ([(s.ranks, s.strategy.axes) for s in one.stages] for one in (known.plan, plan))
+    mesh = known.mesh if ours == theirs and len(ours) == 1 else None
+    before, after = ([replace(stage.strategy, shares={}) for stage in one.stages] for one in (known.plan, plan))
+    shares_alone = mesh is not None and before == after
+    if not shares_alone:
+        _refuse_parts(options)
+    stages = Stages.of(plan, graph, device.type, decisions=known.asked if shares_alone else None, mesh=mesh)
     aside = aside_of(model, stages) if known.on_one_mesh else dict(model._aside)
     return stages.resting(), lambda tensors: ParallelModule(stages, tensors, aside, options, original=model)
 
 
-def _refuse_held_back(model: ParallelModule) -> None:
+def refuse_held_back(model: ParallelModule) -> None:
     if model._gradients.holding:
         raise RunError(
             "Gradients are held back by no_sync(), summed for the plan as it is now.",

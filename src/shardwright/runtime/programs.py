@@ -56,16 +56,12 @@ class Prepared:
         self.forms: list[Form] = []
         self.number = 0
         """Which of its module's programs, the planned one first; the same on every rank."""
-        self.run_by(first)
+        self.first, self.rank = first, first.rank
+        self.executions: dict[frozenset[str], Execution] = {frozenset(): first} if first.training else {}
         self.same_rows = watch(self.graph, None if first.rank.inputs == "whole" else first.program.strategy.resting)
         self.draws = first.draws
         self.returns_arguments = GIVEN in self.graph.output_tree
         self._frozen = [p.tensor for p in self.graph.parameters if not p.trainable]
-
-    def run_by(self, first: Execution) -> None:
-        """From now on this runs such calls, and its plan is theirs."""
-        self.first, self.rank = first, first.rank
-        self.executions: dict[frozenset[str], Execution] = {frozenset(): first} if first.training else {}
 
     def recognised(self, spec: Any, leaves: list[Any], modes: Modes) -> dict[str, Tensor] | None:
         """The tensors of a call by name, if it is of this kind."""
@@ -139,14 +135,6 @@ class Programs:
 
     def __len__(self) -> int:
         return len(self._recent)
-
-    def adopt(self, execution: Execution, alone: bool = False) -> None:
-        """Planned calls run this from now on (the same model in other shares); ``alone``: programs of other calls know
-        parameters as they lay before, and are forgotten."""
-        self.planned.run_by(execution)
-        if alone:
-            self._recent, self._known = [self.planned], {}
-        self._current = execution
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Prepared, dict[str, Tensor]]:
         """What this call runs, and its tensors by the names of that graph."""

@@ -27,7 +27,6 @@ from shardwright._torch_compat import local_of
 from shardwright.program.transfers import Region, parcels_between, region_of
 from shardwright.runtime import recut
 from shardwright.runtime.module import ParallelModule
-from shardwright.runtime.moving import resting_now
 
 FOLDER = "survived"
 PLAIN = (bool, int, float, str, type(None))
@@ -72,7 +71,7 @@ class Survivor:
         if self._written or not self._whole or recut.under_way:
             return
         self._written = True
-        rank, lies = dist.get_rank(), resting_now(self._model)
+        rank, lies = dist.get_rank(), self._model._stages.resting()
         groups = self._optimizer.param_groups
         group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         parts: dict[str, Part] = {}
@@ -164,7 +163,7 @@ def _latest(folder: Path, after: int, model: ParallelModule) -> tuple[int, list[
     for path in sorted(folder.glob("*-*-*.pt")):
         number, start, _ = map(int, path.stem.split("-"))
         sets.setdefault((number, start), []).append(path.name)
-    shapes = {name: model.graph.tensors[name].shape for name in resting_now(model)}
+    shapes = {name: model.graph.tensors[name].shape for name in model._stages.resting()}
     for (step, _), names in sorted(sets.items(), reverse=True):
         parts = [_read(folder / name)["parts"] for name in names] if step > after else []
         known = {name: [part[name]["region"] for part in parts if name in part] for name in shapes}
@@ -194,7 +193,7 @@ def covers(regions: Iterable[Region], shape: Sequence[int]) -> bool:
 def _restore(written: list[dict[str, Any]], model: ParallelModule, optimizer: torch.optim.Optimizer) -> None:
     """Every rank puts its parts together from those that survived."""
     rank = dist.get_rank()
-    for name, resting in resting_now(model).items():
+    for name, resting in model._stages.resting().items():
         place, key = model._home.get(name, ({}, ""))
         if rank not in resting.regions or key not in place:
             continue

@@ -21,7 +21,7 @@ from shardwright.graph.repeats import block_paths
 from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime.assistant.fewer import Plans
-from shardwright.runtime.assistant.pipelined import PipelineMover
+from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.prices import outside_part
 from shardwright.runtime.module import ParallelModule
 
@@ -36,7 +36,7 @@ class Blocks:
     what: str = "blocks"
 
 
-class BlockMover(PipelineMover):
+class BlockMover(Mover):
     """Moves blocks between the devices of one module's schedule."""
 
     def __init__(self, module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> None:

@@ -111,8 +111,7 @@ class Changes:
         if not alike and left * self._rule.steps < PLANNING_SECONDS + move_seconds:
             return None  # even if nothing were left undone, looking for it would not pay
         self._chosen_for = tuple(slowness)
-        running = replace(plan, stages=(replace(plan.stages[0], strategy=self._module.program.strategy),))
-        answer = answer_for_ranks(running, self._module.graph, slowness, self._home)
+        answer = answer_for_ranks(plan, self._module.graph, slowness, self._home)
         if answer is None or not self._pays(answer, standing.seconds, move_seconds):
             return None
         self._home = None if alike else self._home or plan

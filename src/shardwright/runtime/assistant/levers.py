@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from shardwright.errors import RunError, ShardwrightError
-from shardwright.program.steps import Line
 from shardwright.runtime.assistant.blocks import BlockMover
-from shardwright.runtime.assistant.fewer import Plans
-from shardwright.runtime.assistant.moving import Mover
+from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.replicas import stage_movers
 from shardwright.runtime.assistant.watching import Rule, Watch
 from shardwright.runtime.module import ParallelModule
@@ -27,63 +24,11 @@ WORK, WAITED, UPDATE, FIXED = range(4)
 """Columns of what ranks tell each other of a step; from the last on, one for every lever."""
 
 
-class Dealt(Protocol):
-    """How the work is dealt out: how much of ``what`` every share has, moving in units; ``weights``: with parameters."""
-
-    @property
-    def rows(self) -> tuple[int, ...]: ...
-    @property
-    def unit(self) -> int: ...
-    @property
-    def weights(self) -> bool: ...
-    @property
-    def what(self) -> str: ...
-
-
-class Moves(Protocol):
-    """Moves shares of a module's work."""
-
-    lines: list[Line]
-    """Groups of ranks; gathered along one after the other, what all ranks say is known to all."""
-    traces: bool
-
-    @property
-    def shares(self) -> Dealt: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def held_back(self) -> bool: ...
-    @property
-    def places(self) -> list[list[int]]:
-        """For every share, whose it is: positions in what is gathered along the lines."""
-        ...
-
-    @property
-    def ranks(self) -> list[list[int]]:
-        """For every share, whose it is: ranks of the job."""
-        ...
-
-    @property
-    def fixed(self) -> float:
-        """Of this rank's work, by prices, what does not move with the shares, in units of what is dealt out."""
-        ...
-
-    @property
-    def droppable(self) -> bool:
-        """Whether a share can be given nothing, and its ranks be left out."""
-        ...
-
-    def move(self, rows: tuple[int, ...]) -> bool: ...
-    def plans(self) -> Plans:
-        """How the work would be dealt out otherwise, from how it is now."""
-        ...
-
-
 @dataclass
 class Lever:
     """A mover, and the watch of those that share what it moves."""
 
-    mover: Moves
+    mover: Mover
     rule: Rule
     watch: Watch = field(init=False)
     fixed: float = field(init=False)
@@ -125,15 +70,21 @@ def levers_of(module: ParallelModule, optimizer: torch.optim.Optimizer | None, r
     RunError
         When nothing can, with the reason.
     """
-    if module._stages.on_one_mesh:
-        return [Lever(Mover(module, optimizer), rule)]
-    found: list[Moves] = list(stage_movers(module, optimizer))
-    try:
-        found.append(BlockMover(module, optimizer))
-    except ShardwrightError as error:
-        if not found:
-            raise RunError(error.message, error.remedy) from None
-    return [Lever(mover, rule) for mover in found]
+    if module._options.inputs == "local":
+        raise RunError(
+            "Every rank is given its own part of the batch (inputs='local'), so no rows can be moved between ranks.",
+            "Give every rank the whole batch (parallelize(..., inputs='whole')).",
+        )
+    found, reasons = stage_movers(module, optimizer)
+    movers: list[Mover] = [*found]
+    if len(module.plan.stages) > 1:
+        try:
+            movers.append(BlockMover(module, optimizer))
+        except ShardwrightError as error:
+            reasons.append(RunError(error.message, error.remedy))
+    if not movers:
+        raise reasons[-1]
+    return [Lever(mover, rule) for mover in movers]
 
 
 def instructions_of(module: ParallelModule) -> int:

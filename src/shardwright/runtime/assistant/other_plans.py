@@ -19,7 +19,7 @@ from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.program import build
 from shardwright.runtime.assistant.links import PLANNING_SECONDS, Answer, told_to_all
-from shardwright.runtime.assistant.moving import movable
+from shardwright.runtime.assistant.movable import movable
 from shardwright.runtime.assistant.prices import uncut_part
 from shardwright.runtime.assistant.watching import dealt
 from shardwright.runtime.replanning import planned_again

@@ -1,13 +1,12 @@
-"""What the ranks of one stage of a pipeline share, moved between them: rows of every micro-batch, or parts of cut loops.
+"""What the ranks of one stage share, moved between them: rows of every micro-batch, or parts of cut loops.
 
-Replicas of a stage take rows of each micro-batch here, not micro-batches of their own, so giving one of them less to do is
-dealing out the rows of its stage in other shares. The neighbouring stages keep theirs: what crosses a border is cut by who
-holds which rows on either side (:mod:`shardwright.program.transfers`).
+One mesh is the only stage of its plan. Replicas of a stage of several take rows of each micro-batch here, not micro-batches
+of their own, so giving one of them less to do is dealing out the rows of its stage in other shares. The neighbouring stages
+keep theirs: what crosses a border is cut by who holds which rows on either side (:mod:`shardwright.program.transfers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,13 +18,13 @@ from shardwright.errors import RunError
 from shardwright.plans import Plan
 from shardwright.program import Program
 from shardwright.runtime.assistant.fewer import Plans, on_fewer
-from shardwright.runtime.assistant.moving import Shares, movable
-from shardwright.runtime.assistant.pipelined import PipelineMover
+from shardwright.runtime.assistant.movable import Shares, movable
+from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.prices import uncut_part
 from shardwright.runtime.module import ParallelModule
 
 
-class StageMover(PipelineMover):
+class StageMover(Mover):
     """Moves shares between the ranks of one stage."""
 
     def __init__(
@@ -47,7 +46,8 @@ class StageMover(PipelineMover):
         program = _program(self._module, self._stage)
         if program is None:
             return 0.0
-        return uncut_part(program, self._plan.meshes[self._stage], self.shares.axis, self.shares.rows)
+        mesh = self._plan.meshes[self._stage]
+        return uncut_part(program, mesh, self.shares.axis, self.shares.rows) / self.shares.unit
 
     def plans(self) -> Plans:
         """The plan with other shares in the stage; where one has nothing, without its ranks."""
@@ -61,26 +61,37 @@ class StageMover(PipelineMover):
         return plan_for
 
 
-def stage_movers(module: ParallelModule, optimizer: torch.optim.Optimizer | None) -> Iterator[StageMover]:
-    """One for every stage whose ranks share something that can be moved; every rank that works calls this."""
+def stage_movers(
+    module: ParallelModule, optimizer: torch.optim.Optimizer | None
+) -> tuple[list[StageMover], list[RunError]]:
+    """One for every stage whose ranks share something that can be moved, and why others have none; every rank that works
+    calls this."""
     plan, line = module.plan, module._stages.workers
-    schedule = plan.schedule
-    if schedule.devices != len(plan.stages) or line is None:
-        return  # ranks with several stages: what one of them takes longer is not known by itself
+    reasons: list[RunError] = []
+    if plan.schedule.devices != len(plan.stages) or line is None:
+        return [], reasons  # ranks with several stages: what one of them takes longer is not known by itself
     mine: dict[int, Shares] = {}
     for number in range(len(plan.stages)):
         program = _program(module, number)
         if program is not None:
             try:
                 mine[number] = movable(program)
-            except RunError:
-                continue
+            except RunError as reason:
+                reasons.append(reason)
     every: list[dict[int, Shares]] = [{}] * line.size
     dist.all_gather_object(every, mine, group_named(line.group))
-    known = {number: shares for told in every for number, shares in told.items()}
-    for number, shares in sorted(known.items()):
-        if not shares.weights or optimizer is not None:
-            yield StageMover(module, optimizer, number, shares)
+    found = []
+    for number, shares in sorted({number: shares for told in every for number, shares in told.items()}.items()):
+        if shares.weights and optimizer is None:
+            reasons.append(
+                RunError(
+                    f"Along axis {shares.name!r} parameters move, and nobody said which optimizer has state of them.",
+                    "Call shardwright.assist(model, optimizer).",
+                )
+            )
+        else:
+            found.append(StageMover(module, optimizer, number, shares))
+    return found, reasons
 
 
 def _program(module: ParallelModule, stage: int) -> Program | None:
