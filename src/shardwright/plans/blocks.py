@@ -18,9 +18,10 @@ from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators.rules import Layout
 from shardwright.operators.strategy import Strategy
 from shardwright.plans.plan import Plan
+from shardwright.program.binding import completed
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import StageGraph, stage_graphs
-from shardwright.program.transfers import completed, unreduced_layout
+from shardwright.program.transfers import unreduced_layout
 from shardwright.schedules import known_schedule
 
 

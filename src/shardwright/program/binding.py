@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -48,6 +49,16 @@ def regions(shape: Sequence[int], layout: Layout, place: Place) -> list[tuple[in
         if isinstance(placement, Shard):
             cuts.setdefault(placement.dim, []).append((size, index))
     return [nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)]
+
+
+def completed(layout: Layout) -> Layout:
+    """The layout once sums are completed: how a tensor is handed out."""
+    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in layout)
+
+
+def replicas(layout: Layout, sizes: Sequence[int]) -> int:
+    """How many ranks of a mesh have the same part of a tensor."""
+    return prod(size for size, placement in zip(sizes, layout, strict=True) if isinstance(placement, Replicate))
 
 
 def dual(needs: Iterable[Need]) -> tuple[Need, ...]:

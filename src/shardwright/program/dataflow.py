@@ -22,7 +22,6 @@ from shardwright.operators.rules import (
     Layout,
     Need,
     OpRules,
-    Partial,
     Replicate,
     Split,
     Window,
@@ -30,7 +29,7 @@ from shardwright.operators.rules import (
     nested_chunk,
 )
 from shardwright.operators.strategy import Strategy
-from shardwright.program.binding import Place, bind, dual
+from shardwright.program.binding import Place, bind, completed, dual, replicas
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import Call, Forward, Strided
 from shardwright.program.pieces import Piece, Pieces, describe
@@ -403,11 +402,8 @@ class _Builder:
     def _result(self, tensor: str) -> Result:
         """An output: partial sums are completed; where every rank holds it, each contributes its share of the gradient."""
         home = self._at_home(tensor, "")
-        layout = self.values[home].needs
-        shares = 1
-        for size, placement in zip(self.place.sizes, layout, strict=True):
-            shares *= size if isinstance(placement, Replicate) else 1
-        whole = tuple(Replicate() if isinstance(p, Partial) else p for p in layout)
+        layout: Layout = self.values[home].needs  # type: ignore[assignment]  # windows are for readers
+        shares, whole = replicas(layout, self.place.sizes), completed(layout)
         if whole == layout:
             return Result(home, shares)
         route, forward, _ = self._bound(self.graph.tensors[tensor], layout, whole, (), True, self.place)

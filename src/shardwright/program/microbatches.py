@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch.distributed.tensor import Replicate
 
@@ -49,14 +48,11 @@ class Microbatches:
     body: Graph
     tail: Graph | None = None
 
-    @cached_property
-    def starts(self) -> tuple[int, ...]:
-        return tuple(sum(self.sizes[:number]) for number in range(len(self.sizes)))
-
     def region(self, extent: int, number: int) -> tuple[int, int]:
         """``[start, stop)`` of a cut dim of so many elements that belong to one micro-batch."""
         rows = extent // sum(self.sizes)
-        return self.starts[number] * rows, (self.starts[number] + self.sizes[number]) * rows
+        start = sum(self.sizes[:number])
+        return start * rows, (start + self.sizes[number]) * rows
 
 
 def sizes_of(batch: int, count: int) -> tuple[int, ...]:

@@ -220,7 +220,7 @@ class Pipeline:
     def _messages(self, one: Border, gradient: bool, microbatch: int) -> tuple[Message, ...]:
         first, second = (one.target, one.source) if gradient else (one.source, one.target)
         sources, targets = self.stages[first].ranks, self.stages[second].ranks
-        parcels = one.gradients if gradient else one.values
+        parcels = one.parcels(gradient)
         return tuple(Message(one, gradient, microbatch, p, sources[p.source], targets[p.target]) for p in parcels)
 
 

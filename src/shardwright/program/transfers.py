@@ -13,16 +13,16 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.distributed.tensor import Partial, Replicate
 
 from shardwright.graph import Graph
 from shardwright.operators import analyse
-from shardwright.operators.rules import Cut, Layout, Shard, nested_chunk, output_layouts
+from shardwright.operators.rules import Cut, Layout, output_layouts
 from shardwright.operators.strategy import Strategy
+from shardwright.program.binding import Place, completed, regions, replicas
 
 Region = tuple[tuple[int, int], ...]
 """``[start, stop)`` of every dim."""
@@ -36,20 +36,11 @@ class Holding:
     sizes: tuple[int, ...]
     cuts: tuple[Cut, ...]
 
-    @staticmethod
-    def of(strategy: Strategy, layout: Layout) -> Holding:
-        return Holding(tuple(layout), strategy.sizes, strategy.cuts)
-
     def regions(self, shape: Sequence[int]) -> tuple[Region, ...]:
         """The part of every rank, in the order of the mesh."""
-        found = []
-        for coordinate in itertools.product(*(range(size) for size in self.sizes)):
-            cuts: dict[int, list[tuple[Cut, int]]] = {}
-            for placement, cut, index in zip(self.layout, self.cuts, coordinate, strict=True):
-                if isinstance(placement, Shard):
-                    cuts.setdefault(placement.dim, []).append((cut, index))
-            found.append(tuple(nested_chunk(extent, cuts.get(dim, ())) for dim, extent in enumerate(shape)))
-        return tuple(found)
+        axes = tuple(("", size) for size in self.sizes)
+        places = (Place(axes, coordinate, self.cuts) for coordinate in itertools.product(*map(range, self.sizes)))
+        return tuple(tuple(regions(shape, self.layout, place)) for place in places)
 
 
 class Parcel(NamedTuple):
@@ -144,17 +135,12 @@ class Border:
     @property
     def shares(self) -> int:
         """Between how many replicas of the stage that made the value a summed gradient is shared out."""
-        pairs = zip(self.unreduced, self.leaves.sizes, strict=True)
-        return 1 if self.as_is else math.prod(size for placement, size in pairs if isinstance(placement, Replicate))
+        return 1 if self.as_is else replicas(self.unreduced, self.leaves.sizes)
 
-    @cached_property
-    def values(self) -> tuple[Parcel, ...]:
-        return parcels(self.shape, self.leaves, self.arrives)
-
-    @cached_property
-    def gradients(self) -> tuple[Parcel, ...]:
-        """From the stage that reads to the one that made it."""
-        return parcels(self.shape, self.arrives, self.leaves)
+    @cache  # noqa: B019 - one border lives as long as its pipeline
+    def parcels(self, back: bool) -> tuple[Parcel, ...]:
+        """Those of the value, or, from the stage that reads to the one that made it, ``back``, of its gradient."""
+        return parcels(self.shape, *((self.arrives, self.leaves) if back else (self.leaves, self.arrives)))
 
 
 def unreduced_layout(tensor: str, graph: Graph, making: Strategy) -> Layout:
@@ -164,13 +150,9 @@ def unreduced_layout(tensor: str, graph: Graph, making: Strategy) -> Layout:
     return making.kept.get(tensor, layouts[op.outputs.index(tensor)])
 
 
-def completed(layout: Layout) -> Layout:
-    """The layout once sums are completed: how a tensor leaves its stage."""
-    return tuple(Replicate() if isinstance(placement, Partial) else placement for placement in layout)
-
-
 def border(tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy) -> Border:
     """The border that a tensor of ``graph`` (the stage that makes it) crosses."""
     meta, unreduced = graph.tensors[tensor], unreduced_layout(tensor, graph, making)
-    leaves, arrives = Holding.of(making, completed(unreduced)), Holding.of(reading, reading.resting[tensor])
+    leaves = Holding(completed(unreduced), making.sizes, making.cuts)
+    arrives = Holding(tuple(reading.resting[tensor]), reading.sizes, reading.cuts)
     return Border(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)

@@ -90,7 +90,7 @@ def _border(plan: Plan, one: Border) -> dict[str, Any]:
     ends = [plan.stages[stage].ranks for stage in (one.source, one.target)]
     ways: list[Any] = []
     for back in (False, True):
-        way, parcels = way_of(one, back, plan.cluster, *ends), one.gradients if back else one.values
+        way, parcels = way_of(one, back, plan.cluster, *ends), one.parcels(back)
         into = sum(parcel.elements for parcel in parcels if parcel.target == 0) * DTYPE_BYTES[one.dtype]
         link = way.link and [
             way.latency,

@@ -126,7 +126,7 @@ class PlanStep:
             times = pipe.micro.sizes.count(size)
             for border in borders:
                 ends = pipe.stages[border.source].ranks, pipe.stages[border.target].ranks
-                ways = [(border.values, *ends), *([(border.gradients, *ends[::-1])] if border.grad else [])]
+                ways = [(border.parcels(False), *ends), *([(border.parcels(True), *ends[::-1])] if border.grad else [])]
                 for sent, sources, targets in ways:
                     for parcel in sent:
                         pair = sources[parcel.source], targets[parcel.target]

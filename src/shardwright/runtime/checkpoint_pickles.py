@@ -8,10 +8,9 @@ they ought to be. Only what ``pickle.dump`` has written for plain data since pro
 
 from __future__ import annotations
 
-import struct
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 
@@ -34,25 +33,10 @@ class Made:
     state: Any = None
 
 
-class _Mark:
-    """Where a list of items begins on the stack."""
-
-
-_MARK = _Mark()
-_NUMBERS = {0x4A: "<i", 0x4B: "<B", 0x4D: "<H", 0x47: ">d"}
-_TEXTS = {0x8C: "<B", 0x58: "<I", 0x8D: "<Q"}
-_BYTES = {0x43: "<B", 0x42: "<I", 0x8E: "<Q"}
-_LONGS = {0x8A: "<B", 0x8B: "<i"}
-_PUTS, _GETS = {0x71: "<B", 0x72: "<I"}, {0x68: "<B", 0x6A: "<I"}
-_STOP = 0x2E
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
-def _long(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
+_MARK = object()
+"""Where a list of items begins on the stack."""
+_TEXTS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
+_VALUES = ("BININT", "BININT1", "BININT2", "BINFLOAT", "LONG1", "LONG4", *_TEXTS)
 
 
 def read_pickle(data: bytes, allowed: Callable[[Named], None]) -> Any:
@@ -66,91 +50,57 @@ def read_pickle(data: bytes, allowed: Callable[[Named], None]) -> Any:
     >>> read_pickle(pickle.dumps(pathlib.PurePosixPath("/x")), lambda name: None).args
     ('/', 'x')
     """
-    return _Reader(data, allowed).read()
+    return _Reader(allowed).read(data)
 
 
 class _Reader:
-    def __init__(self, data: bytes, allowed: Callable[[Named], None]) -> None:
-        self.data, self.at, self.allowed = data, 0, allowed
+    def __init__(self, allowed: Callable[[Named], None]) -> None:
+        self.allowed = allowed
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def read(self) -> Any:
+    def read(self, data: bytes) -> Any:
         push, pop = self.stack.append, self._pop
-        does: dict[int, Callable[[], Any]] = {
-            0x28: lambda: push(_MARK),
-            0x30: pop,
-            0x31: self._marked,
-            0x32: lambda: push(self._top()),
-            0x4E: lambda: push(None),
-            0x88: lambda: push(True),
-            0x89: lambda: push(False),
-            0x7D: lambda: push({}),
-            0x5D: lambda: push([]),
-            0x29: lambda: push(()),
-            0x85: lambda: push((pop(),)),
-            0x86: lambda: push((pop(), pop())[::-1]),
-            0x87: lambda: push((pop(), pop(), pop())[::-1]),
-            0x74: lambda: push(tuple(self._marked())),
-            0x94: lambda: self._remember(len(self.memo)),
-            0x61: lambda: self._extend([pop()]),
-            0x65: lambda: self._extend(self._marked()),
-            0x73: lambda: self._set([pop(), pop()][::-1]),
-            0x75: lambda: self._set(self._marked()),
-            0x63: lambda: self._name(self._line(), self._line()),
-            0x93: self._named,
-            0x52: self._make,  # a call
-            0x81: self._make,  # a new object of a class
-            0x62: self._state,
-            0x80: lambda: self._bytes(1),  # the protocol
-            0x95: lambda: self._bytes(8),  # the length of what follows
+        does: dict[str, Callable[[Any], Any]] = {
+            **dict.fromkeys(_VALUES, push),
+            **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
+            **dict.fromkeys(("BINPUT", "LONG_BINPUT"), self._remember),
+            **dict.fromkeys(("BINGET", "LONG_BINGET"), self._get),
+            **dict.fromkeys(("REDUCE", "NEWOBJ"), self._make),  # a call, a new object of a class
+            "MARK": lambda _: push(_MARK),
+            "POP": lambda _: pop(),
+            "POP_MARK": lambda _: self._marked(),
+            "DUP": lambda _: push(self._top()),
+            "NONE": push,
+            "NEWTRUE": lambda _: push(True),
+            "NEWFALSE": lambda _: push(False),
+            "EMPTY_DICT": lambda _: push({}),
+            "EMPTY_LIST": lambda _: push([]),
+            "EMPTY_TUPLE": lambda _: push(()),
+            "TUPLE1": lambda _: push((pop(),)),
+            "TUPLE2": lambda _: push((pop(), pop())[::-1]),
+            "TUPLE3": lambda _: push((pop(), pop(), pop())[::-1]),
+            "TUPLE": lambda _: push(tuple(self._marked())),
+            "MEMOIZE": lambda _: self._remember(len(self.memo)),
+            "APPEND": lambda _: self._extend([pop()]),
+            "APPENDS": lambda _: self._extend(self._marked()),
+            "SETITEM": lambda _: self._set([pop(), pop()][::-1]),
+            "SETITEMS": lambda _: self._set(self._marked()),
+            "GLOBAL": lambda names: self._name(*names.split(" ", 1)),
+            "STACK_GLOBAL": lambda _: self._name(*(pop(), pop())[::-1]),
+            "BUILD": lambda _: self._state(),
+            "STOP": lambda _: None,
         }
-        for code, form in _NUMBERS.items():
-            does[code] = partial(self._push_number, struct.Struct(form))
-        for counted, made in ((_TEXTS, _text), (_BYTES, bytes), (_LONGS, _long)):
-            for code, form in counted.items():
-                does[code] = partial(self._push_counted, struct.Struct(form), made)
-        for code, form in _PUTS.items():
-            does[code] = partial(self._put, struct.Struct(form))
-        for code, form in _GETS.items():
-            does[code] = partial(self._get, struct.Struct(form))
-        while (code := self._bytes(1)[0]) != _STOP:
-            if code not in does:
-                raise ValueError(f"it holds the instruction {code:#x}, which no checkpoint needs")
-            does[code]()
+        for instruction, argument, _ in pickletools.genops(data):
+            if instruction.name not in does:
+                raise ValueError(f"it holds the instruction {instruction.name}, which no checkpoint needs")
+            does[instruction.name](argument)
         return pop()
 
-    def _bytes(self, count: int) -> bytes:
-        found = self.data[self.at : self.at + count]
-        if count < 0 or len(found) < count:
-            raise ValueError("it ends early")
-        self.at += count
-        return found
-
-    def _number(self, form: struct.Struct) -> Any:
-        return form.unpack(self._bytes(form.size))[0]
-
-    def _push_number(self, form: struct.Struct) -> None:
-        self.stack.append(self._number(form))
-
-    def _push_counted(self, form: struct.Struct, made: Callable[[bytes], Any]) -> None:
-        self.stack.append(made(self._bytes(self._number(form))))
-
-    def _put(self, form: struct.Struct) -> None:
-        self._remember(self._number(form))
-
-    def _get(self, form: struct.Struct) -> None:
-        place = self._number(form)
+    def _get(self, place: int) -> None:
         if place not in self.memo:
             raise ValueError("a value is used before it is there")
         self.stack.append(self.memo[place])
-
-    def _line(self) -> str:
-        end = self.data.find(b"\n", self.at)
-        if end < 0:
-            raise ValueError("it ends early")
-        found, self.at = self.data[self.at : end], end + 1
-        return found.decode()
 
     def _top(self) -> Any:
         if not self.stack or self.stack[-1] is _MARK:
@@ -187,17 +137,13 @@ class _Reader:
                 raise ValueError(f"a {type(key).__name__} is the key of an entry")
             into[key] = value
 
-    def _named(self) -> None:
-        name, module = self._pop(), self._pop()
+    def _name(self, module: Any, name: Any) -> None:
         if type(name) is not str or type(module) is not str:
             raise ValueError("a name is no text")
-        self._name(module, name)
-
-    def _name(self, module: str, name: str) -> None:
         self.allowed(Named(module, name))
         self.stack.append(Named(module, name))
 
-    def _make(self) -> None:
+    def _make(self, _: Any) -> None:
         args, what = self._pop(), self._pop()
         if type(what) is not Named or type(args) is not tuple:
             raise ValueError(f"a {type(what).__name__} is called")

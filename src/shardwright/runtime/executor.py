@@ -24,9 +24,9 @@ from shardwright.runtime.actions import Action, Run
 from shardwright.runtime.buckets import Flat
 from shardwright.runtime.homeward import Homeward, KeptBack
 from shardwright.runtime.operating import Operators
+from shardwright.runtime.rank import Rank
 from shardwright.runtime.regions import Compiled, Row, numbers_of
 from shardwright.runtime.summing import Aside
-from shardwright.runtime.surroundings import Surroundings
 from shardwright.runtime.travelling import Travels, nothing
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
@@ -40,7 +40,7 @@ TRACED_AFTER = 3
 class Executor:
     """A program with everything it needs to run."""
 
-    def __init__(self, program: Program, rank: Surroundings) -> None:
+    def __init__(self, program: Program, rank: Rank) -> None:
         self.program, self.flow, self.rank = program, program.flow, rank
         self.log: list[int] | None = None
         self.before: Callable[[], None] | None = None
@@ -97,7 +97,7 @@ class Executor:
         table = _unless(instead, self._fused(kind))
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
-        self.home.hold = self.apart or self.rank.hold
+        self.home.hold = self.apart or self.rank.gradients.hold
         with torch.no_grad():
             self._perform(table, run)
         if kind == INPUT:

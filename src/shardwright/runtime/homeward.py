@@ -12,7 +12,7 @@ from shardwright.program import Instruction, Kind, Program
 from shardwright.program.dataflow import Change
 from shardwright.runtime.actions import Accumulate, Action, Run
 from shardwright.runtime.buckets import Flat, deposit
-from shardwright.runtime.surroundings import Surroundings
+from shardwright.runtime.rank import Rank
 
 KeptBack = dict[tuple[str, int], Tensor]
 """Gradients of the passes so far that wait for the next, by parameter and the node that read it."""
@@ -21,7 +21,7 @@ KeptBack = dict[tuple[str, int], Tensor]
 class Homeward:
     """Makes the actions of gradients on their way home."""
 
-    def __init__(self, program: Program, rank: Surroundings, flats: Sequence[Flat]) -> None:
+    def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:
         self.program, self.flow, self.rank, self.flats = program, program.flow, rank, flats
         self.kept_back: KeptBack = {}
         self.hold = False

@@ -16,13 +16,13 @@ from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Change, Compute
 from shardwright.program.recording import draws
 from shardwright.runtime.actions import Action, Backward, Forward, Plain, Run
-from shardwright.runtime.surroundings import Surroundings
+from shardwright.runtime.rank import Rank
 
 
 class Operators:
     """Makes the actions of the operators of a program."""
 
-    def __init__(self, program: Program, rank: Surroundings) -> None:
+    def __init__(self, program: Program, rank: Rank) -> None:
         self.program, self.flow, self.rank = program, program.flow, rank
         self._derivatives: dict[Any, Lazy] = {}
         self._calls: dict[int, Callable[..., tuple[Any, ...]]] = {}

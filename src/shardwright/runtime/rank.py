@@ -48,11 +48,8 @@ class Rank:
     outputs: Outputs
 
     @property
-    def hold(self) -> bool:
-        return self.gradients.hold
-
-    @property
     def compiled(self) -> bool:
+        """Whether runs of instructions are compiled into one function each."""
         return self.gradients.compiled
 
     def held(self, tensor: str) -> Any:

@@ -14,15 +14,14 @@ from shardwright.graph import Constant
 from shardwright.operators.rules import Layout
 from shardwright.program.binding import Place, regions
 from shardwright.program.dataflow import Dataflow
+from shardwright.program.footprints import contiguous_strides
+from shardwright.program.transfers import region_of
 from shardwright.runtime.uneven import Uneven, put_together, show_uneven
 
 
 def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
     """A view of one rank's part of a whole tensor."""
-    for dim, (start, stop) in enumerate(regions(tensor.shape, layout, place)):
-        if stop - start != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, start, stop - start)
-    return tensor
+    return region_of(tensor, tuple(regions(tensor.shape, layout, place)))
 
 
 def constant(entry: Constant, flow: Dataflow, device: torch.device) -> Tensor:
@@ -36,12 +35,8 @@ def distributed(
     local: Tensor, mesh: DeviceMesh, layout: Any, shape: Sequence[int], place: Place | None = None
 ) -> DTensor:
     """A local shard as a DTensor of the whole shape (contiguous strides); ``place`` where an axis may cut in shares."""
-    stride, step = [], 1
-    for extent in reversed(shape):
-        stride.append(step)
-        step *= max(extent, 1)
     size = torch.Size(shape)
-    made = DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=tuple(reversed(stride)))
+    made = DTensor.from_local(local, mesh, layout, run_check=False, shape=size, stride=contiguous_strides(size))
     cuts = () if place is None else zip(layout, place.cuts, strict=True)
     if place is not None and any(isinstance(p, Shard) and isinstance(cut, tuple) for p, cut in cuts):
         show_uneven(made, place)

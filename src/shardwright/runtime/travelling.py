@@ -14,13 +14,13 @@ from shardwright.program.steps import BoundStep
 from shardwright.runtime.actions import Action, Run
 from shardwright.runtime.buckets import Flat
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
-from shardwright.runtime.surroundings import Surroundings
+from shardwright.runtime.rank import Rank
 
 
 class Travels:
     """Makes the actions of what travels."""
 
-    def __init__(self, program: Program, rank: Surroundings, flats: Sequence[Flat]) -> None:
+    def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:
         self.program, self.flow, self.rank, self.flats = program, program.flow, rank, flats
         self.kinds: dict[Kind, Callable[[Instruction], Action]] = {
             Kind.CHANGE: self._change,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from shardwright.cluster import Axis, Cluster, Link
@@ -43,11 +43,6 @@ class Links:
     """None where there is one stage: nothing crosses."""
     rate: float = 1.0
 
-    @property
-    def _known(self) -> Cluster:
-        assert self.cluster is not None, "several stages are on a cluster"
-        return self.cluster
-
     def crossing(self, action: Action, leaving: bool) -> Sequence[tuple[int, Border]]:
         """What a pass sends, or what it waits for."""
         if action.kind == WEIGHT:
@@ -67,25 +62,18 @@ class Links:
                         found.setdefault((size, stage, source, back), []).append((number, one))
         return found
 
+    @cache  # noqa: B019 - they live as long as the step that is simulated
     def way(self, number: int, size: int, back: bool) -> Way:
         """How a border is crossed."""
-        key = (number, size, back)
-        if key not in self._ways:
-            one = self.pipe.borders[size][number]
-            ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
-            self._ways[key] = way_of(one, back, self._known, *ends, rate=self.rate)
-        return self._ways[key]
-
-    @cached_property
-    def _ways(self) -> dict[tuple[int, int, bool], Way]:
-        return {}
+        one = self.pipe.borders[size][number]
+        ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
+        return way_of(one, back, self.cluster, *ends, rate=self.rate)
 
     def received(self, action: Action) -> float:
         """Bytes of the buffers that a pass receives into."""
         total = 0.0
         for _, one in self.crossing(action, leaving=False):
-            parcels = one.values if action.kind == FORWARD else one.gradients
-            mine = (parcel.elements for parcel in parcels if parcel.target == 0)
+            mine = (parcel.elements for parcel in one.parcels(action.kind != FORWARD) if parcel.target == 0)
             total += sum(mine) * DTYPE_BYTES[one.dtype]
         return total
 
@@ -96,7 +84,7 @@ class Links:
     def _tie(self, name: str, owners: Sequence[int], program: Program) -> Tie:
         pipe, flow = self.pipe, program.flow
         ranks = [rank for owner in owners for rank in pipe.stages[owner].ranks]
-        link = link_between(self._known, ranks, ranks)
+        link = link_between(self.cluster, ranks, ranks)
         most = max(sum(map(len, meeting)) for meeting in pipe.meetings(owners))
         axis = Axis("stages", most, link.latency, link.bandwidth, link.fits, ratios=link.ratios)
         size = flow.values[flow.rest[name]].local.bytes
@@ -111,20 +99,25 @@ class Links:
             key = (one.source, one.target)
             ends = [self.pipe.stages[stage].ranks for stage in key]
             backs = (False, True) if one.grad else (False,)
-            ways = [way_of(one, back, self._known, *ends).seconds for back in backs]
+            ways = [way_of(one, back, self.cluster, *ends).seconds for back in backs]
             hops[key] = hops.get(key, 0.0) + min(ways)
         return (Edge(source, target, seconds) for (source, target), seconds in sorted(hops.items()))
 
 
 def way_of(
-    one: Border, back: bool, cluster: Cluster, sources: Sequence[int], targets: Sequence[int], *, rate: float = 1.0
+    one: Border,
+    back: bool,
+    cluster: Cluster | None,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    *,
+    rate: float = 1.0,
 ) -> Way:
     """How a border is crossed between the ranks of two stages: what the busiest of them sends or receives."""
-    parcels = one.gradients if back else one.values
     given, taken = (targets, sources) if back else (sources, targets)
     out: dict[int, int] = {}
     into: dict[int, int] = {}
-    for parcel in parcels:
+    for parcel in one.parcels(back):
         source, target = given[parcel.source], taken[parcel.target]
         if source != target:
             size = parcel.elements * DTYPE_BYTES[one.dtype]
@@ -138,8 +131,9 @@ def way_of(
     return Way(latency + busiest / bandwidth / rate, busiest, link, latency)
 
 
-def link_between(cluster: Cluster, sources: Sequence[int], targets: Sequence[int]) -> Link:
+def link_between(cluster: Cluster | None, sources: Sequence[int], targets: Sequence[int]) -> Link:
     """What joins two groups of ranks: the network as soon as they lie on several nodes."""
+    assert cluster is not None, "several stages are on a cluster"
     nodes, first = set(), 0
     for number, node in enumerate(cluster.nodes):
         if any(first <= rank < first + node.devices for rank in (*sources, *targets)):
