@@ -1,0 +1,107 @@
+"""One mesh and a pipeline go one path: every function that only one of them executes is listed here, with its reason.
+
+Of 800 functions that planning, simulating, drawing and training a model executes, these few are entered by one kind of plan
+alone. Most say what has no meaning on one mesh: messages, cuts, an order of passes. A function that is added here needs a
+reason of that kind; one that both enter by now is struck off.
+"""
+
+from __future__ import annotations
+
+from bench.one_path import compared
+
+MOST = 70
+"""The aim was 20. Messages alone are 23: they are cut, sent, received and priced, and one mesh has none."""
+
+ONLY_ONE_MESH = {
+    "runtime/performing:Eager.going_back": "its backward passes wait for the gradient of the loss; 1F1B goes back before",
+}
+
+MESSAGES = {
+    "program/pipeline:Pipeline._messages": "who sends which parcel of a micro-batch to whom",
+    "program/transfers:Border.as_is": "whether shares of a gradient travel as they are",
+    "program/transfers:Border.parcels": "a tensor that crosses, and its gradient the other way",
+    "program/transfers:Border.shares": "between how many replicas a gradient that arrives is shared out",
+    "program/transfers:Holding.regions": "which rank of a mesh has which part",
+    "program/transfers:Parcel.elements": "its bytes",
+    "program/transfers:Parcel.shape": "the buffer that it is received into",
+    "program/transfers:_parcels": "parts that two meshes have in common",
+    "program/transfers:border": "how a tensor lies on both sides",
+    "program/transfers:parcels": "who sends what to whom",
+    "program/transfers:unreduced_layout": "how its maker leaves a tensor",
+    "runtime/fetched:Telling.tell": "the loss, from the ranks that have it to those that do not",
+    "runtime/flight:Flight._send_back": "gradients of what other stages sent",
+    "runtime/mail:Mail._post": "the receive of one parcel",
+    "runtime/mail:Mail.expect": "receives, one pass ahead",
+    "runtime/mail:Mail.receive": "parcels become a tensor",
+    "runtime/mail:Mail.send": "a part of a tensor leaves",
+    "simulator/links:Links.way": "what crossing takes",
+    "simulator/links:link_between": "the link between two groups of ranks",
+    "simulator/links:way_of": "seconds of a message",
+    "simulator/engine:Streams.disturb": "a processor that sends for itself works less meanwhile",
+    "simulator/engine:_Load.add": "the same, noted",
+    "reports/packed:_border": "a border on the page",
+}
+
+CUTS = {
+    "planner/cutting:Line.count": "places between operators",
+    "planner/cutting:Line.even": "where the slowest stage is fastest",
+    "planner/cutting:Line.of": "seconds before every place, on one device",
+    "planner/cutting:Line.operators": "a stage between two places",
+    "planner/cutting:complete": "operators that the graph of a micro-batch lacks",
+    "planner/pipelines:_proposed": "the stages of one number of micro-batches, each searched as a mesh of its own",
+    "planner/pipelines:_strategy": "one stage, by the search of one mesh",
+    "planner/pipelines:plan_pipeline": "the fastest number of micro-batches",
+    "planner/proposals:LaidOut.laid": "stages that are known from the start; on one mesh the search's answer is laid out",
+    "planner/proposals:Proposal.note": "nothing; on one mesh, what is recomputed",
+    "planner/delivering:_simulated": "all stages together; the search of one mesh has simulated its answer",
+    "program/means:origin": "parts of an operator go where it goes",
+    "program/stages:_check_changes": "a buffer that one stage changes and another reads",
+    "program/stages:_light": "what every stage may compute for itself",
+    "program/stages:_with_light": "a stage's operators with those",
+    "program/stages:_part": "the graph of a stage; that of one is the graph",
+    "reports/peaks:_of": "of which stage something is",
+}
+
+ORDER = {
+    "planner/cutting:microbatch_counts": "numbers of micro-batches to try",
+    "planner/pipelines:_least_seconds": "what no order of passes undercuts",
+    "planner/pipelines:_order": "which device has which stage",
+    "planner/pipelines:_scheduled": "the order of the passes",
+    "program/microbatches:Microbatches.region": "the rows of a micro-batch",
+    "program/passes:_moved": "an instruction in the halves of a backward pass",
+    "program/passes:split_backward": "the halves, whose order a scheduler may choose",
+    "program/pieces:_refused": "another number of micro-batches, whose rows are too few to be split",
+    "program/pieces:describe": "the operator that cannot be",
+    "reports/glance:_busy": "of the devices of a schedule, how long each computes",
+    "reports/glance:_order": "the name of the schedule",
+    "reports/peaks:_between": "what waits for its backward pass while others run",
+    "simulator/links:Links.hops": "seconds from stage to stage",
+    "simulator/stages:PricedStage.computed": "what a pass computes",
+    "simulator/stages:PricedStage.least": "the same of all passes",
+    "simulator/stages:work_of": "a step as schedulers see it",
+    "simulator/variants:not_so_many": "why another number of micro-batches is refused",
+}
+
+SUMS = {
+    "program/naming:closing_name": "what follows the last pass, in a profile",
+    "runtime/execution:Execution._bring_home": "gradients of several micro-batches are added up before they are summed",
+    "runtime/executor:Executor.reduce": "the same, of one stage",
+    "runtime/closing:Closing.around": "sums of parameters that several stages hold",
+    "runtime/closing:Closing._held": "a parameter of this rank",
+    "runtime/closing:Closing._show_stages": "gradients know that others lie elsewhere",
+    "runtime/closing:_idle": "ranks that train nothing",
+    "runtime/norms:AllStages.of": "norms are over all stages",
+    "runtime/norms:StageGradient.__torch_function__": "a gradient of one of several stages",
+    "runtime/norms:_inherit": "what optimizers make of one",
+    "runtime/norms:belongs_to": "a gradient becomes one",
+    "runtime/stages:Stages.workers": "the ranks that tell each other what they do: all that have stages",
+}
+
+
+def test_what_only_one_mesh_or_only_a_pipeline_executes_has_a_reason() -> None:
+    both, only = compared()
+    assert both > 650
+    assert only["one mesh"] == sorted(ONLY_ONE_MESH)
+    listed = {**MESSAGES, **CUTS, **ORDER, **SUMS}
+    assert sorted(set(only["1F1B"]) ^ set(listed)) == []
+    assert len(listed) + len(ONLY_ONE_MESH) <= MOST
