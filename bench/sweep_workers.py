@@ -178,7 +178,7 @@ def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
 
     from shardwright.cluster import parse_cluster
     from shardwright.planner import Options, plan_graph
-    from shardwright.verification.verify import check, mesh_of_axes
+    from shardwright.verification.verify import check
 
     options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
     cluster = parse_cluster(f"local:{dist.get_world_size()}")
@@ -187,14 +187,12 @@ def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
     with _reported(part):
         strategy = _from_first(rank, lambda: plan_graph(it.graph, cluster, options).stages[0].strategy, send=True)
         part |= {"stage": "run", "cpu_seconds_planned": round(time.process_time() - started, 2)}
-        mesh = mesh_of_axes(strategy.axes)
         answer = check(
             it.model,
             it.args,
             it.kwargs,
             strategy,
             steps=it.steps(2),
-            mesh=mesh,
             graph=it.graph,
             truth=truth,
             shown=it.shown,

@@ -70,7 +70,7 @@ def make_plans(folder: Path, case: str) -> dict[str, dict[str, Any]]:
             compute[event.phase] += 0.0 if event.collective else event.seconds
         predicted[search] = {
             "seconds": timeline.seconds,
-            "waiting": timeline.ranks[0].upper_bound,
+            "waiting": sum(event.seconds + event.host for event in timeline.ranks[0].events),
             "phases": [ends["forward"], ends["backward"] - ends["forward"], timeline.seconds - ends["backward"]],
             "compute": list(compute.values()),
             "bytes": timeline.communication_bytes,

@@ -79,7 +79,7 @@ def test_a_decision_taken_over_alone_is_simulated(found: Planned) -> None:
     resting = by_name[RESTING]
     assert resting.differs and resting.alone is not None
     # Data parallelism and FSDP split every operator alike: the whole difference is where parameters rest.
-    assert resting.alone == pytest.approx(compared.steps[0].seconds, rel=1e-9)
+    assert resting.alone == pytest.approx(compared.steps[0].timeline.seconds, rel=1e-9)
 
 
 def test_a_plan_does_not_differ_from_itself(found: Planned) -> None:
@@ -130,5 +130,5 @@ def test_the_page_of_a_comparison(found: Planned, megatron: Planned, opened: Any
     groups = page.evaluate("shardwright.timeline.groups.map((g) => g.title)")
     assert groups == ["found", "megatron"] and view.said == []
     totals = page.evaluate("shardwright.runs.map((run) => run.total)")
-    assert totals == pytest.approx([step.seconds for step in compared.steps], rel=1e-9)
+    assert totals == pytest.approx([step.timeline.seconds for step in compared.steps], rel=1e-9)
     assert not axe.Axe().run(page).response["violations"]

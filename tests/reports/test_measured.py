@@ -84,7 +84,7 @@ def event(name: str, ts: float, dur: float, cat: str = "cpu_op", tid: int = 1, *
 def test_kernels_count_where_there_are_any_and_collectives_go_by_their_calls(gpt: Planned, tmp_path: Path) -> None:
     step = PlanStep.of(gpt.plan, gpt.graph)
     target = "linear"
-    call = next(e.collective for e in step.steps[0].events if e.collective)
+    call = next(e.collective for e in step.steps[0].stage.events if e.collective)
     words = {"all_reduce": "allreduce_", "all_gather": "_allgather_base_", "reduce_scatter": "_reduce_scatter_base_"}
     events = [
         event(f"aten::{target}", 0.0, 10.0, **{"Sequence number": 4}),

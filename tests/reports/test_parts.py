@@ -19,6 +19,7 @@ from shardwright.reports.steps import PlanStep
 from shardwright.reports.traffic import matrix
 from shardwright.reports.trust import published, read_verification
 from shardwright.simulator import WhatIf, simulate
+from shardwright.simulator.variants import link_names
 from shardwright.simulator.what_if import parts, scaled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_parts_of_every_event_add_up_to_it(gpt: Planned) -> None:
     step = PlanStep.of(gpt.plan, gpt.graph).steps[0]
-    assert any(event.collective for event in step.events)
-    for event in step.events:
+    assert any(event.collective for event in step.stage.events)
+    for event in step.stage.events:
         part = parts(event, gpt.plan.meshes[0])
         assert min(part.latency, part.wire, part.local) >= 0.0
         assert part.latency + part.wire + part.local == pytest.approx(event.seconds, rel=1e-12, abs=1e-18)
@@ -52,8 +53,8 @@ def test_a_what_if_does_to_seconds_what_it_says(gpt: Planned) -> None:
 def test_factors_without_meaning_are_refused(bad: float, gpt: Planned) -> None:
     with pytest.raises(ShardwrightError, match="has no meaning"):
         WhatIf({"gpu": bad})
-    with pytest.raises(ShardwrightError, match="no axis 'rack'"):
-        WhatIf({"rack": 2.0}).check(gpt.plan.meshes[0])
+    with pytest.raises(ShardwrightError, match="no link 'rack'"):
+        WhatIf({"rack": 2.0}).check(link_names(gpt.plan))
 
 
 def test_what_is_packed_comes_back(gpt: Planned) -> None:
@@ -72,14 +73,14 @@ def test_what_is_packed_comes_back(gpt: Planned) -> None:
         name: column("words", document[name]) for name in ("kind", "phase", "name", "module", "collective", "carries")
     }
     numbers = {name: column("numbers", document[name]) for name in ("bytes", "latency", "wire", "local", "host")}
-    assert words["module"] == [event.module for event in step.events]
-    for place, event in enumerate(step.events):
+    assert words["module"] == [event.module for event in step.stage.events]
+    for place, event in enumerate(step.stage.events):
         seconds = sum(numbers[part][place] for part in ("latency", "wire", "local"))
         assert seconds == pytest.approx(event.seconds, rel=1e-12)
         assert words["name"][place] == event.name
         assert tuple(place - distance for distance in document["waits"][place]) == event.after
-    assert column("numbers", document["storages"]["bytes"]) == [s.bytes for s in step.memory.storages]
-    assert list(accumulate(document["storages"]["born"])) == [s.born for s in step.memory.storages]
+    assert column("numbers", document["storages"]["bytes"]) == [s.bytes for s in step.stage.memory.storages]
+    assert list(accumulate(document["storages"]["born"])) == [s.born for s in step.stage.memory.storages]
 
 
 def test_deeper_models_take_little_more_room() -> None:

@@ -232,7 +232,7 @@ def test_the_matrix_holds_what_stages_send(text: str, opened: Any, piped: Planne
 def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
     flat = planned("gpt:small", "4xH100", search="fsdp", baselines=(), fewer_devices=False)
     found = compare(flat.plan, piped.plan, flat.graph)
-    assert found.steps[1].seconds == pytest.approx(simulate_plan(piped.plan, piped.graph).seconds, rel=1e-12)
+    assert found.steps[1].timeline.seconds == pytest.approx(simulate_plan(piped.plan, piped.graph).seconds, rel=1e-12)
     assert sum(d.difference for d in found.decisions) == pytest.approx(found.seconds, rel=1e-6)
     bubbles = next(d for d in found.decisions if d.what == STAGES)
     assert bubbles.differs and bubbles.second_seconds > 0 and "2 stages" in bubbles.second
@@ -240,4 +240,4 @@ def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
     view = opened(diff_page(found, ("flat", "piped")))
     assert view.said == []
     assert view.page.evaluate("shardwright.timeline.groups[1].rows.length") == 2
-    assert math.isclose(view.page.evaluate("shardwright.runs[1].total"), found.steps[1].seconds, rel_tol=1e-9)
+    assert math.isclose(view.page.evaluate("shardwright.runs[1].total"), found.steps[1].timeline.seconds, rel_tol=1e-9)

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from shardwright.errors import RunError
 from shardwright.frontend import capture
-from shardwright.verification.draws import Draws, handing_out, quiet, settled, written_down
+from shardwright.verification.draws import Draws, changed_by, handing_out, quiet, written_down
 from shardwright.verification.precision import all_double
 from shardwright.verification.prepare import subject
-from shardwright.verification.verify import forced_mesh, mesh_of_axes, streams
+from shardwright.verification.verify import forced_mesh, streams
 
 
 class Autoencoder(nn.Module):
@@ -68,7 +68,8 @@ def build(name: str):
 def test_every_run_draws_the_same_numbers(name):
     model, args, _ = build(name)
     before = [name for name, _ in model.named_parameters()]
-    model, changes = settled(model, args, {})
+    draws = written_down(model, args, {})
+    model, changes = handing_out(model, draws), changed_by(draws)
     assert [name for name, _ in model.named_parameters()] == before
     assert [any(text.startswith(start) for text in changes) for start in MODELS[name][2]] == [True] * len(
         MODELS[name][2]
@@ -82,8 +83,8 @@ def test_every_run_draws_the_same_numbers(name):
 
 
 def test_what_draws_nothing_stays_as_it_is():
-    model = nn.Linear(3, 3)
-    assert settled(model, (torch.ones(2, 3),), {}) == (model, []) and type(model) is nn.Linear
+    draws = written_down(nn.Linear(3, 3), (torch.ones(2, 3),), {})
+    assert not draws.values and not draws.notes and changed_by(draws) == []
 
 
 def test_a_given_plan_keeps_its_operators():
@@ -105,8 +106,8 @@ def agree(rank: int, name: str) -> tuple[bool, list[str]]:
     steps = it.steps(2)
     runs = []
     for title, strategy in list(forced_strategies(it.graph, forced_mesh(4)))[:3]:
-        mesh, asked = mesh_of_axes(strategy.axes), {"graph": it.graph, "shown": it.shown, "name": title}
-        runs.append(check(it.model, it.args, it.kwargs, strategy, steps=steps, mesh=mesh, **asked))
+        asked = {"graph": it.graph, "shown": it.shown, "name": title}
+        runs.append(check(it.model, it.args, it.kwargs, strategy, steps=steps, **asked))
     runs += streams(functools.partial(build, name), 4)
     return all(run.agrees for run in runs if run is not None), [run.name for run in runs if run is not None]
 

@@ -24,7 +24,6 @@ from shardwright.verification.verify import (
     check,
     forced_mesh,
     forced_on,
-    mesh_of_axes,
     streams,
     truth_of,
 )
@@ -69,7 +68,7 @@ def noticed(rank: int, model: str, faults: list[str]) -> dict[str, str]:
             asked = {"graph": it.graph, "shown": it.shown, "name": name}
             asked |= {"truth": truth(few), "steps": shortened(steps, few)}
             if not staged:
-                asked |= {"mesh": mesh_of_axes(strategy.axes), "priced": frugal(forced_mesh(dist.get_world_size()))}
+                asked |= {"priced": frugal(forced_mesh(dist.get_world_size()))}
             answer = check(*inputs, strategy, **asked)
             if not all_agree([answer] if answer is not None else []):
                 return name

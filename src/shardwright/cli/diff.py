@@ -46,8 +46,8 @@ def diff(
         return
     steps = found.steps
     told = [
-        f"{name}: {seconds_text(side.seconds)} a step, {bytes_text(side.timeline.peak_bytes)} a device, {side.shape}"
-        for name, side in zip(names, steps, strict=True)
+        f"{name}: {seconds_text(t.seconds)} a step, {bytes_text(t.peak_bytes)} a device, {side.shape}"
+        for name, side, t in zip(names, steps, (side.timeline for side in steps), strict=True)
     ]
     console.print("\n".join(told))
     rows = [

@@ -47,31 +47,17 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Alive:
-    """Something alive at the peak."""
-
-    bytes: int
-    kind: str
-    what: str
-    module: str
-
-
-@dataclass(frozen=True)
 class MemoryUse:
     """Bytes of one device over one step.
 
     ``peak`` is what the allocator has handed out at the worst moment, ``reserved`` what it has taken from the device by
-    then, ``needed`` what the device must have: ``reserved`` where the step is recorded, else ``peak``. ``at`` is the number
-    of the instruction of the peak, ``curve`` the bytes alive during every instruction, ``alive`` everything alive at the
-    peak, the largest first, and ``breakdown`` its sum per kind.
+    then, ``needed`` what the device must have: ``reserved`` where the step is recorded, else ``peak``. ``curve``: bytes
+    alive during every instruction.
     """
 
     peak: int
     reserved: int
-    at: int
     curve: tuple[int, ...]
-    alive: tuple[Alive, ...]
-    breakdown: dict[str, int]
     storages: tuple[Storage, ...]
     recorded: bool = False
 
@@ -84,11 +70,6 @@ class MemoryUse:
         if self.recorded:
             return f"recorded as CUDA graphs the step keeps it for good, {shown(self.peak)} are handed out at once."
         return f"the allocator reserves {shown(self.reserved)}."
-
-    @property
-    def largest(self) -> list[tuple[int, str, str]]:
-        """The ten largest things alive at the peak: bytes, what it is, module path."""
-        return [(thing.bytes, thing.what, thing.module) for thing in self.alive[:10]]
 
 
 def memory(program: Program, device: Device) -> MemoryUse:
@@ -105,20 +86,13 @@ def memory(program: Program, device: Device) -> MemoryUse:
         change[max(storage.born, 0)] += storage.bytes
         change[storage.dies + 1] -= storage.bytes
     curve = np.cumsum(change[:count])
-    at = int(curve.argmax())
-    peak = reserved = int(curve[at])
+    peak = reserved = int(curve.max())
     recorded = device.kind == "cuda" and can_be_recorded(program)
     if device.kind == "cuda":
         peak, reserved = _allocated(storages, count)
     if recorded:
         reserved = _recorded(storages, program, device)
-    alive = sorted((s for s in storages if s.born <= at <= s.dies and s.bytes), key=lambda s: -s.bytes)
-    breakdown: dict[str, int] = {}
-    for storage in alive:
-        breakdown[storage.kind] = breakdown.get(storage.kind, 0) + storage.bytes
-    things = tuple(Alive(s.bytes, s.kind, s.what, s.module) for s in alive)
-    curve_of = tuple(int(b) for b in curve)
-    return MemoryUse(peak, reserved, at, curve_of, things, breakdown, tuple(storages), recorded)
+    return MemoryUse(peak, reserved, tuple(curve.tolist()), tuple(storages), recorded)
 
 
 def lifetimes(program: Program, device: Device) -> list[Storage]:

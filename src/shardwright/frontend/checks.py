@@ -28,7 +28,7 @@ def skipped_checks() -> Iterator[None]:
 
     def answering(real: Any) -> Any:
         def answered(compared: torch.SymBool) -> bool:  # a comparison of ``x.item()``
-            answer = _answer(asking_frame())
+            answer = answer_of_check()
             return real(compared) if answer is None else answer
 
         return answered
@@ -39,17 +39,13 @@ def skipped_checks() -> Iterator[None]:
 
 def answered_tensor(tensor: torch.Tensor) -> bool:
     """Whether a tensor is true; where only a check asks, what lets it pass."""
-    answer = _answer(asking_frame())
+    answer = answer_of_check()
     return torch.Tensor.__bool__(tensor) if answer is None else answer
 
 
 def answer_of_check() -> bool | None:
     """What the statement that asks wants to hear, if it only checks its data."""
-    return _answer(asking_frame())
-
-
-def _answer(frame: FrameType | None) -> bool | None:
-    """What the statement at this point of the source wants to hear, if it is only a check."""
+    frame = asking_frame()
     if frame is None:
         return None
     for statement in _checks(frame.f_code.co_filename):

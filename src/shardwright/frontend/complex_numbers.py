@@ -6,10 +6,13 @@ numbers in PyTorch (nor has ``select_scatter``), while the assignment has one. O
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from shardwright.frontend.views import performed
 
 aten = torch.ops.aten
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
@@ -24,14 +27,7 @@ def scatter_pairs(graph: Graph) -> None:
 
 
 def _of_pairs(graph: Graph, node: Node) -> Node:
-    def call(function: Any, *args: Any, **kwargs: Any) -> Node:
-        made = graph.call_function(function, args, kwargs)
-        value = node.meta["val"]
-        fakes = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
-        with getattr(value, "fake_mode", torch.no_grad()):
-            made.meta = {**node.meta, "val": function(*fakes, **kwargs)}
-        return made
-
+    call = partial(performed, graph, node)
     whole, part, *rest = node.args
     pairs = [call(aten.view_as_real.default, call(aten.resolve_conj.default, x)) for x in (whole, part)]
     dims = node.meta["val"].dim()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ class _Conversion:
                 held[tied[target]] = name
                 flag = trainable[tied[target][0]].requires_grad
                 parameters.append(Parameter(name, tied[target], flag))
-                self.tensors[name] = _with_grad(self.tensors[name], flag)
+                self.tensors[name] = replace(self.tensors[name], grad=flag)
                 self.tracked.update([name] if flag else ())
             elif spec.kind is InputKind.BUFFER:
                 buffers.append(Buffer(name, target, bool(spec.persistent)))
@@ -274,10 +275,6 @@ def _tied_names(model: torch.nn.Module) -> dict[str, tuple[str, ...]]:
     for path, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(path)
     return {path: tuple(paths) for paths in groups.values() for path in paths}
-
-
-def _with_grad(tensor: Tensor, grad: bool) -> Tensor:
-    return Tensor(tensor.name, tensor.shape, tensor.dtype, grad)
 
 
 def _shape(value: torch.Tensor, node: Node) -> tuple[int, ...]:

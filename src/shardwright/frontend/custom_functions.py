@@ -20,6 +20,7 @@ from torch import Tensor
 from shardwright._torch_compat import shares_memory, version_of
 from shardwright.errors import CaptureError
 from shardwright.frontend.containers import known_class
+from shardwright.frontend.whole_operators import differentiated_again
 
 NAME = "shardwright::autograd_function"
 _TENSOR = "<tensor>"
@@ -104,20 +105,9 @@ def _(function: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
         return _apply(function, tensors, others)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.function, tensors, ctx.others = inputs
-    ctx.save_for_backward(*tensors)
+def _again(function: str, tensors: Sequence[Tensor], others: str) -> tuple[Any, ...]:
+    with _where(tensors):
+        return _as_tuple(_original_apply(_find(function))(*_merged(tensors, others)))
 
 
-def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Tensor | None], None]:
-    tensors = [tensor.detach() for tensor in ctx.saved_tensors]
-    wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
-    with torch.enable_grad(), _where(tensors):
-        results = _as_tuple(_original_apply(_find(ctx.function))(*_merged(tensors, ctx.others)))
-    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
-    found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    by_tensor = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
-    return None, [by_tensor.get(id(tensor)) for tensor in tensors], None
-
-
-_operator.register_autograd(_backward, setup_context=_remember)
+differentiated_again(_operator, _again)

@@ -21,7 +21,7 @@ from shardwright._torch_compat import has_data
 from shardwright.errors import CaptureError
 from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.regions import NO_GRAD
-from shardwright.frontend.views import aliased_inputs, put_back, reversible
+from shardwright.frontend.views import aliased_inputs, name_of, put_back, reversible
 
 MUTATED = "shardwright_mutated"
 """Key in a placeholder's meta: the node that holds its value after the call."""
@@ -113,11 +113,6 @@ def _twin(node: Node) -> Any:
     return getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
 
 
-def _name(node: Node) -> str:
-    """``aten.view.default`` → ``view``."""
-    return getattr(node.target, "__name__", "").split(".")[0]
-
-
 def _manageable(node: Node) -> bool:
     """Whether this operator writes nothing, or has a functional twin and a way back to what it writes into."""
     written = _written(node)
@@ -194,7 +189,7 @@ class _Families:
 
     def _number(self, value: Any) -> bool | int | float | None:
         """The plain number that ``value`` is, however a device chose to wrap it (``x[0] = 1.0`` does so in two ways)."""
-        while isinstance(value, Node) and value.op == "call_function" and _name(value) in _CARRIERS:
+        while isinstance(value, Node) and value.op == "call_function" and name_of(value) in _CARRIERS:
             value = value.args[0]
         if isinstance(value, Node) and value.name in self.constants:
             constant = self.constants[value.name]

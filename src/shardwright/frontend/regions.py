@@ -63,14 +63,8 @@ def _inline(module: GraphModule, call: Node) -> None:
                 mapping[node] = module.graph.get_attr(name)
                 mapping[node].meta = dict(node.meta)
             elif node.op == "output":
-                out = node.args[0]
-                results = (
-                    tuple(torch.fx.map_arg(o, lambda n: mapping[n]) for o in out)
-                    if isinstance(out, tuple | list)
-                    else ()
-                )
-                if not isinstance(out, tuple | list):
-                    results = (mapping[out],)
+                out = node.args[0] if isinstance(node.args[0], tuple | list) else node.args[:1]
+                results = tuple(torch.fx.map_arg(o, lambda n: mapping[n]) for o in out)
             else:
                 copy = module.graph.node_copy(node, lambda n: mapping[n])
                 copy.meta[NO_GRAD] = no_grad

@@ -8,6 +8,7 @@ memory, flat, indexed by the sums of positions times strides. What lies beyond t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from shardwright.errors import CaptureError
+from shardwright.frontend.views import performed
 
 aten = torch.ops.aten
 
@@ -42,13 +44,7 @@ def _by_number(graph: Graph, node: Node) -> Node:
             "Call contiguous() on the argument first, or use unfold(), slices and reshapes.",
         )
 
-    def call(function: Any, *args: Any, **kwargs: Any) -> Node:
-        made = graph.call_function(function, args, kwargs)
-        fakes = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
-        with getattr(base, "fake_mode", torch.no_grad()):
-            made.meta = {**node.meta, "val": function(*fakes, **kwargs)}
-        return made
-
+    call = partial(performed, graph, node)
     flat = call(aten.reshape.default, call(aten.permute.default, source, order), [-1])
     place: Node | None = None
     for dim, (size, stride) in enumerate(zip(sizes, strides, strict=True)):

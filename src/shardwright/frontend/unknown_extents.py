@@ -13,7 +13,7 @@ import heapq
 import itertools
 import json
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from shardwright.errors import CaptureError
 from shardwright.frontend.group_text import FUNCTIONS, function_named
 from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.regions import NO_GRAD
+from shardwright.frontend.whole_operators import differentiated_again
 
 NAME = "shardwright::unknown_extents"
 ENCLOSED = "shardwright.unknown_extents.default"
@@ -260,22 +261,4 @@ def _(body: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.body, tensors = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Tensor | None]]:
-    tensors = [tensor.detach() for tensor in ctx.saved_tensors]
-    wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
-    with torch.enable_grad():
-        results = _performed(ctx.body, tensors)
-    pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
-    found: Iterable[Tensor | None] = [None] * len(wanted)
-    if pairs:
-        found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    by_tensor = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
-    return None, [by_tensor.get(id(tensor)) for tensor in tensors]
-
-
-_operator.register_autograd(_backward, setup_context=_remember)
+differentiated_again(_operator, _performed)

@@ -81,7 +81,7 @@ def _copies(node: Node) -> bool:
 def reversible(view: Node) -> bool:
     """Whether :func:`put_back` knows the way back through ``view``."""
     if view.target is operator.getitem:
-        return _name(view.args[0]) in _PIECES
+        return name_of(view.args[0]) in _PIECES
     return view.target in _SAME_ELEMENTS | _TRANSPOSITIONS | _SCATTERS.keys() or view.target in _OTHERS
 
 
@@ -112,7 +112,7 @@ def _put_back_piece(graph: Graph, piece: Node, base: Node, fresh: Node) -> Node:
     """Through ``split``, ``chunk`` or ``unbind``, whose results are lists; ``base`` is what was cut."""
     whole: Any = piece.args[0]
     index: Any = piece.args[1]
-    if _name(whole) == "unbind":
+    if name_of(whole) == "unbind":
         dim = whole.args[1] if len(whole.args) > 1 else whole.kwargs.get("dim", 0)
         return _call(graph, piece, base, aten.select_scatter.default, (base, fresh, dim, index))
     dim = whole.args[2] if len(whole.args) > 2 else whole.kwargs.get("dim", 0)
@@ -121,7 +121,16 @@ def _put_back_piece(graph: Graph, piece: Node, base: Node, fresh: Node) -> Node:
     return _call(graph, piece, base, aten.slice_scatter.default, (base, fresh, dim, start, start + sizes[index]))
 
 
-def _name(node: Any) -> str:
+def performed(graph: Graph, origin: Node, function: Any, *args: Any, **kwargs: Any) -> Node:
+    """A call in place of a part of ``origin``, whose value is what the function gives."""
+    made = graph.call_function(function, args, kwargs)
+    fakes = torch.fx.map_arg(args, lambda argument: argument.meta["val"])
+    with getattr(origin.meta["val"], "fake_mode", torch.no_grad()):
+        made.meta = {**origin.meta, "val": function(*fakes, **kwargs)}
+    return made
+
+
+def name_of(node: Any) -> str:
     """``aten.split.Tensor`` → ``split``."""
     return getattr(node.target, "__name__", "").split(".")[0]
 

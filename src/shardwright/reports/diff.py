@@ -76,12 +76,12 @@ class Difference:
 
     @property
     def seconds(self) -> float:
-        return self.steps[1].seconds - self.steps[0].seconds
+        return self.steps[1].timeline.seconds - self.steps[0].timeline.seconds
 
     def as_dict(self) -> dict[str, Any]:
         """What ``shardwright diff --json`` prints."""
         return {
-            "step_seconds": [step.seconds for step in self.steps],
+            "step_seconds": [step.timeline.seconds for step in self.steps],
             "memory_bytes": [step.timeline.peak_bytes for step in self.steps],
             "meshes": [[stage.strategy.axes for stage in plan.stages] for plan in (self.first, self.second)],
             "shape": [step.shape for step in self.steps],

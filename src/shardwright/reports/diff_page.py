@@ -18,10 +18,10 @@ def diff_page(found: Difference, names: Sequence[str]) -> str:
     """The page of a comparison; ``names`` are what to call the two plans."""
     one, other = found.steps
     cards = [
-        card(name, data(f"step {place}", step.seconds, seconds_text(step.seconds)), _under(step))
+        card(name, data(f"step {place}", step.timeline.seconds, seconds_text(step.timeline.seconds)), _under(step))
         for place, (name, step) in enumerate(zip(names, found.steps, strict=True))
     ]
-    ratio = other.seconds / one.seconds if one.seconds else 0.0
+    ratio = other.timeline.seconds / one.timeline.seconds if one.timeline.seconds else 0.0
     cards.append(card("second against first", f"{ratio:.3g} ×", signed(found.seconds)))
     most = max((abs(d.difference) for d in found.decisions), default=1.0) or 1.0
     rows = [

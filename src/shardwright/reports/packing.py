@@ -14,6 +14,7 @@ from typing import Any
 
 from shardwright.reports.steps import COMPUTE, RankStep
 from shardwright.simulator.engine import Processor
+from shardwright.simulator.stages import processor_of
 
 
 class Words:
@@ -54,10 +55,10 @@ def differences(values: Sequence[int]) -> list[int]:
 def packed_step(step: RankStep) -> dict[str, Any]:
     """One kind of rank: its events and storages as columns over three tables."""
     words, numbers = Words(), Words()
-    events, apart = step.events, step.parts
+    events, apart = step.stage.events, step.parts
     streams = {name: number for number, name in enumerate(step.streams)}
-    memory = step.memory
-    processor = step.processor
+    memory = step.stage.memory
+    processor = processor_of(step.stage.mesh)
     return {
         "streams": list(step.streams),
         "processor": processor and packed_processor(processor, step.streams),

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from shardwright.costs.memory import COMMUNICATION, GRADIENTS, TEMPORARIES, Alive, MemoryUse, Storage
+from shardwright.costs.memory import COMMUNICATION, GRADIENTS, TEMPORARIES, MemoryUse, Storage
 from shardwright.costs.passes import lives, once_a_step, rests
 from shardwright.costs.pricing import Event
 from shardwright.schedules import FORWARD, INPUT, Action
 from shardwright.schedules.trace import NAMES
 from shardwright.simulator import Timeline
 from shardwright.simulator.stages import PricedStage
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Something alive at the worst moment."""
+
+    bytes: int
+    kind: str
+    what: str
+    module: str
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from torch.distributed.tensor import Replicate
 
-from shardwright.cluster import Mesh, part_of
-from shardwright.costs.memory import MemoryUse, Storage
+from shardwright.cluster import part_of
+from shardwright.costs.memory import Storage
 from shardwright.costs.pricing import Event
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
@@ -24,8 +24,7 @@ from shardwright.program import COMPUTE
 from shardwright.program.pipeline import Pipeline
 from shardwright.reports.traffic import Flow, flows
 from shardwright.simulator import Timeline, simulate_plan
-from shardwright.simulator.engine import Processor
-from shardwright.simulator.stages import PricedStage, load_of, processor_of
+from shardwright.simulator.stages import PricedStage, load_of
 from shardwright.simulator.variants import order_name
 from shardwright.simulator.what_if import Parts, parts
 
@@ -46,10 +45,6 @@ class PlanStep:
     @staticmethod
     def of(plan: Plan, graph: Graph) -> PlanStep:
         return PlanStep(plan, graph, simulate_plan(plan, graph))
-
-    @property
-    def seconds(self) -> float:
-        return self.timeline.seconds
 
     @property
     def groups(self) -> range:
@@ -76,15 +71,9 @@ class PlanStep:
 
     @property
     def shape(self) -> str:
-        """The meshes, and where the batch is not taken in one go the micro-batches and their order."""
-        plan = self.plan
-        meshes = dict.fromkeys(" × ".join(f"{name} {size}" for name, size in s.strategy.axes) for s in plan.stages)
-        said = " or ".join(meshes)
-        if len(plan.stages) > 1:
-            said = f"{len(plan.stages)} stages of {said}"
-        if plan.microbatches > 1:
-            said += f", {plan.microbatches} micro-batches"
-        return said if not several_passes(plan) else f"{said}, {order_name(plan.schedule) or SEARCHED}"
+        """Stages, micro-batches and meshes, and where there are several passes their order."""
+        order = [order_name(self.plan.schedule) or SEARCHED] if several_passes(self.plan) else []
+        return ", ".join([self.plan.shape, *order])
 
     @cached_property
     def steps(self) -> tuple[RankStep, ...]:
@@ -192,36 +181,20 @@ class RankStep:
 
     stage: PricedStage
 
-    @property
-    def mesh(self) -> Mesh:
-        return self.stage.mesh
-
-    @property
-    def events(self) -> Sequence[Event]:
-        return self.stage.events
-
-    @property
-    def memory(self) -> MemoryUse:
-        return self.stage.memory
-
     @cached_property
     def streams(self) -> tuple[str, ...]:
         """The compute stream, then one per mesh axis that is cut, slowest link first."""
-        return tuple(load_of([(self.stage, range(len(self.events)))]))
-
-    @property
-    def processor(self) -> Processor | None:
-        return processor_of(self.mesh)
+        return tuple(load_of([(self.stage, range(len(self.stage.events)))]))
 
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
         """The seconds of every event by what they depend on; equal events are taken apart once."""
         known: dict[tuple[str, str, int, float], Parts] = {}
         made = []
-        for event in self.events:
+        for event in self.stage.events:
             key = (event.stream, event.collective, event.bytes, event.seconds)
             if key not in known:
-                known[key] = parts(event, self.mesh)
+                known[key] = parts(event, self.stage.mesh)
             made.append(known[key])
         return tuple(made)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.errors import Infeasible, ProblemError
 from shardwright.schedules.pipeline import Floats, Pipeline
-from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
+from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Action, Schedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def run(schedule: Schedule, pipeline: Pipeline) -> Timing:
     seconds, memory = flat.seconds.reshape(-1)[numbers], flat.memory.reshape(-1)[numbers]
     if run_orders(flat, numbers, begins, done, starts) < len(numbers):
         raise ProblemError(
-            f"the devices wait for each other: {_stuck(schedule, pipeline)}.", "Swap one of these actions."
+            f"the devices wait for each other: {_stuck(schedule, pipeline, done)}.", "Swap one of these actions."
         )
     cut = begins[1:-1]
     return Timing(
@@ -109,44 +109,24 @@ def _fits(schedule: Schedule, pipeline: Pipeline) -> None:
         )
 
 
-def _stuck(schedule: Schedule, pipeline: Pipeline) -> str:
-    """One circle of devices that wait for each other, in words. Runs only where something is wrong."""
-    heads = [0] * schedule.devices
-    done: set[Action] = set()
+def _stuck(schedule: Schedule, pipeline: Pipeline, done: Floats) -> str:
+    """One circle of devices that wait for each other, in words; ``done``: the ends of what could run."""
 
-    def missing(action: Action) -> Action | None:
+    def ran(action: Action) -> bool:
+        return bool(np.isfinite(done[KINDS.index(action.kind), action.stage, action.microbatch]))
+
+    def missing(action: Action) -> Action:
         stage, kind, i = action
-        needs: list[tuple[Action, ...]] = []
-        if kind == FORWARD:
-            needs = [(Action(edge.source, FORWARD, i),) for edge in pipeline.reads(stage)]
-        elif kind == WEIGHT:
-            needs = [(Action(stage, INPUT, i),)]
-        else:
-            readers = [edge.reader for edge in pipeline.read_by(stage)]
-            needs = [(Action(reader, INPUT, i), Action(reader, BACKWARD, i)) for reader in readers]
-            needs.append((Action(stage, FORWARD, i),))
-        return next((either[0] for either in needs if not done.intersection(either)), None)
+        needs = [Action(edge.source, FORWARD, i) for edge in pipeline.reads(stage) if kind == FORWARD]
+        needs += [Action(edge.reader, INPUT, i) for edge in pipeline.read_by(stage) if kind in (INPUT, BACKWARD)]
+        needs += [Action(stage, INPUT if kind == WEIGHT else FORWARD, i)] if kind != FORWARD else []
+        return next(need for need in needs if not ran(need))
 
-    moved = True
-    while moved:
-        moved = False
-        for device, order in enumerate(schedule.orders):
-            while heads[device] < len(order) and missing(order[heads[device]]) is None:
-                done.add(order[heads[device]])
-                heads[device] += 1
-                moved = True
-    waiting = [d for d, order in enumerate(schedule.orders) if heads[d] < len(order)]
-    if not waiting:
-        return "for seconds that are no numbers"
-    device = waiting[0]
-    seen: list[int] = []
+    heads = {d: next((a for a in order if not ran(a)), None) for d, order in enumerate(schedule.orders)}
+    waits = {device: missing(head) for device, head in heads.items() if head is not None}
+    seen, device = list[int](), next(iter(waits))
     while device not in seen:
         seen.append(device)
-        need = missing(schedule.orders[device][heads[device]])
-        assert need is not None
-        device = pipeline.device_of[need.stage]
+        device = pipeline.device_of[waits[device].stage]
     circle = seen[seen.index(device) :]
-    return ", ".join(
-        f"device {d} stands before {schedule.orders[d][heads[d]]}, which needs {missing(schedule.orders[d][heads[d]])}"
-        for d in circle
-    )
+    return ", ".join(f"device {d} stands before {heads[d]}, which needs {waits[d]}" for d in circle)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardwright.errors import ProblemError
+from shardwright.files import write
 from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, WEIGHT
 from shardwright.schedules.timing import Timing
 
@@ -50,7 +50,4 @@ def trace(timing: Timing) -> dict[str, Any]:
 
 def write_trace(timing: Timing, path: str | Path) -> None:
     """Write the trace to a file."""
-    try:
-        Path(path).write_text(json.dumps(trace(timing)))
-    except OSError as error:
-        raise ProblemError(f"{str(path)!r} cannot be written: {error.strerror}.", "Check the path.") from None
+    write(path, json.dumps(trace(timing)))

@@ -2,8 +2,8 @@
 
 Every worker's seconds only grow with its pieces. Giving each piece to the worker that is done first with it is then optimal
 for whole pieces: wherever another dealing ends earlier, some worker has a piece less in it, and that piece went to somebody
-who was done with it no later. The simulated hardware (:mod:`shardwright.simulator.work_queues`), the run-time
-assistant and the replays of production jobs among the benchmarks deal by this one function.
+who was done with it no later. The run-time assistant, the planner's shares, and among the benchmarks the replays of
+production jobs and the simulated hardware deal by this one function.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from shardwright.simulator.engine import lower_bound
 from shardwright.simulator.links import Links
 from shardwright.simulator.play import Pass, Played, play
 from shardwright.simulator.stages import PricedStage, load_of, price_stages, work_of
-from shardwright.simulator.variants import BETWEEN, check_links, not_so_many, orders_like, pipeline_like
+from shardwright.simulator.variants import BETWEEN, link_names, not_so_many, orders_like, pipeline_like
 from shardwright.simulator.what_if import WhatIf
 
 
@@ -79,11 +79,6 @@ class RankTimeline:
     def lower_bound(self) -> float:
         """No schedule of these events is shorter."""
         return lower_bound(self.events)
-
-    @cached_property
-    def upper_bound(self) -> float:
-        """One event after the other, each issued before it runs."""
-        return sum(event.seconds + event.host for event in self.events)
 
     @cached_property
     def load(self) -> dict[str, float]:
@@ -287,7 +282,7 @@ def simulate(
     """
     mesh = mesh.with_shares(strategy.shares)
     if what_if is not None:
-        what_if.check(mesh)
+        what_if.check([axis.name for axis in mesh.axes])
     pipe = Pipeline.of(graph, (Stage.of(graph, strategy),), 1, one_pass(training))
     decided = [ByPrice(mesh) if decisions is None else decisions]
     times = price_stages(pipe, [mesh], decided, optimizer, what_if, coordinate=coordinate)
@@ -319,7 +314,7 @@ def simulate_plan(
     >>> simulate_plan(plan, plan.graph(), microbatches=32).bubble                                # doctest: +SKIP
     """
     if what_if is not None:
-        check_links(plan, what_if)
+        what_if.check(link_names(plan))
     meshes, count = plan.meshes, plan.microbatches if microbatches is None else microbatches
     decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
     orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)

@@ -11,24 +11,15 @@ from shardwright.plans import Plan
 from shardwright.plans.transfer import carried
 from shardwright.program.pipeline import Pipeline
 from shardwright.schedules import RECIPES, Schedule, known_schedule
-from shardwright.simulator.what_if import WhatIf
 
 BETWEEN = "stages"
 """What a what-if calls the links between stages."""
 
 
 def link_names(plan: Plan) -> list[str]:
-    """What a what-if may say of a pipeline's links: the axes of its stages' meshes, and the links between stages."""
+    """What a what-if may say of a plan's links: the axes of its stages' meshes, and the links between stages."""
     axes = dict.fromkeys(name for stage in plan.stages for name, size in stage.strategy.axes if size > 1)
     return [*axes, *([BETWEEN] if len({stage.ranks for stage in plan.stages}) > 1 else [])]
-
-
-def check_links(plan: Plan, what_if: WhatIf) -> None:
-    """Refuse a link rate for a link that the pipeline does not have."""
-    names = link_names(plan)
-    for name in what_if.link_rates:
-        if name not in names:
-            raise ShardwrightError(f"The plan's stages have no link {name!r}.", f"They have: {', '.join(names)}.")
 
 
 def order_name(schedule: Schedule) -> str:

@@ -4,7 +4,7 @@ A plan draws the numbers of a cut tensor piece by piece, so a model with dropout
 one process does, and rightly so. To compare them, one process is given what the plan's processes drew in the very same pass
 (:mod:`shardwright.verification.shown`): each of its calls for random numbers gets the next tensor of them, ``dropout``
 multiplies by its mask, ``randn`` gives its tensor. Where the model's calls and the operators of its graph do not correspond
-one to one, the model is run once with every draw written down (:func:`settled`), and from then on all processes are given
+one to one, every draw of one call is written down (:func:`written_down`), and from then on all processes are given
 these. What cannot be given either way (dropout inside a fused attention or between the layers of an ``nn.LSTM``, layers
 skipped at random) is switched off, and said. Checkpointed blocks of the model are not computed again meanwhile: that would
 ask for their numbers a second time, in the backward pass, when nobody hands any out. Whether a plan's draws are what they
@@ -199,18 +199,6 @@ def _at_no_rate(op: Op) -> Op:
     return replace(op, args=args, kwargs=tuple((k, 0.0 if k == "dropout_p" else value) for k, value in op.kwargs))
 
 
-def settled(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[nn.Module, list[str]]:
-    """The model with its random numbers fixed, as one forward call draws them, and what was changed, in words.
-
-    The model is changed in place: its class becomes one whose ``forward`` hands the numbers out. Its parameters, their
-    names and its signature stay.
-    """
-    draws = written_down(model, args, kwargs)
-    if not draws.values and not draws.notes:
-        return model, []
-    return handing_out(model, draws), changed_by(draws)
-
-
 def changed_by(draws: Draws) -> list[str]:
     """What is changed about a model that is given these numbers, in words."""
     others = len(draws.values) - draws.notes.get(MASKS, 0)
@@ -233,7 +221,7 @@ def written_down(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def handing_out(model: nn.Module, draws: Draws) -> nn.Module:
-    """The model itself, with a class whose ``forward`` hands these numbers out."""
+    """The model itself, with a class whose ``forward`` hands these numbers out; parameters, names and signature stay."""
     if "_shardwright_draws" not in model.__dict__:
         model.__class__ = _handing_out(type(model))  # type: ignore[arg-type]  # classes can be hashed
     model.__dict__["_shardwright_draws"] = draws

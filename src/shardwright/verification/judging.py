@@ -63,8 +63,8 @@ def judged(
 
     def gradients_at(step: int, parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
         with all_double(), Decisions(turned):
-            twin = _twin(model, steps[step : step + 1], wide=True)
-            return retraced(*twin, Run(before=[dict(parameters)])).gradients[0]
+            twin, (own,) = _twin(model, steps[step : step + 1], wide=True)
+            return retraced(twin, own, parameters).gradients[0]
 
     def alone(steps: Steps, path: Run) -> tuple[Run, Run, list[list[Jump]]]:
         """The truth along a run's parameters, one process in the model's precision, and the answers it leaves open."""
@@ -108,7 +108,7 @@ def _traced(model: torch.nn.Module, steps: Steps, run: Run, wide: bool) -> tuple
     for number, before in enumerate(run.before):
         with all_double(wide), Decisions() as decisions:
             last = number + 1 == len(run.before)
-            step = retraced(twin, own[number : number + 1], Run(before=[before]), inputs=last)
+            step = retraced(twin, own[number], before, inputs=last)
         asked.append(decisions.questions)
         found.losses += step.losses
         found.outputs += step.outputs

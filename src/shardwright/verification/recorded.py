@@ -112,23 +112,22 @@ def train(
     return run
 
 
-def retraced(model: torch.nn.Module, steps: Steps, run: Run, inputs: bool = True) -> Run:
-    """What ``model`` computes on this process where every step starts from the parameters of ``run``.
+def retraced(
+    model: torch.nn.Module, batches: Sequence[Batch], parameters: Mapping[str, Tensor], inputs: bool = True
+) -> Run:
+    """What ``model`` computes on this process in a step that starts from these parameters.
 
     ``inputs`` says whether their gradients are wanted too.
     """
-    found = Run(before=run.before, parameters=run.parameters)
-    for before, batches in zip(run.before, steps, strict=True):
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(before[name])
-                parameter.grad = None
-        made = _step(model, batches, inputs, shows=False)
-        found.losses.append(statistics.mean(float(loss) for loss in made.losses.values()))
-        found.outputs.append(gathered(made.outputs, False).tensors)
-        found.gradients.append(gathered(made.gradients, False).tensors)
-    found.buffers = gathered(dict(model.named_buffers()), False).tensors
-    return found
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(parameters[name])
+            parameter.grad = None
+    made = _step(model, batches, inputs, shows=False)
+    kept = (made.outputs, made.gradients, dict(model.named_buffers()))
+    outputs, gradients, buffers = (gathered(tensors, False).tensors for tensors in kept)
+    loss = statistics.mean(float(loss) for loss in made.losses.values())
+    return Run(losses=[loss], outputs=[outputs], gradients=[gradients], buffers=buffers)
 
 
 def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from shardwright._torch_compat import dump_tree, flatten_tree
@@ -46,12 +45,11 @@ def looked_at(
     kwargs: Mapping[str, Any],
     graph: Graph,
     strategy: Strategy,
-    mesh: DeviceMesh,
 ) -> list[Comparison]:
     """Draw once on every rank of a strategy; rank 0 gets what was found about every operator that draws."""
     operators = drawing(graph)
     probe = _shown(graph, operators)
-    parallel = parallelize(model, strategy, args, kwargs, mesh=mesh, graph=probe, keep=True)
+    parallel = parallelize(model, strategy, args, kwargs, graph=probe, keep=True)
     torch.manual_seed(0)
     passes = []
     for _ in range(2):

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
 from shardwright.costs.deciding import ByPrice
-from shardwright.errors import RunError
+from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger
@@ -53,7 +52,6 @@ def check(
     plan: Union[Plan, Strategy],
     *,
     steps: Union[int, Steps] = 3,
-    mesh: DeviceMesh | None = None,
     graph: Graph | None = None,
     truth: Run | None = None,
     name: str = "found",
@@ -67,7 +65,6 @@ def check(
     where not the plan's; ``shown`` is the graph that returns its draws, which then are those of one process too.
     """
     first, dtype = dist.get_rank() == 0, dtype_of(model)
-    staged = isinstance(plan, Plan) and not plan.whole
     if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
         raise RunError(
             f"The plan asks for batch norms {plan.batch_norm}, which give other numbers than one process on the batch.",
@@ -77,9 +74,10 @@ def check(
         graph = shown.graph
         plan = replace(plan, signature=Signature.of(graph)) if isinstance(plan, Plan) else plan
     with all_double(dtype == torch.float64):
-        decisions = None if priced is None else ByPrice(priced)
-        asked: dict[str, Any] = {"mesh": mesh, "decisions": decisions, "outputs": "dtensor"}
-        parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **({} if staged else asked))
+        asked: dict[str, Any] = {} if priced is None else {"decisions": ByPrice(priced)}
+        whole = isinstance(plan, Strategy) or plan.whole
+        asked |= {"outputs": "dtensor"} if whole else {}
+        parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **asked)
         if isinstance(steps, int):
             steps = varied(model, parallel.graph, args, kwargs, steps, torch.is_grad_enabled())
     with default_double(dtype == torch.float64), torch.random.fork_rng(devices=[]):  # as the graph was captured
@@ -89,18 +87,18 @@ def check(
         run = train(parallel, steps, keep=first, together=True, shows=shown is not None, inputs=inputs)
     if not first:
         return None
-    strategy = plan.stages[0].strategy if isinstance(plan, Plan) else plan
+    strategy = parallel.plan.stages[0].strategy if whole else None
     found = judged(model, steps, run, truth, inputs)
     if shown is not None:
         passes = [draws for step in run.draws for draws in step]
-        found += judged_draws(shown.graph, shown.operators, None if staged else strategy, passes)
+        found += judged_draws(shown.graph, shown.operators, strategy, passes)
     return Verification(
         tuple(found),
         tuple(run.losses),
         str(dtype).removeprefix("torch."),
         {} if run.sent is None else sent(run.sent),
         name,
-        None if staged else cut_by(parallel.graph, strategy),
+        None if strategy is None else cut_by(parallel.graph, strategy),
     )
 
 
@@ -211,8 +209,7 @@ def verify(
 
         asked = replace(options or Options(), search=search, baselines=(), fewer_devices=False)
         own = _planned(graphs[min(graphs)], known, asked, stages, say)
-        plans = {d: replace(own, signature=Signature.of(g)) for d, g in graphs.items() if _fits(own, g)}
-        plans |= {d: _planned(g, known, asked, stages, say) for d, g in graphs.items() if d not in plans}
+        plans = {d: _for(own, g) or _planned(g, known, asked, stages, say) for d, g in graphs.items()}
     processes = next(iter(plans.values())).devices
     say(f"{'calling' if inference else 'training'} {steps} steps on {processes} processes and on one")
     told_all = (steps, forced, plan is not None, inference)
@@ -230,7 +227,7 @@ def _given(plan: Plan, build: Build, graphs: Mapping[bool, Graph]) -> dict[bool,
             real.append(capture(*(widened(model, args, kwargs) if double else (model, args, kwargs))))
     if not any(Signature.of(graph) == plan.signature for graph in real):
         plan.check(real[0])
-    return {d: replace(plan, signature=Signature.of(g)) for d, g in graphs.items() if _fits(plan, g)}
+    return {d: fitting for d, g in graphs.items() if (fitting := _for(plan, g)) is not None}
 
 
 def _planned(
@@ -245,12 +242,14 @@ def _planned(
     return plan_pipeline(graph, cluster, stages, options, progress=say)
 
 
-def _fits(plan: Plan, graph: Graph) -> bool:
-    """Whether a plan speaks of exactly the operators and sources of a graph (its dtypes may be others)."""
-    strategy, names = plan.stages[0].strategy, {op.name for op in graph.ops}
-    if not plan.whole:
-        return names == {name for stage in plan.stages for name in stage.operators}
-    return set(strategy.splits) == {op.name for op in graph.ops} and set(graph.sources) <= set(strategy.resting)
+def _for(plan: Plan, graph: Graph) -> Plan | None:
+    """The plan for a graph of other dtypes, where it speaks of exactly its operators and sources."""
+    own = replace(plan, signature=Signature.of(graph))
+    try:
+        own.check(graph)
+    except PlanError:
+        return None
+    return own
 
 
 def verify_rank(
@@ -285,19 +284,20 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
         compared |= dict.fromkeys(_given_in_words(batches, count))
         own = first and double and it.shown is None
         truths = functools.cache(lambda passes: truth_of(it.model, shortened(batches, passes)))  # noqa: B023
-        for name, strategy in wanted:
+        for name, chosen in wanted:
             passes = PASSES.get(name, "one")
-            staged = isinstance(strategy, Plan) and not strategy.whole
-            axes = strategy.stages[0].strategy.axes if isinstance(strategy, Plan) else strategy.axes
-            priced = frugal(forced_mesh(devices)) if name != "found" and not staged else None
-            asked: dict[str, Any] = {
-                "mesh": None if staged else mesh_of_axes(axes),
-                "graph": it.graph,
-                "priced": priced,
-            }
-            given: dict[str, Any] = {"steps": shortened(batches, passes), "shown": it.shown}
-            given["truth"] = truths(passes) if own else None
-            answer = check(it.model, it.args, it.kwargs, strategy, name=name, **asked, **given)
+            answer = check(
+                it.model,
+                it.args,
+                it.kwargs,
+                chosen,
+                steps=shortened(batches, passes),
+                graph=it.graph,
+                truth=truths(passes) if own else None,
+                name=name,
+                priced=frugal(forced_mesh(devices)) if isinstance(chosen, Strategy) else None,
+                shown=it.shown,
+            )
             runs += [answer] if answer is not None else []
         if not all_agree(runs):  # what is wrong in double precision need not be looked at again
             break
@@ -353,9 +353,9 @@ def streams(build: Build, devices: int, looked_at_already: bool = False) -> list
     if not drawing(graph):
         return []
     strategy = next(iter(forced_strategies(graph, forced_mesh(devices))))[1]
-    mesh, runs = mesh_of_axes(strategy.axes), []
+    runs = []
     for name, variant in list(variants(graph, strategy))[looked_at_already:]:
-        found = looked_at(model, args, kwargs, graph, variant, mesh)
+        found = looked_at(model, args, kwargs, graph, variant)
         if found:
             dtype = str(dtype_of(model)).removeprefix("torch.")
             runs.append(Verification(tuple(found), (), dtype, {}, f"random numbers, {name}", cut_by(graph, variant)))
@@ -367,9 +367,3 @@ def all_agree(runs: Sequence[Verification]) -> bool:
     box = [all(run.agrees for run in runs)]
     dist.broadcast_object_list(box)
     return box[0]
-
-
-@functools.lru_cache
-def mesh_of_axes(axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
-    """A mesh over all processes, made once: every new one costs process groups."""
-    return init_device_mesh("cpu", tuple(n for _, n in axes), mesh_dim_names=tuple(name for name, _ in axes))

@@ -6,12 +6,7 @@ import doctest
 from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from shardwright.errors import ProblemError
-from shardwright.simulator import work_queues
-from shardwright.simulator.work_queues import (
+from bench.work_queues import (
     AMOUNTS,
     VICTIMS,
     Queues,
@@ -22,6 +17,11 @@ from shardwright.simulator.work_queues import (
     run_job,
     run_step,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import work_queues
+from shardwright.errors import ProblemError
 
 
 @given(
