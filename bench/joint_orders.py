@@ -23,7 +23,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.planner import Options
 from shardwright.planner.joint import find_pipelines
 from shardwright.search.joint.orders import OTHERS
-from shardwright.simulator.variants import order_name
+from shardwright.simulator.what_if import order_name
 from shardwright.zoo import ENTRIES
 
 RESULTS = Path(__file__).parent / "measured" / "joint" / "orders.jsonl"

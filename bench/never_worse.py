@@ -29,7 +29,7 @@ from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.joint import Joint
 from shardwright.plans import Plan
 from shardwright.search.baselines import BASELINES
-from shardwright.simulator.variants import order_name
+from shardwright.simulator.what_if import order_name
 from shardwright.zoo import ENTRIES
 from shardwright.zoo.reference import resolve
 

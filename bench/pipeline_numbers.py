@@ -76,8 +76,7 @@ def subject(reference: str, batch: int, frozen: bool) -> tuple[Any, ...]:
     """A model in double precision with its batch, its graph, and what one process makes of them."""
     from shardwright.frontend import capture
     from shardwright.verification.ignored import with_ignored_labels
-    from shardwright.verification.precision import all_double
-    from shardwright.verification.prepare import widened, without_dropout
+    from shardwright.verification.prepare import all_double, widened, without_dropout
     from shardwright.verification.recorded import loss_of
     from shardwright.zoo.reference import resolve
 

@@ -98,7 +98,7 @@ def trained(name: str, way: str) -> list[float]:
 
 def all_ways(processes: int) -> dict[str, list[float]]:
     """On one rank, everything; Hugging Face casts logits to float32 for the loss, here to float64."""
-    from shardwright.verification.precision import all_double
+    from shardwright.verification.prepare import all_double
 
     with all_double():
         return _all_ways(processes)

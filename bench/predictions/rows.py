@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from shardwright.cli._program import rank_lines
+from shardwright.cli.explain import rank_lines
 from shardwright.costs.memory import memory
 from shardwright.graph import Graph
 from shardwright.plans import Plan

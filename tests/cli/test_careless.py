@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardwright import files
-from shardwright.cli import main
-from shardwright.cli._terminal import speak_plainly
+from shardwright.cli import main, speak_plainly
 from shardwright.errors import FileError
 
 

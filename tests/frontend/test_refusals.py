@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from shardwright.errors import CaptureError
 from shardwright.frontend import capture
 from shardwright.frontend.provenance import source_of
-from shardwright.verification import precision
-from shardwright.verification.precision import all_double
+from shardwright.verification import prepare
+from shardwright.verification.prepare import all_double
 
 
 class Base(nn.Module):
@@ -255,7 +255,7 @@ def test_the_line_is_the_models_also_while_everything_is_computed_in_double() ->
     """Verification's own functions stand between the model and PyTorch then."""
     with all_double(), pytest.raises(CaptureError, match=r"test_refusals\.py:\d+") as refusal:
         capture(Branching(), (torch.zeros(2, 3, device="meta"),))
-    assert "precision.py" not in str(refusal.value)
+    assert "prepare.py" not in str(refusal.value)
     with all_double():
         graph = capture(Branching(threshold=False), (torch.zeros(2, 3),))
     assert all("test_refusals.py" in op.source for op in graph.ops)
@@ -293,7 +293,7 @@ def test_advice_is_only_what_helps() -> None:
 def test_no_line_of_ours_is_blamed() -> None:
     """In double precision a mode of ours is called last, also where the model's code is all PyTorch's."""
     node = torch.fx.Graph().placeholder("x")
-    watching = precision.__file__
+    watching = prepare.__file__
     node.meta["stack_trace"] = (
         f'  File "{nn.__file__}", line 7, in forward\n  File "{watching}", line 37, in __torch_function__\n'
     )

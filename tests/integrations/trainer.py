@@ -13,7 +13,7 @@ import transformers
 
 from runtime.features import found, gpt2
 from shardwright.runtime import parallelize
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 
 TEXTS, ROWS, LENGTH, VOCABULARY = 20, 8, 12, 48
 """Two whole batches and one of four rows."""

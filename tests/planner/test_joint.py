@@ -29,7 +29,7 @@ from shardwright.search.joint.readings import computing_all_the_time
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
 from shardwright.simulator import simulate_plan
-from shardwright.simulator.variants import order_name
+from shardwright.simulator.what_if import order_name
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2x2xH100")

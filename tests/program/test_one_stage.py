@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.pipelines import pipeline_plan
-from shardwright.cli._program import rank_lines
+from shardwright.cli.explain import rank_lines
 from shardwright.costs.deciding import ByPrice
 from shardwright.frontend import capture
 from shardwright.graph import Graph

@@ -19,8 +19,7 @@ from shardwright.reports.steps import PlanStep
 from shardwright.reports.traffic import matrix
 from shardwright.reports.trust import published, read_verification
 from shardwright.simulator import WhatIf, simulate
-from shardwright.simulator.variants import link_names
-from shardwright.simulator.what_if import parts, scaled
+from shardwright.simulator.what_if import link_names, parts, scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 

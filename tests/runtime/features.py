@@ -42,7 +42,7 @@ from shardwright.schedules import Schedule
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 
 KINDS = ("one mesh", "accumulation", "1f1b", "interleaved-1f1b", "zb-v")
 ROWS, COUNT = 7, 4

@@ -15,8 +15,7 @@ from shardwright.errors import AssumptionBroken
 from shardwright.frontend import capture
 from shardwright.planner import Options, plan_graph
 from shardwright.runtime import parallelize
-from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import widened
+from shardwright.verification.prepare import all_double, widened
 from shardwright.verification.verify import check
 
 

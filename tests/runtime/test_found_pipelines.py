@@ -23,7 +23,7 @@ from shardwright.search.joint.ideals import Ideals
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan
 from shardwright.search.joint.timed import Run, Timed
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 from shardwright.verification.recorded import loss_of
 
 

@@ -27,7 +27,7 @@ from shardwright.runtime.clipping import clip_gradients
 from shardwright.runtime.materialise import parameters_on_meta
 from shardwright.runtime.shards import whole
 from shardwright.schedules import Schedule
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 from shardwright.verification.verify import verify_rank
 from shardwright.zoo.reference import resolve
 

@@ -26,7 +26,7 @@ from shardwright.schedules import RECIPES
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 
 transformers = pytest.importorskip("transformers")
 ROWS, LENGTH, VOCABULARY = 8, 12, 48

@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardwright.frontend import capture
 from shardwright.graph import Graph
-from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import widened, without_dropout
+from shardwright.verification.prepare import all_double, widened, without_dropout
 from shardwright.zoo.reference import resolve
 from shardwright.zoo.wide_resnet import WideResNet
 

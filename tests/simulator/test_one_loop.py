@@ -20,7 +20,7 @@ from shardwright.simulator.engine import run as run_events
 from shardwright.simulator.links import Links, Way
 from shardwright.simulator.play import play
 from shardwright.simulator.stages import PricedStage, processor_of
-from shardwright.simulator.variants import orders_like
+from shardwright.simulator.what_if import orders_like
 
 PLANS = Path(__file__).resolve().parents[2] / "bench" / "predictions" / "plans"
 ONE_MESH = ["recipe-fsdp", "three-axes-megatron", "cpu-megatron", "halos-images", "one-device-gpt", "inference-gpt"]

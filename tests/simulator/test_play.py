@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from shardwright.cli._program import rank_lines
+from shardwright.cli.explain import rank_lines
 from shardwright.cluster import Cluster, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph

@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.verification.draws import Draws, changed_by, handing_out, quiet, written_down
-from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import subject
+from shardwright.verification.prepare import all_double, subject
 from shardwright.verification.verify import forced_mesh, streams
 
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from shardwright import plan
 from shardwright.errors import PlanError
-from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import subject
+from shardwright.verification.prepare import all_double, subject
 from shardwright.verification.verify import _given
 
 

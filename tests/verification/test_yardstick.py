@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from shardwright.verification.compare import TIMES, Comparison
+from shardwright.verification.kinks import DRAWS, drawn_again, neighbour
 from shardwright.verification.recorded import Run
-from shardwright.verification.yardstick import DRAWS, drawn_again, neighbour
 
 RUN = Run(before=[{"w": torch.ones(3)}, {"w": torch.ones(3)}])
 

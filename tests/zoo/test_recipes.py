@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.errors import ModelError
-from shardwright.zoo.hf_recipes import made
+from shardwright.zoo.hf_types import made
 
 CONFIG = SimpleNamespace(vocab_size=50, image_token_id=49, vision=SimpleNamespace(size=6))
 KNOWN = {"rows": 2, "length": 4}

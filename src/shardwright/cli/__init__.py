@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import io
 import os
 import pkgutil
 import sys
@@ -10,7 +12,6 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli._terminal import speak_plainly
 from shardwright.errors import ShardwrightError
 
 app = typer.Typer(
@@ -75,3 +76,23 @@ def _stop(message: str, remedy: str = "", status: int = 2) -> None:
     if remedy:
         print(f"  {remedy}", file=sys.stderr)
     sys.exit(status)
+
+
+PLAIN = {
+    "×": "x", "–": "-", "—": "-", "…": "...", "→": "->", "←": "<-", "↔": "<->", "◀": "<", "▶": ">",
+    "µ": "u", "²": "2", "³": "3",
+    "≤": "<=", "≥": ">=", "·": "-", "Σ": "sum", "’": "'", "“": '"', "”": '"', "é": "e", "ö": "o", "ü": "u", "ä": "a",
+}  # fmt: skip
+
+
+def _letters(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(PLAIN.get(c, "?") for c in error.object[error.start : error.end]), error.end
+
+
+def speak_plainly() -> None:
+    """Let standard output and standard error write anything, on any terminal."""
+    codecs.register_error("shardwright-plain", _letters)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not (stream.encoding or "").lower().startswith("utf"):
+            stream.reconfigure(errors="shardwright-plain")

@@ -18,7 +18,7 @@ def cache(
     Example: shardwright cache clear
     """
     from shardwright.errors import ShardwrightError
-    from shardwright.reports.caches import caches
+    from shardwright.reports.machine import caches
 
     if action not in ("show", "clear"):
         raise ShardwrightError(f"A cache cannot {action!r}.", "Say shardwright cache, or shardwright cache clear.")

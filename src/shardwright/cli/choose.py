@@ -22,7 +22,7 @@ def choose(
 
     Example: shardwright choose problem.json.gz --time-limit 60
     """
-    from shardwright.cli._checks import check_seconds
+    from shardwright.cli._asked import check_seconds
     from shardwright.search.choose import evaluate, read_problem, solve
 
     check_seconds(zero=True, time_limit=time_limit)

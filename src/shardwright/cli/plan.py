@@ -17,14 +17,15 @@ from shardwright.cli._asked import (
     RecomputeOption,
     ScheduleOption,
     StagesOption,
+    check_numbers,
+    check_seconds,
     pipelining,
 )
-from shardwright.cli._checks import check_numbers, check_seconds
 from shardwright.cli._plans import TrustOption, build_model
-from shardwright.cli._serving import check_serving, print_serving
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
 from shardwright.cli._step import print_stages, stages_document
+from shardwright.errors import ShardwrightError
 
 
 def plan(
@@ -326,3 +327,29 @@ def _document(found: Any) -> dict[str, Any]:
         "serving": found.serving and vars(found.serving),
         **stages_document(found),
     }
+
+
+def check_serving(inference: bool, objective: str | None, cache: int, others: bool) -> None:
+    """Refuse what means nothing without ``--inference``, and questions that only training plans answer."""
+    if not inference and (objective is not None or cache):
+        raise ShardwrightError("--objective and --cache are about inference.", "Say --inference too.")
+    if inference and others:
+        raise ShardwrightError(
+            "--stages, --microbatches, --devices, --max-batch, --frontier and a second --cluster are about training.",
+            "Leave them out, or leave out --inference.",
+        )
+
+
+def print_serving(found: Any) -> None:
+    """What the plan is for, in a sentence."""
+    from shardwright.planner.sizing import batch_and_tokens
+
+    serving, seconds = found.serving, found.prediction.step_seconds
+    rows = batch_and_tokens(found.graph())[0]
+    rate = f", {rows / seconds:,.0f} rows a second"
+    together = f"{serving.calls} calls at once" if serving.calls > 1 else "one call"
+    cache = f" with {serving.cache} positions in the cache" if serving.cache else ""
+    console.print(
+        f"Inference for {serving.objective}: {together}{cache} in {seconds_text(seconds)}{rate}. "
+        "Results lie as the plan cuts them; what is asked for whole is put together when first used."
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli._checks import WIDEST, check_seconds, check_whole
+from shardwright.cli._asked import WIDEST, check_seconds, check_whole
 from shardwright.cli._show import console, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def schedule(
     from shardwright.errors import ProblemError
     from shardwright.files import check_writable
     from shardwright.schedules import check_memory, known_schedule, pipeline, read_csv, run, stage_devices, write_csv
-    from shardwright.schedules.trace import write_trace
+    from shardwright.schedules.picture import write_trace
     from shardwright.search.schedule import OBJECTIVES, find_schedule, lower_bound
 
     if objective not in OBJECTIVES:

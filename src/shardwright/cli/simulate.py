@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardwright.cli._checks import WIDEST, check_whole
+from shardwright.cli._asked import WIDEST, check_whole
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import console, print_json, progress
 from shardwright.cli._step import print_step, step_document

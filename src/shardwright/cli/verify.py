@@ -17,9 +17,9 @@ from shardwright.cli._asked import (
     RecomputeOption,
     ScheduleOption,
     StagesOption,
+    check_numbers,
     pipelining,
 )
-from shardwright.cli._checks import check_numbers
 from shardwright.cli._show import bytes_text, console, print_json, progress, table
 
 if TYPE_CHECKING:

@@ -28,11 +28,9 @@ from shardwright._torch_compat import (
     without_torchscript,
 )
 from shardwright.errors import CaptureError
-from shardwright.frontend.assertions import drop_assertions
 from shardwright.frontend.assumptions import Answers, answers_of, assuming
 from shardwright.frontend.buffers import written_buffers
 from shardwright.frontend.checks import skipped_checks
-from shardwright.frontend.complex_numbers import scatter_pairs
 from shardwright.frontend.containers import opened_outputs, register_containers
 from shardwright.frontend.convert import convert
 from shardwright.frontend.diagnose import calls_int, explain_failure, looks_at_data
@@ -43,10 +41,10 @@ from shardwright.frontend.masks import dense_masks
 from shardwright.frontend.prune import ASSUMED
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
-from shardwright.frontend.strides import without_strides
+from shardwright.frontend.rewriting import drop_assertions, scatter_pairs, without_strides
+from shardwright.frontend.scalars import numbers_of_data
 from shardwright.frontend.unknown_extents import ENCLOSED, UnknownResultError, enclose_unknown_extents
 from shardwright.frontend.vmapped import batched_operators
-from shardwright.frontend.whole_numbers import numbers_of_data
 from shardwright.graph import Graph
 
 

@@ -4,13 +4,14 @@
 gradients. During a capture every call of one becomes ``shardwright.autograd_function(name, tensors, others)``:
 forward applies the function; backward applies it again and asks autograd, which runs the function's own backward. The
 name is the class's import path, so a graph that was saved finds it again where its module is imported; a class that
-has no such path, or arguments that cannot be written down, are refused.
+has no such path, or arguments that cannot be written down, are refused. Other operators that stand for several steps of a
+model have gradients in the same way (:func:`differentiated_again`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,7 +21,6 @@ from torch import Tensor
 from shardwright._torch_compat import shares_memory, version_of
 from shardwright.errors import CaptureError
 from shardwright.frontend.containers import known_class
-from shardwright.frontend.whole_operators import differentiated_again
 
 NAME = "shardwright::autograd_function"
 _TENSOR = "<tensor>"
@@ -103,6 +103,28 @@ def _operator(function: str, tensors: Sequence[Tensor], others: str) -> list[Ten
 def _(function: str, tensors: Sequence[Tensor], others: str) -> list[Tensor]:
     with torch.no_grad():
         return _apply(function, tensors, others)
+
+
+def differentiated_again(operator: Any, again: Callable[..., Sequence[Tensor]]) -> None:
+    """Give an operator of ``(text, tensors, *texts)`` the gradients that its tensors have where ``again`` performs it."""
+
+    def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.text, tensors, *ctx.others = inputs
+        ctx.save_for_backward(*tensors)
+
+    def backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        tensors = [tensor.detach() for tensor in ctx.saved_tensors]
+        wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
+        with torch.enable_grad():
+            results = again(ctx.text, tensors, *ctx.others)
+        pairs = [(r, g) for r, g in zip(results, grads, strict=True) if g is not None and r.requires_grad]
+        found: Iterable[Tensor | None] = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad([r for r, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        by_tensor = {id(tensor): grad for tensor, grad in zip(wanted, found, strict=True)}
+        return None, [by_tensor.get(id(tensor)) for tensor in tensors], *[None for _ in ctx.others]
+
+    operator.register_autograd(backward, setup_context=remember)
 
 
 def _again(function: str, tensors: Sequence[Tensor], others: str) -> tuple[Any, ...]:

@@ -1,13 +1,20 @@
-"""Tensors without dims that models use as Python numbers: made into tensors of them, or given as sizes.
+"""Tensors without dims that models use as Python numbers: made into tensors of them, given as sizes, or read by ``int(x)``.
 
 ``torch.tensor([x.max(), y.max()])`` copies values, which a trace has none of; it is captured as the stack it means.
 ``F.pad(x, (left, right))`` takes tensors for sizes without asking them (``int(left)``) where anybody hears it: here they are
 asked.
+
+Python lets ``int`` give nothing but an ``int``, and so a trace that has no values stops there. Where a capture asks for it,
+the modules of the model see another ``int`` that gives what ``item()`` gives: a number that every step takes from its own
+data, which may go into a roll, a shift or a slice.
 """
 
 from __future__ import annotations
 
+import builtins
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from shardwright._torch_compat import has_data
+from shardwright.process_wide import in_turn
 
 TAKE_SIZES = {
     functional.pad,
@@ -94,3 +102,44 @@ def _stacked(data: Any) -> Tensor:
 def detached(tensor: Tensor) -> Tensor:
     """``tensor.data``: a trace knows nothing of a tensor that was taken out of it, and does of one that is detached."""
     return tensor.data if has_data(tensor) else tensor.detach()
+
+
+class _Kind(type):
+    """Passes for ``int`` where types are asked for."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], torch.Tensor) and not has_data(args[0]):
+            return args[0].item()
+        return builtins.int(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, builtins.int)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, builtins.int)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is builtins.int
+
+    def __hash__(cls) -> builtins.int:
+        return hash(builtins.int)
+
+
+class _Int(builtins.int, metaclass=_Kind):
+    pass
+
+
+@contextmanager
+def numbers_of_data(model: torch.nn.Module) -> Iterator[None]:
+    """While this lasts, ``int`` means this in every Python module that defines a part of ``model``."""
+    names = {type(part).__module__ for part in model.modules()}
+    homes = [vars(sys.modules[name]) for name in names if name in sys.modules and name.split(".")[0] != "torch"]
+    homes = [home for home in homes if "int" not in home]
+    with in_turn():
+        for home in homes:
+            home["int"] = _Int
+        try:
+            yield
+        finally:
+            for home in homes:
+                del home["int"]

@@ -23,10 +23,10 @@ from torch.fx import Node
 
 from shardwright._torch_compat import draws_random_numbers, is_operator
 from shardwright.errors import CaptureError
+from shardwright.frontend.custom_functions import differentiated_again
 from shardwright.frontend.group_text import FUNCTIONS, function_named
 from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.regions import NO_GRAD
-from shardwright.frontend.whole_operators import differentiated_again
 
 NAME = "shardwright::unknown_extents"
 ENCLOSED = "shardwright.unknown_extents.default"

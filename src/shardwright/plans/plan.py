@@ -335,7 +335,7 @@ class Plan:
         """What a notebook shows."""
         from importlib import import_module  # reports come after plans: a notebook asks for them, plans do not
 
-        html: str = import_module("shardwright.reports.notebook").notebook_html(self)
+        html: str = import_module("shardwright.reports.glance").notebook_html(self)
         return html
 
     def save(self, path: str | Path) -> None:

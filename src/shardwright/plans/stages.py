@@ -16,8 +16,15 @@ from shardwright.cluster import Cluster, Mesh, mesh_of, part_of
 from shardwright.errors import PlanError, ProblemError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.plans.decided import NestText, RouteText, decisions_from, nests_text, routes_text
-from shardwright.plans.layouts import layout_from, layout_text
+from shardwright.plans.layouts import (
+    NestText,
+    RouteText,
+    decisions_from,
+    layout_from,
+    layout_text,
+    nests_text,
+    routes_text,
+)
 from shardwright.program import Sizes, Written
 from shardwright.records import shown
 from shardwright.schedules import Schedule

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.reports.diff import Decision, Difference
 from shardwright.reports.html import asset, card, data, escape, table
-from shardwright.reports.packed import packed_plan
+from shardwright.reports.packing import packed_plan
 from shardwright.reports.page import document
 from shardwright.reports.steps import PlanStep
 from shardwright.units import bytes_text, seconds_text

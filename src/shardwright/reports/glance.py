@@ -1,15 +1,17 @@
 """A plan at a glance: its step against every baseline and the bound, its memory against the limit, its rate and its price.
 
-All of it is plain HTML without a script, so that it reads anywhere: in the page before anything has run, and in a notebook.
+All of it is plain HTML without a script, so that it reads anywhere: in the page before anything has run, and in a notebook,
+in a frame of its own so that neither page's styles touch the other's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Candidate, Plan
-from shardwright.reports.html import card, data, escape
+from shardwright.reports.html import asset, card, data, escape, table
 from shardwright.search.limits import limit_of
 from shardwright.units import bytes_text, seconds_text
 
@@ -180,3 +182,30 @@ def memory_gauge(breakdown: dict[str, int], limit: float) -> str:
         f"{kind} {bytes_text(size)}" for kind, size in sorted(breakdown.items(), key=lambda item: -item[1])
     )
     return f'<div class="gauge" role="img" aria-label="Alive at the peak: {escape(said)}">{parts}</div>'
+
+
+ROW, REST = 32, 560
+"""Points a line of the race takes, and everything else."""
+
+
+def notebook_html(plan: Plan) -> str:
+    """What a notebook shows for a plan; ``plan.save`` and ``shardwright report`` give the whole page.
+
+    >>> from IPython.display import HTML
+    >>> HTML(notebook_html(plan))
+    """
+    try:
+        work = work_of(plan.graph())
+    except ShardwrightError:
+        work = None  # a plan that holds no graph knows no tokens
+    notes = table("Notes", ["note"], [[escape(note)] for note in plan.notes]) if plan.notes else ""
+    inside = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title><style>{asset("page.css")}'
+        "body { font-size: 14px; } main { padding: 0.5rem; }</style></head><body><main>"
+        f"<h2>{escape(plan.model or 'model')} on {escape(plan.cluster.name)}</h2>"
+        f'<p class="hint">{escape(plan.shape)} · prices: {escape(plan.calibration)}</p>'
+        f"{glance(plan, work)}{notes}</main></body></html>"
+    )
+    height = REST + ROW * len(plan.candidates) + 60 * bool(plan.notes)
+    style = f"width:100%;height:{height}px;border:0"
+    return f'<iframe title="Shardwright plan" style="{style}" srcdoc="{escape(inside, quote=True)}"></iframe>'

@@ -2,6 +2,10 @@
 
 Each check looks at one thing and says what it found; one that fails carries the remedy. The last one starts two processes
 and has them add two numbers with gloo, which is what `verify` and `run` need before anything else.
+
+What Shardwright keeps here between runs (:mod:`shardwright.caches`) is counted too, with how to be rid of it: probed rules
+of unknown operators, calibrations of ``local:N``, compiled kernels. All are found again when they are needed, at the cost of
+time.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardwright import __version__
-from shardwright.errors import ShardwrightError
-from shardwright.reports.caches import caches
+from shardwright.caches import root
+from shardwright.errors import FileError, ShardwrightError
 from shardwright.units import bytes_text
 
 OLDEST_TORCH, NEXT_TORCH = (2, 11), (2, 14)
@@ -170,3 +175,50 @@ def _added() -> float:
     number = torch.tensor(float(dist.get_rank() + 1))
     dist.all_reduce(number)
     return float(number)
+
+
+KINDS = (
+    ("probed rules", "probed", "*.json", "operators nobody described are probed again"),
+    ("calibrations", "", "local-*.toml", "local:N is measured again, 40 s each"),
+    ("compiled kernels", "compiled", "**/*", "the first search of a version compiles for some seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One kind of thing that is kept: its files, and what happens without them."""
+
+    name: str
+    folder: Path
+    files: tuple[Path, ...]
+    without: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files if file.exists())
+
+    def clear(self) -> None:
+        for file in self.files:
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as problem:
+                raise FileError(f"Cannot remove {str(file)!r}: {problem.strerror}.", "Remove it by hand.") from None
+
+
+def caches() -> tuple[Cache, ...]:
+    """Everything that is kept; nothing where there is no home to keep it in.
+
+    >>> [cache.name for cache in caches()]
+    ['probed rules', 'calibrations', 'compiled kernels']
+    """
+    base = root()
+    if base is None:
+        return ()
+    return tuple(
+        Cache(name, base / kind, _files(base / kind, pattern), without) for name, kind, pattern, without in KINDS
+    )
+
+
+def _files(folder: Path, pattern: str) -> tuple[Path, ...]:
+    found = folder.glob(pattern) if folder.is_dir() else ()
+    return tuple(sorted(path for path in found if path.is_file()))

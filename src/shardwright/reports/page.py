@@ -14,17 +14,16 @@ from shardwright.graph import Graph
 from shardwright.planner import describe_graph
 from shardwright.plans import Plan
 from shardwright.reports.cuts import MEANING
+from shardwright.reports.explaining import why_rows
 from shardwright.reports.glance import glance, work_of
 from shardwright.reports.html import asset, escape, filled, legend_item, script
 from shardwright.reports.measured import compare, measured_html, packed_measured
-from shardwright.reports.packed import packed_plan, packed_traffic
-from shardwright.reports.packing import deflated
+from shardwright.reports.packing import deflated, packed_plan, packed_traffic
 from shardwright.reports.sections import communication_section, memory_section, timeline_section, what_if_section
 from shardwright.reports.splitting import split_rows
 from shardwright.reports.steps import PlanStep, told_by
 from shardwright.reports.traces import Trace
 from shardwright.reports.trust import trust
-from shardwright.reports.why import why_rows
 from shardwright.search.limits import limit_of
 
 SCRIPTS = (

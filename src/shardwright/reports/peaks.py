@@ -13,7 +13,7 @@ from shardwright.costs.memory import COMMUNICATION, GRADIENTS, TEMPORARIES, Memo
 from shardwright.costs.passes import lives, once_a_step, rests
 from shardwright.costs.pricing import Event
 from shardwright.schedules import FORWARD, INPUT, Action
-from shardwright.schedules.trace import NAMES
+from shardwright.schedules.picture import NAMES
 from shardwright.simulator import Timeline
 from shardwright.simulator.stages import PricedStage
 

@@ -18,7 +18,7 @@ from shardwright.reports.glance import candidate_name, is_ours
 from shardwright.reports.splitting import standing
 from shardwright.reports.steps import PlanStep, several_passes, stage_plans
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
-from shardwright.schedules.trace import NAMES
+from shardwright.schedules.picture import NAMES
 from shardwright.search.labels import Labels
 from shardwright.units import bytes_text, seconds_text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.reports.glance import Work, memory_gauge
 from shardwright.reports.html import asset, breakable, data, escape, legend_item, table
-from shardwright.reports.packed import BETWEEN
+from shardwright.reports.packing import BETWEEN
 from shardwright.reports.peaks import peak_of
 from shardwright.reports.steps import PlanStep, rank_word, several_passes
 from shardwright.reports.traffic import RECEIVERS

@@ -25,8 +25,7 @@ from shardwright.program.pipeline import Pipeline
 from shardwright.reports.traffic import Flow, flows
 from shardwright.simulator import Timeline, simulate_plan
 from shardwright.simulator.stages import PricedStage, load_of
-from shardwright.simulator.variants import order_name
-from shardwright.simulator.what_if import Parts, parts
+from shardwright.simulator.what_if import Parts, order_name, parts
 
 __all__ = ["COMPUTE", "Event", "PlanStep", "RankStep", "Storage", "stage_plans", "told_by"]
 

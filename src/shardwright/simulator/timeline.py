@@ -29,8 +29,7 @@ from shardwright.simulator.engine import lower_bound
 from shardwright.simulator.links import Links
 from shardwright.simulator.play import Pass, Played, play
 from shardwright.simulator.stages import PricedStage, load_of, price_stages, work_of
-from shardwright.simulator.variants import BETWEEN, link_names, not_so_many, orders_like, pipeline_like
-from shardwright.simulator.what_if import WhatIf
+from shardwright.simulator.what_if import BETWEEN, WhatIf, link_names, not_so_many, orders_like, pipeline_like
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.files import write
 from shardwright.program import COMPUTE
 from shardwright.program.instructions import REDUCE, UPDATE
-from shardwright.schedules.trace import NAMES
+from shardwright.schedules.picture import NAMES
 from shardwright.simulator.timeline import RankTimeline, Timeline
 
 MOST_EVENTS = 200_000

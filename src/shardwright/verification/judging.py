@@ -20,11 +20,9 @@ from shardwright.verification.batches import Batch, Steps
 from shardwright.verification.compare import TIMES, Comparison, compare
 from shardwright.verification.decisions import Decisions, Jump, Question, jumps
 from shardwright.verification.gathering import distance
-from shardwright.verification.kinks import beside_kinks, from_its_own_side
-from shardwright.verification.precision import all_double
-from shardwright.verification.prepare import widened
+from shardwright.verification.kinks import beside_kinks, drawn_again, from_its_own_side
+from shardwright.verification.prepare import all_double, widened
 from shardwright.verification.recorded import Run, retraced, train
-from shardwright.verification.yardstick import drawn_again
 
 Tensors = Mapping[str, Tensor]
 

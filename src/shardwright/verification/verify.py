@@ -35,8 +35,16 @@ from shardwright.verification.draws import drawing
 from shardwright.verification.forced import blocks_of, cut_by, forced_strategies, frugal
 from shardwright.verification.forced_pipelines import MICROBATCHES, drawn_by_rows, forced_pipeline
 from shardwright.verification.judging import dtype_of, judged, truth_of
-from shardwright.verification.precision import all_double, default_double
-from shardwright.verification.prepare import Build, Subject, built, quieted, subject, widened
+from shardwright.verification.prepare import (
+    Build,
+    Subject,
+    all_double,
+    built,
+    default_double,
+    quieted,
+    subject,
+    widened,
+)
 from shardwright.verification.recorded import LOSS_SCALE, Run, train
 from shardwright.verification.shown import Shown
 from shardwright.verification.streams import judged_draws, looked_at, variants

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import ModelError
-from shardwright.zoo.hf_recipes import made, tokens
-from shardwright.zoo.hf_types import particulars, usual_companions, usual_recipes
+from shardwright.zoo.hf_types import made, particulars, tokens, usual_companions, usual_recipes
 
 DEFAULT_BATCH = 4
 LONGEST_DEFAULT = 1024

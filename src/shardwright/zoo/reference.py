@@ -1,7 +1,8 @@
 """From what a person writes to a model: ``gpt:layers=24``, ``hf:llama:small``, ``hf:config.json``, ``file.py:function``.
 
-Everything is built inside the wanted device and dtype with a fixed seed, so every process that resolves the same
-reference has the same weights and the same inputs, and a model on meta costs no memory.
+Everything is built inside the wanted device and dtype with a fixed seed, so every process that resolves the same reference
+has the same weights and the same inputs, and a model on meta costs no memory. A model that is served is in evaluation mode
+and without labels; its cache is what it hands out itself after a first call on so many tokens (on meta that costs nothing).
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from shardwright import zoo
 from shardwright.errors import ModelError
 from shardwright.process_wide import in_turn
 from shardwright.zoo.hugging_face import build_hugging_face
-from shardwright.zoo.serving import with_cache, without_labels
 from shardwright.zoo.sizes import nearest, parse_sizes
 
 SEED = 0
@@ -191,3 +191,39 @@ def _load(path: Path, function: str) -> Callable[..., Any]:
         names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ModelError(f"{path} has no function {function!r}{nearest(function, names)}.", "Name one that it defines.")
     return found
+
+
+_LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions", "return_loss", "mc_labels")
+
+
+def without_labels(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments less those that only a loss needs, where the model can do without.
+
+    >>> class Model(nn.Module):
+    ...     def forward(self, x, labels=None): ...
+    >>> without_labels(Model(), {"x": 1, "labels": 2})
+    {'x': 1}
+    """
+    accepted = inspect.signature(model.forward).parameters
+    optional = {name for name in _LABELS if name in accepted and accepted[name].default is not inspect.Parameter.empty}
+    return {name: value for name, value in kwargs.items() if name not in optional}
+
+
+def with_cache(model: nn.Module, kwargs: dict[str, Any], new: int) -> dict[str, Any]:
+    """The call that decodes the last ``new`` tokens of ``input_ids``, all before them being in the cache.
+
+    >>> with_cache(gpt2, {"input_ids": tokens}, 1)["input_ids"].shape                            # doctest: +SKIP
+    torch.Size([4, 1])
+    """
+    tokens = kwargs.get("input_ids")
+    if tokens is None or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise ModelError(
+            f"{type(model).__name__} does not decode input_ids alone, so that no cache can be made for it.",
+            "Give a decoder (hf:gpt2), or write a function that returns (model, args, kwargs) with the cache in kwargs.",
+        )
+    with torch.no_grad():
+        output = model(input_ids=tokens[:, :-new], use_cache=True)
+    cache = getattr(output, "past_key_values", None)
+    if cache is None:
+        raise ModelError(f"{type(model).__name__} hands out no cache.", "Leave out --cache.")
+    return {"input_ids": tokens[:, -new:], "past_key_values": cache}

@@ -34,7 +34,7 @@ from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 
 Subject = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
 YARDSTICK = fewer.yardstick

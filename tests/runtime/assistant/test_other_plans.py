@@ -22,7 +22,7 @@ from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import assist, clocks, links, other_plans
 from shardwright.runtime.assistant import assistant as acting
-from shardwright.verification.precision import all_double
+from shardwright.verification.prepare import all_double
 from shardwright.zoo.reference import resolve
 
 
