@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from planting import around, in_kernel, mutation, pictures, words
-from shardwright.operators.kernels import convolutions, losses, normalisations
+from shardwright.operators.families import convolutions, losses, normalisations
 from shardwright.operators.pieces import Call, Piece
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from planting import around, deep, forgetting, mutation, perceptron, pictures, words
 from shardwright.lowering import collectives, randomness
-from shardwright.operators.kernels import normalisations
+from shardwright.operators.families import normalisations
 from shardwright.program import Phase
 from shardwright.program.instructions import REDUCE
 from shardwright.runtime import (

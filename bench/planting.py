@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.registry import KERNELS
+from shardwright.operators.record import known, record, records
 
 
 class Words(nn.Module):
@@ -162,8 +162,10 @@ def around(stack: ExitStack, owner: Any, attribute: str, change: Callable[..., A
 
 
 def in_kernel(stack: ExitStack, target: str, change: Callable[[Callable[[Call], Piece | None], Call], Any]) -> None:
-    original = KERNELS[target]
-    stack.enter_context(mock.patch.dict(KERNELS, {target: functools.partial(change, original)}))
+    original = record(target).piece
+    assert original is not None
+    stack.enter_context(mock.patch.dict(records()))
+    known(target, piece=functools.partial(change, original))
 
 
 def last_rank() -> bool:

@@ -16,7 +16,7 @@ import torch
 import bench.published
 import shardwright
 from shardwright.operators.deriving import forget
-from shardwright.operators.registry import DESCRIPTIONS, KERNELS
+from shardwright.operators.record import records
 from shardwright.verification.samples import SAMPLES
 
 READERS = {
@@ -79,7 +79,7 @@ def private_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def private_registries():
     """Examples describe operators of their own; whoever runs afterwards does not know them."""
-    kept = [(table, dict(table)) for table in (DESCRIPTIONS, KERNELS, SAMPLES)]
+    kept = [(table, dict(table)) for table in (records(), SAMPLES)]
     yield
     for table, before in kept:
         table.clear()

@@ -16,12 +16,11 @@ def private_cache(tmp_path, monkeypatch):
 def registry():
     """Whatever a test registers is gone after it."""
     from shardwright.operators import deriving
-    from shardwright.operators.registry import DESCRIPTIONS, KERNELS
+    from shardwright.operators.record import records
 
-    before = dict(DESCRIPTIONS), dict(KERNELS)
+    before = dict(records())
     deriving.forget()
     yield
-    for table, old in zip((DESCRIPTIONS, KERNELS), before, strict=True):
-        table.clear()
-        table.update(old)
+    records().clear()
+    records().update(before)
     deriving.forget()

@@ -52,13 +52,12 @@ def test_the_command_lists_checks_and_fails(registry):
     assert passed.exit_code == 0 and json.loads(passed.stdout)["runs"] > 10
 
     from shardwright.operators.language import Sum
-    from shardwright.operators.registry import DESCRIPTIONS, Description
+    from shardwright.operators.record import known
 
     def wrong(a, b):
         return lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, i])
 
-    good = DESCRIPTIONS["aten.bmm.default"]
-    DESCRIPTIONS["aten.bmm.default"] = Description(good.target, wrong, good.kind)
+    known("aten.bmm.default", function=wrong)
     failed = runner.invoke(app, ["ops", "--check", "aten.bmm", "--json"])
     assert failed.exit_code != 0
 

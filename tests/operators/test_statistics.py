@@ -7,7 +7,7 @@ import threading
 import torch
 from torch.nn.functional import batch_norm
 
-from shardwright.operators.kernels.statistics import normalised
+from shardwright.operators.families.statistics import normalised
 
 EPS = 1e-5
 

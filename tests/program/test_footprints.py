@@ -9,8 +9,9 @@ import torch
 
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.graph.core import Ref
-from shardwright.program.device_kernels import hidden, workspace
+from shardwright.operators import record
 from shardwright.program.footprints import Call, Strided, backward, forward, resolve
+from shardwright.program.workspaces import workspace
 
 X, Y = (4, 8, 16), (4, 8, 16)
 R = [Ref(str(i)) for i in range(8)]
@@ -200,4 +201,4 @@ def test_libraries_take_their_share() -> None:
     assert workspace(hopper) == 64 * 2**20
     assert workspace(mesh_of(parse_cluster("local:1")).device) == 0
     q = Strided.contiguous((2, 8, 128, 64), "bfloat16", True)
-    assert hidden("aten.scaled_dot_product_attention.default", "cuda", [q, q, q], [q]) == (0, 2 * q.bytes)
+    assert record("aten.scaled_dot_product_attention.default").reserve("cuda", [q, q, q], [q]) == (0, 2 * q.bytes)

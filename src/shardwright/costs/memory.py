@@ -20,8 +20,8 @@ from shardwright.costs.memory_allocator import SMALL, Allocator, Block, rounded,
 from shardwright.costs.offsets import Lives
 from shardwright.costs.optimizer import optimizer
 from shardwright.program import Instruction, Kind, Program
-from shardwright.program.device_kernels import workspace
 from shardwright.program.recording import can_be_recorded
+from shardwright.program.workspaces import workspace
 
 PARAMETERS, OPTIMIZER, BUFFERS, INPUTS = "parameters", "optimizer state", "buffers", "inputs"
 GRADIENTS, ACTIVATIONS, FLOWING = "gradients", "activations", "activation gradients"

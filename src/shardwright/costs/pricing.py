@@ -23,6 +23,7 @@ from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds
 from shardwright.costs.replica_sums import leg_seconds
 from shardwright.graph.core import DTYPE_BYTES
+from shardwright.operators import record
 from shardwright.program import COMPUTE, Instruction, Kind, Phase, Program
 from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute
@@ -234,7 +235,7 @@ class _Prices:
                 pieces=self._pieces,
             )
             forward, backward = float(times[0, 0]), float(times[0, 1])
-            if self.overhead and node.kernel is None and node.op.target == "aten.matmul.default":
+            if self.overhead and node.kernel is None and record(node.op.target).orders_operands:
                 forward += sum(self._turned(operand) for operand in shapes if not is_batch_of_matrices(operand))
             for axis, size, often in exchanges(self.flow, node):  # these are instructions of their own
                 seconds = float(collectives.all_reduce(size, self.mesh.axes[axis]))

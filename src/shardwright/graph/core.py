@@ -100,6 +100,11 @@ class Op:
         """Names of the tensor arguments in order of appearance (keyword arguments last); repeated uses repeat."""
         return tuple(r.name for r in refs((self.args, tuple(v for _, v in self.kwargs))))
 
+    @property
+    def short(self) -> str:
+        """What people call the operator: ``linear`` of ``aten.linear.default``."""
+        return self.target.split(".")[1] if "." in self.target else self.target
+
     def kwarg(self, key: str, default: Value = None) -> Value:
         return next((v for k, v in self.kwargs if k == key), default)
 

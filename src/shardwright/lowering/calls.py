@@ -16,12 +16,9 @@ from shardwright._torch_compat import operator, returns_list, schema
 from shardwright.graph import Atom, Op, Ref
 from shardwright.lowering.collectives import exchange
 from shardwright.lowering.randomness import Drawn, Dropout
+from shardwright.operators.record import RESHAPE, draws, record
 from shardwright.program.dataflow import Compute, Dataflow
-from shardwright.program.recording import draws
 from shardwright.program.steps import Line
-
-# A local shard may be laid out in memory otherwise than the whole tensor was, where only a reshape is sure to work.
-_AS_RESHAPE = {"aten.view.default", "aten._unsafe_view.default"}
 
 Call = Callable[..., tuple[Any, ...]]
 
@@ -42,8 +39,9 @@ def _function(
     node: Compute, flow: Dataflow, lines: Callable[[Line], Line], device: torch.device
 ) -> tuple[Callable[..., Any], bool]:
     op, place = node.local, _random_place(node, flow)
-    if place is not None and op.target in ("aten.dropout.default", "aten.native_dropout.default"):
-        several = op.target == "aten.native_dropout.default"
+    how = record(op.target).draws
+    if place is not None and how is not None and how.dropout:
+        several = len(op.outputs) > 1
         assert isinstance(op.args[1], float)
         return Dropout(op.args[1], place, mask=several), several
     if node.kernel is not None:
@@ -82,7 +80,7 @@ def _random_place(node: Compute, flow: Dataflow) -> int | None:
 def _filled(op: Op, device: torch.device) -> Callable[..., Any]:
     """The operator as a function of its tensors alone, which replace the references one by one: one tensor may be read in
     two layouts. Graphs come from files: nothing of one becomes source text, names are looked up and values handed over."""
-    target = operator("aten.reshape.default" if op.target in _AS_RESHAPE else op.target)
+    target = operator(RESHAPE if record(op.target).reshapes else op.target)
     count = 0
 
     def filled(value: Any) -> Any:

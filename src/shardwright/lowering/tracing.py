@@ -27,10 +27,10 @@ from torch import Tensor, fx
 from shardwright._torch_compat import communicates, fake_mode, is_view_operator, traced_graph, writes_in_place
 from shardwright.lowering.calls import Call
 from shardwright.lowering.strides import RESHAPED, as_traced, reads_as_it_lies, reads_storage
+from shardwright.operators.record import draws
 from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
-from shardwright.program.recording import draws
 
 aten = torch.ops.aten
 _SAME = (aten.detach.default, aten.alias.default)

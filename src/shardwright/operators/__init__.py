@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.graph import Op, Tensor
-from shardwright.operators import descriptions, kernels
 from shardwright.operators.deriving import analyse, derived
 from shardwright.operators.extending import describe
 from shardwright.operators.pieces import Call, Kernel, Piece, Ranges, build
+from shardwright.operators.record import record
 
-__all__ = ["Call", "Kernel", "Piece", "Ranges", "analyse", "derived", "describe", "descriptions", "kernels", "piece"]
+__all__ = ["Call", "Kernel", "Piece", "Ranges", "analyse", "derived", "describe", "piece", "record"]
 
 
 def piece(op: Op, tensors: Mapping[str, Tensor], ranges: Ranges) -> Piece:

@@ -12,8 +12,7 @@ from shardwright._torch_compat import schema
 from shardwright.graph import Graph
 from shardwright.operators.deriving import analyse
 from shardwright.operators.elementwise import is_elementwise
-from shardwright.operators.reasons import REASONS
-from shardwright.operators.registry import DESCRIPTIONS
+from shardwright.operators.record import record
 
 ORIGINS = ("described", "elementwise", "probed", "replicated")
 
@@ -75,12 +74,12 @@ def core_operators() -> list[CoreOperator]:
                 continue
             if not any("Tensor" in str(r.type) for r in schema(target).returns):
                 continue
-            if target in DESCRIPTIONS:
+            if record(target).function is not None:
                 found.append(CoreOperator(target, "described"))
             elif is_elementwise(target):
                 found.append(CoreOperator(target, "elementwise"))
             else:
-                found.append(CoreOperator(target, "reason", REASONS.get(target, "")))
+                found.append(CoreOperator(target, "reason", record(target).whole))
     return sorted(found, key=lambda o: o.target)
 
 

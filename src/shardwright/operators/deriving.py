@@ -17,11 +17,11 @@ from shardwright.errors import DescriptionError
 from shardwright.graph import Op, Ref, Tensor
 from shardwright.operators import elementwise
 from shardwright.operators.analysis import Candidate, candidates, every_loop, linear_rules, points
+from shardwright.operators.binding import run, symbolic
 from shardwright.operators.language import Nest, TensorArgument
 from shardwright.operators.own_orders import with_own_order
 from shardwright.operators.pieces import croppable
-from shardwright.operators.reasons import REASONS
-from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description, described_nest, symbolic
+from shardwright.operators.record import OperatorRecord, record
 from shardwright.operators.rules import Exchange, LoopRule, OpRules
 
 CHEAP = frozenset({"elementwise", "view", "copy", "reduction"})
@@ -88,23 +88,24 @@ def derived(op: Op, tensors: Mapping[str, Tensor]) -> OpRules:
     except AttributeError:
         return OpRules((), "replicated", "other", reason=f"the library that defines {op.target} is not imported")
     shapes = [None if name is None else tensors[name].shape for name in op.outputs]
-    description = DESCRIPTIONS.get(op.target)
-    if description is not None:
+    known = record(op.target)
+    if known.function is not None:
         try:
-            nest = described_nest(description, arguments, shapes)
+            nest = run(known.function, arguments, shapes)
         except DescriptionError as error:
             if not op.target.startswith("aten."):
                 raise  # the user's own: let them know
-            return OpRules((), "replicated", description.kind, reason=f"{FAILED}: {error.message}")
+            return OpRules((), "replicated", known.kind, reason=f"{FAILED}: {error.message}")
         if nest is not None:
-            return _rules(op, tensors, nest, inputs, description, "described", arguments)
-        return OpRules((), "replicated", description.kind, reason="its description does not cover these arguments")
+            return _rules(op, tensors, nest, inputs, known, "described", arguments)
+        return OpRules((), "replicated", known.kind, reason="its description does not cover these arguments")
     if (simple := elementwise.description(op, inputs, shapes)) is not None:
-        nest = described_nest(simple, arguments, shapes)
+        assert simple.function is not None
+        nest = run(simple.function, arguments, shapes)
         assert nest is not None
         return _rules(op, tensors, nest, inputs, simple, "elementwise", arguments)
-    if op.target in REASONS or not any(shapes):
-        return OpRules((), "replicated", "other", reason=REASONS.get(op.target, "it has no tensor result"))
+    if known.whole or not any(shapes):
+        return OpRules((), "replicated", "other", reason=known.whole or "it has no tensor result")
     from shardwright.operators.probing import probe
 
     return probe(op, tensors)
@@ -115,33 +116,29 @@ def _rules(
     tensors: Mapping[str, Tensor],
     nest: Nest,
     inputs: tuple[TensorArgument, ...],
-    description: Description,
+    known: OperatorRecord,
     origin: str,
     arguments: dict[str, Any],
 ) -> OpRules:
     results = [tensors[name] for name in op.outputs if name is not None]
     dtype = next((t.dtype for t in results if t.dtype.startswith(("float", "bfloat"))), "float32")
-    kernel = op.target in KERNELS
+    kernel = record(op.target).piece is not None
     loops = [
         candidate.rule
         for candidate in candidates(nest, inputs, dtype)
         if (kernel or candidate.plain or _runs_on_window(candidate, inputs))
-        and _worth_it(candidate, description.kind)
+        and _worth_it(candidate, known.kind)
         and _gradients_hold(candidate.rule, op, inputs, results)
     ]
-    if (
-        description.kind in CHEAP
-        and results
-        and all(t.dtype.startswith(("float", "bfloat", "complex")) for t in results)
-    ):
+    if known.kind in CHEAP and results and all(t.dtype.startswith(("float", "bfloat", "complex")) for t in results):
         loops += linear_rules(nest, inputs)
     loops = _with_points(loops, nest)
     flops = 0.0
-    if description.flops is not None:
-        flops = float(description.flops(arguments, shapes_of(op, tensors)))
-    elif description.kind in ("matmul", "convolution"):
+    if known.flops is not None:
+        flops = float(known.flops(arguments, shapes_of(op, tensors)))
+    elif known.kind in ("matmul", "convolution"):
         flops = 2.0 * points(nest)
-    return OpRules(tuple(loops), origin, description.kind, flops)
+    return OpRules(tuple(loops), origin, known.kind, flops)
 
 
 def _with_points(loops: list[LoopRule], nest: Nest) -> list[LoopRule]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwright.graph import Atom, Op
 from shardwright.operators.language import Expression, TensorArgument, call, where
-from shardwright.operators.registry import Description
+from shardwright.operators.record import OperatorRecord
 
 WIDTH = {"float16": 1, "bfloat16": 1, "float32": 2, "float64": 3}
 
@@ -85,8 +85,8 @@ def kind_of(name: str) -> str:
 
 def description(
     op: Op, inputs: Sequence[TensorArgument], shapes: Sequence[tuple[int, ...] | None]
-) -> Description | None:
-    """The element-wise description of an operator, or ``None`` where the rule does not hold for it."""
+) -> OperatorRecord | None:
+    """What the element-wise rule says of an operator, or ``None`` where the rule does not hold for it."""
     if not inputs or not is_elementwise(op.target) or any(not _fits(inputs, shape) for shape in shapes):
         return None
     name = base_name(op.target)
@@ -105,7 +105,7 @@ def description(
         arguments = {"rounding_mode": rounding_mode, "value": value}
         return tuple(lambda *i: body(i, arguments) for _ in shapes)
 
-    return Description(op.target, function, kind_of(name))
+    return OperatorRecord(function, kind_of(name))
 
 
 def _keeps_values(op: Op, inputs: Sequence[TensorArgument]) -> bool:

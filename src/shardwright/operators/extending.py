@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardwright.operators.deriving import forget
-from shardwright.operators.registry import DESCRIPTIONS, KERNELS, Description
+from shardwright.operators.record import known, records
 from shardwright.operators.validating import validate
 
 
@@ -39,9 +39,8 @@ def describe(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         validate(target, function, shapes)
-        DESCRIPTIONS[target] = Description(target, function, kind, flops)
-        if piece is not None:
-            KERNELS[target] = piece
+        records()  # so that none of ours comes after it
+        known(target, function=function, kind=kind, flops=flops, **({} if piece is None else {"piece": piece}))
         forget()
         return function
 

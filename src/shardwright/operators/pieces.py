@@ -18,7 +18,8 @@ from torch.distributed.tensor import Shard
 from shardwright.errors import LoweringError
 from shardwright.graph import Atom, Op, Ref, Tensor, Value, refs
 from shardwright.graph.orders import ADDED_UP, GROUPED, HISTOGRAM, INDEX, PUT, SORTS
-from shardwright.operators.registry import KERNELS, Bound, bind
+from shardwright.operators.binding import Bound, bind
+from shardwright.operators.record import record
 from shardwright.operators.rules import OWN, LoopRule, OpRules, Window
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -236,7 +237,7 @@ def build(call: Call) -> Piece:
         call = replace(call, ranges={loop: part for loop, part in call.ranges.items() if loop != OWN})
         if call.op.target == PUT:
             return _as_many_as_there_are(call)
-    maker = KERNELS.get(call.op.target)
+    maker = record(call.op.target).piece
     made = maker(call) if maker is not None and any(call.rules.by_name[n].divides for n in call.ranges) else None
     if made is None and maker is None and any(call.rules.by_name[n].windowed for n in call.ranges):
         made = _cropped(call)

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from shardwright.errors import DescriptionError
+from shardwright.operators.binding import guarded, lambdas_of
 from shardwright.operators.language import Access, TensorArgument, nest
-from shardwright.operators.registry import guarded, lambdas_of
 
 SIZE = 4
 STARS = (2, 3, 1, 0, 4)

@@ -16,19 +16,14 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
 from shardwright.graph.orders import SORTS
-from shardwright.operators import analyse, piece
+from shardwright.operators import analyse, piece, record
 from shardwright.operators.rules import OWN, LoopRule, Placement
-from shardwright.program.means import MEANS, is_sum
+from shardwright.program.means import is_sum
 from shardwright.program.pieces import describe
-from shardwright.program.rows_inside import RESHAPES, Inside, State, own_rows, states_inside
+from shardwright.program.rows_inside import Inside, State, own_rows, states_inside
 
 REMEDY = (
     "Run the batch in one go (one micro-batch), or leave that operator out of the model that is trained in a pipeline."
-)
-BATCH_NORMS = (
-    "aten._native_batch_norm_legit_functional.default",
-    "aten._native_batch_norm_legit.no_stats",
-    "aten.batch_norm.default",
 )
 Made = tuple[Op, LoopRule | None, tuple[str, ...]]
 """An operator of a micro-batch, how it is cut, and what it reads in place of its inputs."""
@@ -84,7 +79,7 @@ class Cutter:
             raise self.refused(sort, op)
         if cut_off and (found := states_inside(op, self.state, self.graph, self._plain)) is not None:
             self._make(op, None, self._rebased(op))
-            if op.target in RESHAPES:
+            if record(op.target).reshapes:
                 self.resized.add(op.name)
             self.state.update({name: state for name, state in zip(op.outputs, found, strict=True) if name is not None})
             return
@@ -195,7 +190,7 @@ class Cutter:
 
     def normed_alone(self, op: Op) -> bool:
         """Whether it is a batch norm with the statistics of a micro-batch."""
-        return self.per_piece and op.target in BATCH_NORMS and self.state[op.inputs[0]] == Shard(0)
+        return self.per_piece and record(op.target).batch_statistics and self.state[op.inputs[0]] == Shard(0)
 
     def _cost(self, op: Op, rule: LoopRule) -> int | None:
         if rule.exchanges or rule.windowed or (rule.divides and rule.extent % self.batch):
@@ -214,7 +209,7 @@ class Cutter:
         """Whether the operator itself computes the piece, wherever the piece lies."""
         if not rule.divides:
             return True
-        if isinstance(rule.outputs[0], Partial) and (op.target in MEANS or is_sum(op)):
+        if isinstance(rule.outputs[0], Partial) and (record(op.target).as_sum or is_sum(op)):
             return True
         unit = rule.extent // self.batch
         starts: dict[int, Op] = {}

@@ -11,10 +11,10 @@ from torch.distributed.tensor import Partial, Shard
 
 from shardwright.graph import Graph, Input, Op, Ref, Tensor
 from shardwright.graph.core import Value
-from shardwright.operators import piece
+from shardwright.operators import piece, record
 from shardwright.operators.rules import LoopRule, Placement
 from shardwright.program.batch_cut import Cutter, Made
-from shardwright.program.means import MEANS, as_sum, is_sum, mean_as_sum
+from shardwright.program.means import as_sum, is_sum, mean_as_sum
 from shardwright.program.rows_inside import Inside
 
 
@@ -112,7 +112,7 @@ class Parts:
             return [_reading(replace(op, args=(*op.args[:-1], shape if op.inputs else shape[0])), reads)]
         if rule is None or not rule.divides or self.cut.normed_alone(op):
             return [_reading(op, reads)]
-        if op.target in MEANS and isinstance(rule.outputs[0], Partial):
+        if record(op.target).as_sum and isinstance(rule.outputs[0], Partial):
             summed, count = mean_as_sum(op, self.cut.graph.tensors)
             local = {name: self._meta(name, size) for name in (*op.inputs, *op.outputs) if name}
             found = as_sum(op, _reading(summed, reads), local, count)

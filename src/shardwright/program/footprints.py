@@ -4,13 +4,13 @@ The operator is called on meta tensors of the rank's own shapes and strides whil
 is noted and every tensor autograd saves is caught (``torch.autograd.graph.saved_tensors_hooks``). So the answer for any
 operator, also one nobody described, is what PyTorch's derivative formulas keep, whether a reshape copies, and how much is
 alive for a moment inside. Which kernels a device picks where it has a choice is said by
-:mod:`~shardwright.program.device_kernels`. Every distinct question is asked once and remembered.
+:mod:`~shardwright.operators.record`. Every distinct question is asked once and remembered.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from shardwright.graph import Op, Value
 from shardwright.graph.core import DTYPE_BYTES, Atom, Ref
-from shardwright.program.device_kernels import fused_piece, hidden, kernel_for
+from shardwright.operators.record import RESHAPE, record
 from shardwright.program.storages import Watch, address
 
 
@@ -207,6 +207,7 @@ class _Session:
 
     def __init__(self, call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None) -> None:
         self.call, self.inputs, self.device, self.kernel = call, inputs, device, kernel
+        self.known = record(call.target)
         distinct: dict[int, torch.Tensor] = {}
         for slot, tensor in zip(call.slots, inputs, strict=True):
             if slot not in distinct:
@@ -238,7 +239,7 @@ class _Session:
         )
         kept_inputs = sorted({-1 - held[key] for key in saved if key in held})
         kept_fresh = sorted({place[key] for key in saved if key in place})
-        own = hidden(self.call.target, self.device, self.inputs, [r and r.tensor for r in results])[0]
+        own = self._reserve([r and r.tensor for r in results])[0]
         temporary = own + self._inside(self.watch.peak - sum(fresh))
         kernels, views, functions = self.watch.kernels, self.watch.views, _functions(self.outputs)
         issued = (kernels, views, functions, functions if self.kernel is None else self._backward_kernels())
@@ -285,27 +286,26 @@ class _Session:
         fresh = tuple(made[key] for key in place)
         at_peak = sum(size for number, size in self.watch.at_peak.items() if number >= first)
         early = tuple(i for i, number in enumerate(self.numbers) if number not in self.watch.at_peak)
-        own = hidden(self.call.target, self.device, self.inputs, gradients)[1]
+        own = self._reserve(gradients)[1]
         return Backward(tuple(results), fresh, own + self._inside(at_peak - sum(fresh)), early)
+
+    def _reserve(self, outputs: Sequence[Any]) -> tuple[int, int]:
+        return (0, 0) if self.known.reserve is None else self.known.reserve(self.device, self.inputs, outputs)
 
     def _inside(self, seen: int) -> int:
         """Bytes that come and go inside, from those that were seen to on meta tensors."""
-        return 0 if self.kernel is not None and fused_piece(self.call.target, self.device) else max(0, seen)
+        return 0 if self.kernel is not None and self.device in self.known.fused_on else max(0, seen)
 
     def _run(self) -> Any:
         if self.kernel is not None:
             with torch.device("meta"):
                 return self.kernel(*self.leaves, exchange=_exchange)
-        target = _RESHAPES.get(self.call.target, self.call.target)
-        function = kernel_for(target, self.device) or resolve(target)
+        target = RESHAPE if self.known.reshapes else self.call.target
+        function = self.known.on_device.get(self.device) or resolve(target)
         kwargs = {k: _value(v, self.leaves) for k, v in self.call.kwargs}
         if len(self.call.args) <= _device_argument(target):
             kwargs["device"] = torch.device("meta")
         return function(*(_value(a, self.leaves) for a in self.call.args), **kwargs)
-
-
-_RESHAPES = {"aten.view.default": "aten.reshape.default", "aten._unsafe_view.default": "aten.reshape.default"}
-# The lowered program calls reshape for every view: a shard may be laid out otherwise than the whole tensor was.
 
 
 def _exchange(tensor: torch.Tensor, reduce: str, loop: str) -> torch.Tensor:

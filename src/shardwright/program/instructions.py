@@ -249,4 +249,4 @@ class Program:
     def operator_name(self, instruction: Instruction) -> str:
         """What an instruction computes, in the words of the operator library: ``linear``."""
         node = self.flow.nodes[instruction.node]
-        return node.op.target.split(".")[1] if isinstance(node, Compute) else instruction.kind.value
+        return node.op.short if isinstance(node, Compute) else instruction.kind.value

@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.graph import Graph, Op, Ref, Tensor
-from shardwright.operators import Call, analyse
-from shardwright.operators.descriptions.losses import MEAN, PAIRS, SUM, broadcast
-from shardwright.operators.registry import bind
-
-CLASSES = ("aten.cross_entropy_loss.default", "aten.nll_loss.default", "aten.nll_loss_nd.default")
-MEANS = {"aten.mean.default": "aten.sum.default", "aten.mean.dim": "aten.sum.dim_IntList"}
+from shardwright.operators import Call, analyse, record
+from shardwright.operators.binding import bind
+from shardwright.operators.families.losses import MEAN, SUM, broadcast
 
 
 def origin(name: str) -> str:
@@ -32,7 +29,7 @@ def origin(name: str) -> str:
 
 def is_sum(op: Op) -> bool:
     """Whether an operator is a loss that adds up its terms: over some of the rows it gives their share of it."""
-    return op.target in (*CLASSES, *PAIRS) and bind(op).values.get("reduction", MEAN) == SUM
+    return record(op.target).loss != "" and bind(op).values.get("reduction", MEAN) == SUM
 
 
 def losses_as_sums(graph: Graph) -> Graph:
@@ -40,7 +37,7 @@ def losses_as_sums(graph: Graph) -> Graph:
     tensors = dict(graph.tensors)
     ops: list[Op] = []
     for op in graph.ops:
-        mean = op.target in (*CLASSES, *PAIRS) and bind(op).values.get("reduction", MEAN) == MEAN
+        mean = record(op.target).loss != "" and bind(op).values.get("reduction", MEAN) == MEAN
         ops += _divided(op, tensors) if mean else [op]
     return replace(graph, tensors=tensors, ops=tuple(ops))
 
@@ -51,11 +48,11 @@ def _divided(op: Op, tensors: dict[str, Tensor]) -> list[Op]:
     assert summed is not None
     values = bind(op).values
     x, target = (tensors[name] for name in op.inputs[:2])
-    if op.target in CLASSES and x.shape != target.shape:
+    if record(op.target).loss == "classes" and x.shape != target.shape:
         counting = _count(op, x, target, values.get("weight"), int(str(values.get("ignore_index", -100))), tensors)
         return as_sum(op, summed, tensors, counting)
     count = math.prod(broadcast(x.shape, target.shape))
-    if op.target in CLASSES:  # the mean of probability targets is over the batch only
+    if record(op.target).loss == "classes":  # the mean of probability targets is over the batch only
         count = x.shape[0] if len(x.shape) > 1 else 1
     return as_sum(op, summed, tensors, count)
 
@@ -99,4 +96,4 @@ def mean_as_sum(op: Op, tensors: Mapping[str, Tensor]) -> tuple[Op, int]:
     dims = values.get("dim")
     chosen = (dims,) if isinstance(dims, int) else dims if isinstance(dims, tuple) and dims else range(len(x.shape))
     count = math.prod(x.shape[int(str(dim)) % max(len(x.shape), 1)] for dim in chosen) if x.shape else 1
-    return replace(op, target=MEANS[op.target]), count
+    return replace(op, target=record(op.target).as_sum), count

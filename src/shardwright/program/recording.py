@@ -6,24 +6,9 @@ which only Python can arrange. The runtime records by this rule and the simulato
 
 from __future__ import annotations
 
-from shardwright.graph import Op
+from shardwright.operators.record import draws
 from shardwright.program.dataflow import Compute
 from shardwright.program.instructions import Program
-
-
-def draws(op: Op, kind: str) -> bool:
-    """Whether an operator draws random numbers as it stands."""
-    name = op.target.split(".")[1]
-    if name == "dropout":
-        return bool(op.args[1]) and bool(op.args[2])
-    if name == "native_dropout":
-        return bool(op.args[1]) and op.args[2] is not False
-    if name == "scaled_dot_product_attention":
-        return bool(op.args[4] if len(op.args) > 4 else op.kwarg("dropout_p", 0.0))
-    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-        numbers = [value for value in op.args if isinstance(value, float)]
-        return bool(numbers and numbers[0] and op.kwarg("train", True))
-    return kind == "random"
 
 
 def random_nodes(program: Program) -> list[tuple[int, Compute]]:

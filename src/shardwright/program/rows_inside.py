@@ -16,10 +16,8 @@ from torch.distributed.tensor import Shard
 
 from shardwright.graph import Graph, Op, Ref
 from shardwright.graph.orders import counts_rows
-from shardwright.operators import analyse
+from shardwright.operators import analyse, record
 from shardwright.operators.rules import OWN, LoopRule, Placement
-
-RESHAPES = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def states_inside(
     ``plain``: whether a piece of a loop is the operator itself, wherever it lies.
     """
     given = [states[name] for name in op.inputs]
-    if op.target in RESHAPES:
+    if record(op.target).reshapes:
         return _reshaped(op, given[0], graph.tensors[op.inputs[0]].shape, graph.tensors[str(op.outputs[0])].shape)
     if own_rows(op, graph) and given[0] == Shard(0) and set(given[2:]) <= {Shard(0)}:
         return (Shard(0),)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.errors import PlanError
-from shardwright.graph import Op
 from shardwright.operators.rules import OpRules
 from shardwright.records import shown
 
@@ -45,12 +44,3 @@ def cut_of(loop: str | None, rules: OpRules, labels: Mapping[str, str]) -> str:
         return label
     reduces = any(type(out).__name__ == "Partial" for out in rules.by_name[loop].outputs)
     return "sum" if reduces else "features"
-
-
-def short_target(op: Op) -> str:
-    """An operator's target without its namespace and overload.
-
-    >>> short_target(Op("a", "aten.linear.default", (), (), ()))
-    'linear'
-    """
-    return op.target.split(".")[1] if "." in op.target else op.target

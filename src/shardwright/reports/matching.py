@@ -17,7 +17,6 @@ from typing import Any
 from shardwright.costs.pricing import FREE
 from shardwright.graph import Graph
 from shardwright.program.naming import meaning
-from shardwright.reports.cuts import short_target
 from shardwright.reports.splitting import NUMBERED
 from shardwright.reports.steps import Event, RankStep
 from shardwright.reports.traces import Raw, Span, Trace
@@ -75,7 +74,7 @@ def carried(step: RankStep, sent: Sequence[Event], trace: Trace) -> list[Match]:
 
 def by_operator(events: Sequence[Event], graph: Graph, trace: Trace) -> list[Match]:
     """What computes, by PyTorch's names."""
-    targets = {op.name: _plain(short_target(op)) for op in graph.ops}
+    targets = {op.name: _plain(op.short) for op in graph.ops}
     forward = [e for e in events if e.kind == "operator" and e.phase == "forward"]
     # Gradients of inputs and of weights are two instructions and one function of autograd's.
     back: dict[str, list[Event]] = {}
@@ -113,7 +112,7 @@ def rows_of(graph: Graph, computed: Sequence[Match], traffic: Sequence[Match], w
     for events, span in computed:
         key = (span.phase, span.name)
         if events:
-            target = short_target(ops[span.name]) if span.name in ops else span.name
+            target = ops[span.name].short if span.name in ops else span.name
             modules[key] = (
                 (f"{target} and {len(events) - 1} more, compiled" if _fused(events) else target),
                 events[0].module,

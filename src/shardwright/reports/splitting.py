@@ -14,7 +14,7 @@ from shardwright.graph.repeats import representatives
 from shardwright.operators.rules import OpRules, Window, input_layouts, largest_shard, output_layouts
 from shardwright.plans import Plan
 from shardwright.plans.serial import placement_text
-from shardwright.reports.cuts import cut_of, short_target
+from shardwright.reports.cuts import cut_of
 from shardwright.search.labels import Labels
 
 NUMBERED = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -47,7 +47,7 @@ def _operators(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], labels: L
                 "row": "operator",
                 "module": op.module,
                 "name": op.name,
-                "target": short_target(op),
+                "target": op.short,
                 "source": op.source,
                 "times": times[op.name],
                 "cuts": [cut_of(loop, known, labels.get(op.name, {})) for loop in split],

@@ -28,10 +28,10 @@ from shardwright.frontend.replay import values_of
 from shardwright.graph import Ref
 from shardwright.lowering.emit import emit
 from shardwright.operators import analyse
+from shardwright.operators.record import draws
 from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Dataflow, Result
 from shardwright.program.naming import closing_name
-from shardwright.program.recording import draws
 from shardwright.program.tasks import Task
 from shardwright.runtime.borders import Border
 from shardwright.runtime.closing import Closing

@@ -90,4 +90,4 @@ def _described(op: Op | None) -> str:
         return "nothing"
     numbers = [repr(value) for value in (*op.args, *dict(op.kwargs).values()) if isinstance(value, int | float | str)]
     where = f" at {op.source}" if op.source else ""
-    return f"{op.target.split('.')[1]}({', '.join(numbers)}){where}"
+    return f"{op.short}({', '.join(numbers)}){where}"

@@ -18,6 +18,7 @@ from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
 from shardwright.graph import Graph
 from shardwright.graph.gradients import with_input_gradients
+from shardwright.operators import record
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout
 from shardwright.program.dataflow import Dataflow
@@ -139,7 +140,7 @@ class Arguments:
 def _images(graph: Graph) -> set[str]:
     """Inputs in halves that convolutions over height and width read. Channels last is how the fast kernels of CUDA want
     them, and whatever is computed from them then lies so too: else every convolution would turn its input and result."""
-    read = {op.inputs[0] for op in graph.ops if op.target.startswith("aten.conv2d.")}
+    read = {op.inputs[0] for op in graph.ops if record(op.target).channels_last}
     given = [graph.tensors[entry.tensor] for entry in graph.inputs if entry.tensor in read]
     return {x.name for x in given if len(x.shape) == 4 and x.dtype in ("bfloat16", "float16")}
 

@@ -11,10 +11,10 @@ from typing import Any
 from shardwright.lowering.calls import local_call
 from shardwright.lowering.derivatives import Lazy, derivative
 from shardwright.lowering.randomness import random_state, set_random_state
+from shardwright.operators.record import draws
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Change, Compute
-from shardwright.program.recording import draws
 from shardwright.runtime.actions import Action, Backward, Forward, Plain, Run
 from shardwright.runtime.rank import Rank
 

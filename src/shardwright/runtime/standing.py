@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from shardwright.graph import refs
+from shardwright.operators import record
 from shardwright.program import Program
-
-_STATISTICS = ("aten._native_batch_norm_legit_functional.default",)
-"""Operators whose results do not depend on the running statistics that they update."""
 
 
 def updated_in_place(program: Program) -> list[tuple[int, int]]:
@@ -24,7 +22,7 @@ def updated_in_place(program: Program) -> list[tuple[int, int]]:
     for name, value in flow.mutations:
         new = flow.values[value].tensor
         readers = [op for op in graph.ops if name in op.inputs]
-        alone = all(op.target in _STATISTICS or op.outputs == (new,) for op in readers)
+        alone = all(record(op.target).only_updates or op.outputs == (new,) for op in readers)
         if alone and made_by.get(new) in readers and new not in {ref.name for ref in refs(graph.outputs)}:
             found.append((graph.sources.index(name), value))
     return found

@@ -16,10 +16,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Op, Tensor
+from shardwright.operators import record
 from shardwright.operators.rules import Layout, LoopRule
 from shardwright.search.options import Restriction
 
-_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention"}
+_PRODUCTS = ("matmul", "attention")
+"""Kinds of operators that Megatron cuts by features."""
 
 
 def _batch_only(op: Op, loop: LoopRule, label: str, axis: int) -> bool:
@@ -72,7 +74,7 @@ def megatron(axes: int) -> Restriction:
         return all(isinstance(p, Replicate) for p in layout[:tensor_axis])
 
     def cut(op: Op, axis: int) -> bool:
-        return axis != tensor_axis or op.target.split(".")[1] in _PRODUCTS
+        return axis != tensor_axis or record(op.target).kind in _PRODUCTS
 
     return Restriction("megatron", loop, rest, gather=lambda axis: axis != tensor_axis, cut=cut)
 
@@ -82,7 +84,7 @@ def megatron_sequence(axes: int) -> Restriction:
     plain = megatron(axes)
 
     def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
-        between = axis == axes - 1 and label == "sequence" and op.target.split(".")[1] not in _PRODUCTS
+        between = axis == axes - 1 and label == "sequence" and record(op.target).kind not in _PRODUCTS
         return between or plain.loop(op, rule, label, axis)
 
     return Restriction("megatron-sp", loop, plain.rest, gather=plain.gather, cut=_every)
@@ -92,7 +94,7 @@ def one_weird_trick(axes: int) -> Restriction:
     """Fully connected layers by features, everything else by batch."""
 
     def loop(op: Op, rule: LoopRule, label: str, axis: int) -> bool:
-        connected = op.target.split(".")[1] in _PRODUCTS
+        connected = record(op.target).kind in _PRODUCTS
         return label == "" if connected else _batch_only(op, rule, label, axis)
 
     return Restriction("one-weird-trick", loop, gather=lambda axis: False, cut=_every)

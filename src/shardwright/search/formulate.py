@@ -357,7 +357,7 @@ class _Builder:
             return Change(tensor, -1, sources, reader, needs)
         kind = self.nodes[home.node].kind
         parameter, settled = kind == "parameter", kind == "kept"
-        twice = parameter and self.within.regather and needed_in_backward(self.graph, op, tensor)
+        twice = parameter and self.within.regather and needed_in_backward(self.graph, op, tensor, self.mesh.device.kind)
         made = self._made(self.graph.producer[tensor], home.position) if home.position >= 0 else None
         given: Sequence = made or self.nodes[home.node].options
         apart = None

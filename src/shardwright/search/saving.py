@@ -34,19 +34,14 @@ from shardwright.search.recomputing import Recomputation
 
 NOTHING_AGAIN = Recomputation({}, frozenset(), frozenset())
 
-_KEEPS_NOTHING = {"add", "sub", "neg", "sum", "clone", "copy", "to", "_to_copy", "contiguous", "cat", "mean", "stack"}
 
-_BIASED = {"linear": 2, "conv1d": 2, "conv2d": 2, "conv3d": 2, "convolution": 2, "addmm": 0, "layer_norm": 3}
-"""Where an operator's bias stands among its tensor inputs: its value is not needed in the backward pass."""
-
-
-def needed_in_backward(graph: Graph, op: Op, tensor: str) -> bool:
+def needed_in_backward(graph: Graph, op: Op, tensor: str, device: str) -> bool:
     """Whether a parameter's value is used again in the backward pass of a reader."""
-    name = op.target.split(".")[1]
-    position = op.inputs.index(tensor)
-    if name in _KEEPS_NOTHING or name == "embedding" or _BIASED.get(name) == position:
+    if not graph.training or not any(graph.tensors[other].grad for other in op.inputs if other != tensor):
         return False
-    return graph.training and any(graph.tensors[other].grad for other in op.inputs if other != tensor)
+    metas = [graph.tensors[name] for name in op.inputs]
+    given = tuple(Strided.contiguous(t.shape, t.dtype, t.grad and op.grad) for t in metas)
+    return op.inputs.index(tensor) in forward(Call.of(op), given, device).saved_inputs
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from shardwright._torch_compat import without_checkpointing
 from shardwright.errors import RunError
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
+from shardwright.operators.record import draws as draws_numbers
+from shardwright.operators.record import record
 from shardwright.program.pieces import describe
-from shardwright.program.recording import draws as draws_numbers
 
 _CREATED = ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal")
 _FILLED = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_")
@@ -163,10 +164,6 @@ def _dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype:
     return like.dtype if like is not None else torch.get_default_dtype()
 
 
-_FUSED = ("scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Operators that draw in the middle of what they compute."""
-
-
 def drawing(graph: Graph) -> list[Op]:
     """The operators of a graph that draw random numbers."""
     return [op for op in graph.ops if draws_numbers(op, analyse(op, graph.tensors).kind) and op.outputs[0] is not None]
@@ -174,7 +171,7 @@ def drawing(graph: Graph) -> list[Op]:
 
 def without_fused_dropout(graph: Graph) -> Graph:
     """The graph with the dropout inside of fused operators at a rate of zero: the same operators."""
-    fused = {op.name for op in drawing(graph) if op.target.split(".")[1] in _FUSED}
+    fused = {op.name for op in drawing(graph) if (how := record(op.target).draws) and not how.dropout}
     return replace(graph, ops=tuple(_at_no_rate(op) if op.name in fused else op for op in graph.ops))
 
 
@@ -182,7 +179,7 @@ def quiet(graph: Graph) -> tuple[Graph, list[str]]:
     """The graph with every dropout at a rate of zero: the same operators, so that a plan for it still fits; and a note."""
     random = drawing(graph)
     for op in random:
-        if op.target.split(".")[1] not in ("dropout", "native_dropout", *_FUSED):
+        if record(op.target).draws is None:
             raise RunError(
                 f"The model draws random numbers ({describe(op)}), and its calls for them cannot be told apart.",
                 "Verify the model without --plan: its draws are then fixed for all processes alike.",

@@ -14,10 +14,8 @@ import torch
 
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, unflatten_tree
 from shardwright.graph import Graph, Op, Ref
-from shardwright.operators import analyse
+from shardwright.operators import analyse, record
 
-_LOSSES = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
-_PADS = {"constant_pad_nd", "pad"}
 _TARGET, _IGNORE, _USUAL = 1, 4, -100
 
 
@@ -46,12 +44,14 @@ def ignored_value(graph: Graph, tensor: str | None) -> int | None:
         return None
     found: set[int] = set()
     for op in graph.consumers[tensor]:
-        name = op.target.split(".")[1]
-        if name in _LOSSES and op.args[_TARGET] == Ref(tensor) and op.inputs.count(tensor) == 1:
+        known = record(op.target)
+        if known.loss == "classes" and op.args[_TARGET] == Ref(tensor) and op.inputs.count(tensor) == 1:
             found.add(_ignore_index(op))
-        elif name in _PADS or analyse(op, graph.tensors).kind in ("view", "copy"):
+        elif known.fill is not None or analyse(op, graph.tensors).kind in ("view", "copy"):
             values = [ignored_value(graph, result) for result in op.outputs if result is not None]
-            if any(value is None for value in values) or (name in _PADS and _fill(op) not in values):
+            if any(value is None for value in values) or (
+                known.fill is not None and _fill(op, known.fill) not in values
+            ):
                 return None
             found |= {value for value in values if value is not None}
         else:
@@ -65,9 +65,8 @@ def _ignore_index(op: Op) -> int:
     return value
 
 
-def _fill(op: Op) -> Any:
-    """What a pad pads with: ``aten.pad`` has a mode before it."""
-    at = 3 if op.target.startswith("aten.pad") else 2
+def _fill(op: Op, at: int) -> Any:
+    """What a pad pads with."""
     value = op.args[at] if len(op.args) > at else op.kwarg("value", 0)
     return int(value) if isinstance(value, int | float) else value
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from shardwright.operators.deriving import derived
 from shardwright.operators.probing import known
-from shardwright.operators.registry import DESCRIPTIONS
+from shardwright.operators.record import records
 from shardwright.operators.rules import LoopRule, Window
 from shardwright.verification.auditing import targets_with_samples
 from shardwright.verification.samples import EVEN, SAMPLES, calls
@@ -32,8 +32,8 @@ def listing(names: Sequence[str] = ()) -> list[Listed]:
     ('n: shard', 'i: shard', 'j: shard', 'k: sum')
     """
     found = [_of_sample(target) for target in targets_with_samples(names) if target in SAMPLES]
-    rest = [d for t, d in DESCRIPTIONS.items() if t not in SAMPLES and (not names or any(n in t for n in names))]
-    found += [Listed(d.target, d.kind, "described", ()) for d in rest]
+    rest = {t: r for t, r in records().items() if r.function is not None and t not in SAMPLES}
+    found += [Listed(t, r.kind, "described", ()) for t, r in rest.items() if not names or any(n in t for n in names)]
     probed = {t: rules for t, rules in known() if rules.loops and (not names or any(n in t for n in names))}
     found += [Listed(t, rules.kind, "probed", tuple(map(in_words, rules.loops))) for t, rules in probed.items()]
     return sorted(found, key=lambda entry: entry.target)

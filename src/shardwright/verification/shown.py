@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from shardwright._torch_compat import with_list_beside
 from shardwright.graph import Graph, Op, Ref, Tensor
+from shardwright.operators import record
 from shardwright.verification.draws import Draws, drawing
 
 
@@ -49,15 +50,16 @@ def shown(graph: Graph, draws: Draws) -> Shown | None:
 
 def rate_of(op: Op) -> float | None:
     """That of a dropout."""
-    return float(op.args[1]) if op.target.split(".")[1] in ("dropout", "native_dropout") else None  # type: ignore[arg-type]
+    return float(op.args[1]) if (how := record(op.target).draws) and how.dropout else None  # type: ignore[arg-type]
 
 
 def _with_mask(op: Op) -> Op:
-    if rate_of(op) is None:
+    how = record(op.target).draws
+    if how is None or not how.dropout:
         return op
     result = op.outputs[0]
     mask = op.outputs[1] if len(op.outputs) > 1 and op.outputs[1] else f"{result}~kept"
-    return replace(op, target="aten.native_dropout.default", args=(*op.args[:2], True), outputs=(result, mask))
+    return replace(op, target=how.with_mask, args=(*op.args[:2], True), outputs=(result, mask))
 
 
 def drawn(op: Op) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from shardwright._torch_compat import operator, schema
 from shardwright.operators.elementwise import RANDOM, base_name, is_elementwise
-from shardwright.operators.registry import DESCRIPTIONS
+from shardwright.operators.record import record
 from shardwright.verification.samples.core import SAMPLES, Pick, Spec, bools, make, sample, t
 
 UNDEFINED = frozenset({"empty_like"})
@@ -25,7 +25,11 @@ def elementwise_targets() -> list[str]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads() if hasattr(packet, "overloads") else ():
             target = f"aten.{name}.{overload}"
-            if name.endswith("_backward") or target in DESCRIPTIONS or base_name(target) in RANDOM | UNDEFINED:
+            if (
+                name.endswith("_backward")
+                or record(target).function is not None
+                or base_name(target) in RANDOM | UNDEFINED
+            ):
                 continue
             if is_elementwise(target) and _functional(target):
                 found.append(target)

@@ -1,0 +1,201 @@
+"""Convolutions: affine windows over positions, whole sums over channels, groups by integer division.
+
+Convolutions in pieces: halo rows arrive with the window, the border is padded here, groups are counted locally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from shardwright.operators.families.joining import padded
+from shardwright.operators.language import Expression, Sum, TensorArgument, call
+from shardwright.operators.pieces import Call, Piece
+from shardwright.operators.record import computes, describes, known
+
+
+def spread(setting: Any, count: int) -> list[int]:
+    """A stride, padding or dilation given once or per dim."""
+    values = [setting] if isinstance(setting, int) else list(setting)
+    return values * count if len(values) == 1 else values
+
+
+def paddings(padding: Any, weight_shape: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    """Padding in front of every position dim; ``"same"`` puts the smaller half in front."""
+    count = len(weight_shape) - 2
+    if padding == "valid":
+        return [0] * count
+    if padding == "same":
+        return [(d * (k - 1)) // 2 for k, d in zip(weight_shape[2:], dilation, strict=True)]
+    return spread(padding, count)
+
+
+def convolve(
+    x: TensorArgument, weight: TensorArgument, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    count = weight.rank - 2
+    strides, dilations = spread(stride, count), spread(dilation, count)
+    pads = paddings(padding, weight.shape, dilations)
+    per_group = weight.shape[0] // groups
+    channels = weight.shape[1]
+
+    def element(n: Any, o: Any, position: Sequence[Any]) -> Expression:
+        def term(c: Any, *r: Any) -> Expression:
+            where = [p * s + t * d - b for p, s, t, d, b in zip(position, strides, r, dilations, pads, strict=True)]
+            batch = () if n is None else (n,)
+            return x.padded((*batch, o // per_group * channels + c, *where)) * weight[(o, c, *r)]
+
+        total = Sum(lambda c, *r: term(c, *r), weight.shape[1:])
+        return total if bias is None else total + bias[o]
+
+    if x.rank == weight.rank:
+        return lambda n, o, *y: element(n, o, y)
+    return lambda o, *y: element(None, o, y)
+
+
+@describes(
+    "aten.conv1d.default",
+    "aten.conv2d.default",
+    "aten.conv3d.default",
+    "aten.conv1d.padding",
+    "aten.conv2d.padding",
+    "aten.conv3d.padding",
+    kind="convolution",
+)
+def conv(
+    x: TensorArgument, weight: TensorArgument, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    return convolve(x, weight, bias, stride, padding, dilation, groups)
+
+
+@describes("aten.convolution.default", kind="convolution")
+def convolution(
+    x: TensorArgument,
+    weight: TensorArgument,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    if transposed:
+        return transposed_convolution(x, weight, bias, groups)
+    return convolve(x, weight, bias, stride, padding, dilation, groups)
+
+
+def transposed_convolution(x: TensorArgument, weight: TensorArgument, bias: Any, groups: int) -> Any:
+    """Positions scatter, so they are needed whole; batch and channels are free (channels of one group together)."""
+    per_group = weight.shape[1]
+    channels = weight.shape[0] // groups
+    alls = (slice(None),) * (weight.rank - 2)
+
+    def element(n: Any, o: Any) -> Expression:
+        batch = () if n is None else (n,)
+
+        def term(c: Any) -> Expression:
+            source = o // per_group * channels + c
+            kernel = weight[(source, o % per_group, *alls)]
+            return call("scatter", x[(*batch, source, *alls)]) * kernel
+
+        total = Sum(lambda c: term(c), [channels])
+        return total if bias is None else total + bias[o]
+
+    if x.rank == weight.rank:
+        return lambda n, o, *y: element(n, o)
+    return lambda o, *y: element(None, o)
+
+
+@describes(
+    "aten.conv_transpose1d.default",
+    "aten.conv_transpose2d.input",
+    "aten.conv_transpose3d.input",
+    kind="convolution",
+    flops=lambda a, shapes: 2.0 * math.prod(a["input"].shape) * math.prod(a["weight"].shape[1:]),
+)
+def conv_transpose(
+    x: TensorArgument, weight: TensorArgument, bias: Any, stride: Any, padding: Any, output_padding: Any, groups: int
+) -> Any:
+    return transposed_convolution(x, weight, bias, groups)
+
+
+@computes(
+    "aten.conv1d.default",
+    "aten.conv2d.default",
+    "aten.conv3d.default",
+    "aten.conv1d.padding",
+    "aten.conv2d.padding",
+    "aten.conv3d.padding",
+    "aten.convolution.default",
+)
+def convolution_piece(call: Call) -> Piece | None:
+    import torch
+
+    weight = call.tensors[call.op.inputs[1]].shape
+    groups = _local_groups(
+        call, weight[0] if not call.argument("transposed", False) else call.output.shape[-len(weight) + 1]
+    )
+    missing = call.missing(0)
+    tiles = _tiles(call, len(weight) - 2)
+    if call.argument("transposed", False):
+        return call.rewritten(groups=groups) if groups != call.argument("groups") else None
+    if not missing and not tiles:
+        return call.rewritten(groups=groups) if groups != call.argument("groups", 1) else None
+    count = len(weight) - 2
+    stride = spread(call.argument("stride", (1,)), count)
+    dilation = spread(call.argument("dilation", (1,)), count)
+    before = paddings(call.argument("padding", (0,)), weight, dilation)
+    lead = len(call.output.shape) - count
+    borders, inner = dict(missing), []
+    for n in range(count):
+        dim = lead + n
+        inner.append(0 if dim in borders or dim in tiles else before[n])
+        if call.argument("padding") == "same" and dim not in borders and dim not in tiles:
+            total = dilation[n] * (weight[2 + n] - 1)  # "same" may pad more behind than in front
+            borders[dim], inner[n] = (before[n], total - before[n]), 0
+
+    def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
+        x = padded(arguments["input"], borders, 0.0) if borders else arguments["input"]
+        batched = x if x.dim() == count + 2 else x.unsqueeze(0)
+        weight, bias = arguments["weight"], arguments["bias"]
+        made = torch.ops.aten.convolution(batched, weight, bias, stride, inner, dilation, False, [0] * count, groups)
+        return made if x.dim() == count + 2 else made.squeeze(0)
+
+    return call.kernel(kernel)
+
+
+def _tiles(call: Call, count: int) -> set[int]:
+    """Position dims cut in whole tiles (patches): no padding is needed there."""
+    lead = len(call.output.shape) - count
+    return {dim for dim in call.output_spans() if dim >= lead}
+
+
+def _local_groups(call: Call, channels: int) -> int:
+    """Cutting output channels of a grouped convolution cuts its groups."""
+    groups = call.argument("groups", 1)
+    dim = len(call.output.shape) - (len(call.tensors[call.op.inputs[1]].shape) - 2) - 1
+    span = call.output_spans().get(dim)
+    return groups if span is None or groups == 1 else groups * span.size // span.extent
+
+
+@computes("aten.conv_transpose1d.default", "aten.conv_transpose2d.input", "aten.conv_transpose3d.input")
+def conv_transpose_piece(call: Call) -> Piece | None:
+    groups = _local_groups(call, call.output.shape[1])
+    return call.rewritten(groups=groups) if groups != call.argument("groups", 1) else None
+
+
+def _reserve(device: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, int]:
+    """Convolutions are computed on copies in the library's own order of dims: on CUDA input, weight and output, in the
+    CPU's backward pass output and weight. This is an assumption about libraries, not a fact about PyTorch."""
+    if len(inputs) < 2 or not outputs or outputs[0] is None:
+        return 0, 0
+    copies = inputs[1].bytes + outputs[0].bytes
+    return (copies + inputs[0].bytes, copies + inputs[0].bytes) if device == "cuda" else (0, copies)
+
+
+_DENSE = (f"aten.conv{rank}d" for rank in (1, 2, 3))
+_TRANSPOSED = (f"aten.conv_transpose{rank}d" for rank in (1, 2, 3))
+known(*_DENSE, *_TRANSPOSED, "aten.convolution", reserve=_reserve)
+known("aten.conv2d", channels_last=True)

@@ -1,0 +1,24 @@
+"""Dropout: which elements are kept can be drawn apart from what they are of; its mask is a byte per element on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shardwright.operators.record import Draws, known
+
+aten = torch.ops.aten
+
+
+def _dropout_cuda(x: Any, p: float, train: bool) -> Any:
+    return aten.native_dropout.default(x, p, True)[0] if train and 0 < p < 1 else aten.dropout.default(x, p, train)
+
+
+_MASK = "aten.native_dropout.default"
+known(
+    "aten.dropout",
+    draws=Draws(lambda op: bool(op.args[1]) and bool(op.args[2]), with_mask=_MASK),
+    on_device={"cuda": _dropout_cuda},
+)
+known("aten.native_dropout", draws=Draws(lambda op: bool(op.args[1]) and op.args[2] is not False, with_mask=_MASK))

@@ -1,0 +1,13 @@
+"""Operators that keep elements by their position: a piece must know where it lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwright.operators.language import TensorArgument, call, value, where
+from shardwright.operators.record import describes
+
+
+@describes("aten.triu.default", "aten.tril.default", kind="elementwise")
+def triangle(x: TensorArgument, diagonal: int) -> Any:
+    return lambda *i: where(call("at_least", value(i[-1] - i[-2]), diagonal), x[i], x[i] * 0)
