@@ -92,13 +92,13 @@ def counts(graph: Any, plan: Any) -> list[int]:
 
 def inside(graph: Any, plan: Any) -> list[tuple[str, tuple[int, int, int, int]]]:
     """The operators that ranks compute with several others, and what those issue."""
-    from shardwright.costs.kernels_memory import base_name
+    from shardwright.operators.record import measured_name
     from shardwright.program.dataflow import Compute
     from shardwright.simulator import simulate_plan
 
     nodes = simulate_plan(plan, graph).stage().program.flow.nodes
     computed = [node for node in nodes if isinstance(node, Compute) and node.kernel is not None]
-    return [(base_name(node.op.target), node.footprint.issued) for node in computed]
+    return [(measured_name(node.op.target), node.footprint.issued) for node in computed]
 
 
 def _file(name: str, blocks: int) -> Path:

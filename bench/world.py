@@ -208,7 +208,7 @@ def products() -> list[Line]:
     from shardwright.cluster import preset
     from shardwright.cluster.primitives import primitives
     from shardwright.costs.compute import kernel_seconds
-    from shardwright.costs.kernels_dense import product
+    from shardwright.operators.work import product
 
     with (WORLD / "nvidia_gemm_bf16.csv").open() as file:
         rows = list(csv.DictReader(file))

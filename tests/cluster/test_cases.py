@@ -8,6 +8,7 @@ import torch
 from shardwright.cluster import cases, cases_convolution, cases_memory
 from shardwright.cluster.cases import Case, Maker
 from shardwright.cluster.timing import FASTEST_LAUNCH, QUEUE, queued_calls
+from shardwright.operators.families.embeddings import SORTED
 
 MAKE = Maker(torch.device("cpu"))
 
@@ -99,7 +100,7 @@ def test_gradients_of_tables_are_timed_on_both_sides_of_where_a_gpu_begins_to_so
     kernels = {kernel.name: kernel for kernel in cases_memory.KERNELS if kernel.only == "cuda"}
     for name, above in (("embedding_sorted", True), ("embedding_few", False)):
         indices, table = kernels[name].make(MAKE, elements, "float32")
-        assert (len(indices) > cases_memory.SORTED) is above
+        assert (len(indices) > SORTED) is above
         kernels[name].apply(indices, table.requires_grad_()).sum().backward()
         assert table.grad is not None
 

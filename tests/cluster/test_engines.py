@@ -13,9 +13,9 @@ from shardwright.cluster.engine import engine, engine_names
 from shardwright.cluster.primitives import primitives
 from shardwright.costs.compute import kernel_seconds
 from shardwright.costs.engines import attention_seconds
-from shardwright.costs.kernels_dense import product
 from shardwright.errors import ClusterError
 from shardwright.frontend import capture
+from shardwright.operators.work import product
 from shardwright.planner import Options, plan_graph
 from shardwright.simulator import simulate_plan
 from shardwright.zoo.reference import resolve

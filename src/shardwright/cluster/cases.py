@@ -1,6 +1,6 @@
 """What calibration runs: matrix products, attention and recurrences over shapes, dtypes and passes.
 
-A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.costs.kernels`), so that the
+A case knows its features, flops and bytes exactly as pricing counts them (:mod:`shardwright.operators.work`), so that the
 ratio of measured to ideal seconds carries over. Shapes are ranges: batches of tokens by widths, heads by sequence lengths;
 none is taken from a model that predictions are judged on. Lists are long; whoever runs them may stop at any point, because
 they are shuffled, or curve by curve in turn, ends first.

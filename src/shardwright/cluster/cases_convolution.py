@@ -12,12 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.cluster.cases import BYTES, Case, Maker, Run, gradients
+from shardwright.operators.families.convolutions import ALIGNED
 
 CONVOLUTION_SEED, CONVOLUTION_SHAPES = 16, 64
 FILTERS = ((1, 1),) * 6 + ((3, 3),) * 6 + ((5, 5), (7, 7), (1, 7), (7, 1), (1, 3), (3, 1))
 """How often a filter is drawn is how often it is listed."""
-ALIGNED = 16
-"""Positions: kernels make no difference between multiples of more."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ FEATURES: dict[str, Callable[[Convolution, int, int], Features]] = {
         ("groups", float(shape.groups)),
     ),
 }
-"""Of each family, what its kernels' efficiency depends on, as :mod:`shardwright.costs.kernels_dense` has it."""
+"""Of each family, what its kernels' efficiency depends on, as :mod:`shardwright.operators.families.convolutions` has it."""
 
 
 def varied(shapes: Sequence[Convolution], batches: Sequence[int]) -> Iterator[tuple[int, Convolution]]:

@@ -14,14 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.cluster.cases import Case, Maker, Run, gradients
+from shardwright.operators.families.embeddings import SORTED
+from shardwright.operators.work import NARROW, SHORT
 
 Tensors = list[torch.Tensor]
-WIDE, NARROW, SHORT = 1024, 128, 32
-"""Columns of the tensors; some kernels are timed with two of these."""
-SORTED = 3072
-"""More rows than these are sorted before the gradient of a table is added up; of fewer, one after the other is looked at
-(``embedding_dense_backward_cuda`` in PyTorch's ``Embedding.cu``)."""
-
 NEVER_LARGE = frozenset(("embedding_few",))
 """Kernels that other ones take over from at a few kilobytes."""
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from shardwright.cluster import Device, Mesh
 from shardwright.costs.compute import kernel_seconds
-from shardwright.costs.kernels_memory import memory_work
 from shardwright.graph import Graph
 from shardwright.graph.backward import differentiated
+from shardwright.operators.work import memory_work
 
 PER_OCTAVE, SURELY = 16, 0.999
 """Measured seconds need not grow with bytes: that many sizes from one to twice it are looked at, and between two of them

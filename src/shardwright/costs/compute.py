@@ -15,9 +15,10 @@ from shardwright.cluster import Curve, Device, Mesh
 from shardwright.cluster.fitting import peak_dtype
 from shardwright.costs import collectives
 from shardwright.costs.engines import engine_seconds
-from shardwright.costs.kernels import LocalOp, Work, base_name, kernels
 from shardwright.graph.core import DTYPE_BYTES, Op, Tensor
+from shardwright.operators.record import measured_name
 from shardwright.operators.rules import OpRules, Shard, Split, Window
+from shardwright.operators.work import LocalOp, Work, kernels
 
 KINDS_WITHOUT_CURVE = {"matmul": 0.7, "bmm": 0.55, "convolution": 0.5, "grouped": 0.5, "depthwise": 0.3}
 KINDS_WITHOUT_CURVE |= {"attention": 0.5, "attention_causal": 0.45, "attention_masked": 0.3, "lstm": 0.2}
@@ -72,7 +73,7 @@ def localise(
     return LocalOp(
         op,
         rules.kind,
-        base_name(op.target),
+        measured_name(op.target),
         inputs,
         [t for _, t in outputs],
         [_local_extents(t.shape, [r.inputs[i] for r in rules.loops], cuts, sizes) for i, t in enumerate(inputs)],

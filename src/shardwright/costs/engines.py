@@ -13,9 +13,9 @@ import numpy as np
 from shardwright.cluster.engine import Engine
 from shardwright.cluster.hardware import Device
 from shardwright.cluster.primitives import primitives
-from shardwright.costs.kernels_memory import Work
 from shardwright.errors import ClusterError
 from shardwright.graph.core import DTYPE_BYTES
+from shardwright.operators.work import Work
 
 FLOOR = 2e-6
 """Seconds of the shortest kernel."""

@@ -13,22 +13,15 @@ import itertools
 from collections.abc import Iterable, Mapping
 
 from shardwright.cluster import Device
-from shardwright.costs.kernels_memory import CUTS, LINEAR, PIECES, SAME_KERNEL, base_name, does_nothing
 from shardwright.graph.core import Op, Tensor
+from shardwright.operators.record import HostClass, measured_name, record
+from shardwright.operators.work import does_nothing
 
 Issued = tuple[int, int, int, int]
 """Kernels and views of the forward pass, functions and kernels of the backward pass."""
 
 UNKNOWN: Issued = (1, 0, 1, 1)
 """What an operator that could not be looked at is taken for."""
-LIKE = {"bmm": "mm", "mv": "mm", "addmm": "linear", "baddbmm": "linear"}
-LIKE |= {"addmv": "linear", "conv1d": "conv2d", "conv3d": "conv2d", "convolution": "conv2d", "div": "mul"}
-LIKE |= dict.fromkeys(LINEAR, "add") | dict.fromkeys(CUTS, "slice") | dict.fromkeys(PIECES, "chunk") | SAME_KERNEL
-"""Which timed operator another one is issued like."""
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-"""Issued in one call, and inside it step by step and layer by layer, each like a step of an LSTM."""
-KERNELS = {"linear": 3, "matmul": 2, "mm": 2, "conv2d": 2}
-"""Kernels of the backward passes that were timed: one for each of two factors, and a sum for a linear layer's bias."""
 
 
 def dispatch_seconds(
@@ -43,26 +36,21 @@ def dispatch_seconds(
     output = next((tensors[name] for name in op.outputs if name is not None), None)
     if does_nothing(op, inputs, output):
         return 0.0, 0.0
-    name = base_name(op.target)
-    name = LIKE.get(name, name)
-    if name == "matmul" and all(len(tensor.shape) <= 2 for tensor in inputs):
-        name = "mm"
-    if name == "einsum" and "mm" in table:  # its operands are turned by views, then multiplied
-        product, turned = table["mm"], several_seconds((issued[0] - 1, issued[1], 0, 0), device)[0]
-        forward, backward = product[0] + turned, product[1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
-    elif name in RECURRENT and "lstm" in table:
-        call = table.get("lstm_call", (0.0, 0.0))
-        forward, backward = (once + _steps(op, inputs) * each for once, each in zip(call, table["lstm"], strict=True))
+    known = record(op.target).issued
+    flat = known.flat and all(len(tensor.shape) <= 2 for tensor in inputs)
+    name = known.flat if flat else known.like or measured_name(op.target)
+    if name not in table:
+        forward, backward = several_seconds(issued, device)
+    elif known.turned:  # its operands are turned by views, then multiplied
+        turned = several_seconds((issued[0] - 1, issued[1], 0, 0), device)[0]
+        forward = table[name][0] + turned
+        backward = table[name][1] + (issued[2] - 1) * table.get("view", (0.0, 0.0))[1]
+    elif known.steps is not None:
+        call, steps = table.get(f"{name}_call", (0.0, 0.0)), known.steps(op, inputs)
+        forward, backward = (once + steps * each for once, each in zip(call, table[name], strict=True))
     else:
-        forward, backward = table[name] if name in table else several_seconds(issued, device)
-    return forward, _gradients(name, inputs, output, backward, table) if training else 0.0
-
-
-def _steps(op: Op, inputs: list[Tensor]) -> int:
-    """How many steps a recurrence takes, over all its layers and directions: each has two matrices of weights."""
-    first = any(a is True for a in op.args[-1:]) and len(inputs[0].shape) == 3  # batch_first is the last argument
-    matrices = sum(len(tensor.shape) == 2 for tensor in inputs[2:])
-    return inputs[0].shape[1 if first else 0] * max(matrices // 2, 1)
+        forward, backward = table[name]
+    return forward, _gradients(known, inputs, output, backward, table) if training else 0.0
 
 
 def modules_entered(ops: Iterable[Op]) -> dict[str, int]:
@@ -95,7 +83,7 @@ def several_seconds(issued: Issued, device: Device) -> tuple[float, float]:
 
 
 def _gradients(
-    name: str,
+    known: HostClass,
     inputs: list[Tensor],
     output: Tensor | None,
     backward: float,
@@ -105,10 +93,9 @@ def _gradients(
     wanted = [tensor.grad for tensor in inputs]
     if not any(wanted):
         return 0.0
-    total = table.get("sum", (0.0, 0.0))[0]
-    if name in KERNELS:
-        return backward * sum(wanted) / KERNELS[name]
-    if name in ("add", "mul"):  # what was broadcast is summed up
-        sums = sum(t.grad and output is not None and t.elements < output.elements for t in inputs)
-        return backward * (sum(wanted) if name == "mul" else 1) + total * sums
-    return backward
+    if known.gradients:
+        backward *= sum(wanted) / known.gradients
+    if not known.sums:
+        return backward
+    broadcast = sum(t.grad and output is not None and t.elements < output.elements for t in inputs)
+    return backward + table.get("sum", (0.0, 0.0))[0] * broadcast

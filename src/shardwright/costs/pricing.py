@@ -18,12 +18,12 @@ from shardwright.costs import collectives
 from shardwright.costs.adding import adding_seconds, trained_dtype
 from shardwright.costs.compute import kernel_seconds, op_times
 from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
-from shardwright.costs.kernels_memory import memory_work
 from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds
 from shardwright.costs.replica_sums import leg_seconds
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators import record
+from shardwright.operators.work import memory_work
 from shardwright.program import COMPUTE, Instruction, Kind, Phase, Program
 from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute

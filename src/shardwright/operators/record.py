@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
-from shardwright.graph import Op
+from shardwright.graph import Op, Tensor
 
 RESHAPE = "aten.reshape.default"
 """What is called on a rank for every operator that only reshapes: a shard may lie otherwise than the whole tensor did."""
@@ -36,6 +36,21 @@ class Draws:
     @property
     def dropout(self) -> bool:
         return self.with_mask != ""
+
+
+@dataclass(frozen=True)
+class HostClass:
+    """How the host issues an operator: ``like`` which timed one (by default, the one its kernels are measured under), or
+    ``flat`` where no operand has more than two dims. The timed backward pass had one kernel for each of so many
+    ``gradients`` (0: one for all of them); where it ``sums``, what was broadcast is summed up. ``turned``: its operands are
+    turned by views first; ``steps``: one call, inside of which so many are issued."""
+
+    like: str = ""
+    flat: str = ""
+    gradients: int = 0
+    sums: bool = False
+    turned: bool = False
+    steps: Callable[[Op, Sequence[Tensor]], int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +81,15 @@ class OperatorRecord:
     """Fast kernels on CUDA want its input with the channels last."""
     orders_operands: bool = False
     """It copies operands that are no batch of matrices as they lie."""
+    kernels: Callable[..., Any] | None = None
+    """From a :class:`~shardwright.operators.work.LocalOp` to the kernels of its passes; by default it is bound by memory."""
+    view_gradient: Callable[..., Any] | None = None
+    """Of a view whose gradient is none: the kernels of its backward pass."""
+    hands_on: Callable[[Op, Sequence[Tensor], Tensor | None], bool] | None = None
+    """Whether a call of it, with these inputs and this result, hands its input on."""
+    measured: str = ""
+    """The name that calibration measures its kernels under; by default its own."""
+    issued: HostClass = HostClass()
     draws: Draws | None = None
     """Random numbers; without it, those of the kind ``random`` draw."""
     on_device: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -137,6 +161,15 @@ def computes(*targets: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
         return function
 
     return register
+
+
+def measured_name(target: str) -> str:
+    """The name that calibration measures an operator's kernels under.
+
+    >>> measured_name("aten.stack.default"), measured_name("aten.relu.default"), measured_name("mylib.relu.default")
+    ('cat', 'relu', 'mylib.relu')
+    """
+    return record(target).measured or target.rpartition(".")[0].removeprefix("aten.") or target
 
 
 def draws(op: Op, kind: str) -> bool:

@@ -9,11 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.language import Expression, Opaque, TensorArgument
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import Draws, computes, describes, known
+from shardwright.operators.work import Kernels, LocalOp, Work, memory_work
 
 
 def attention_flops(arguments: dict[str, Any], shapes: Any) -> float:
@@ -159,3 +162,34 @@ known(
     on_device={"cuda": _attention_cuda, "cpu": _attention_cpu},
     reserve=_reserve,
 )
+
+
+TILE = 64
+"""Rows and columns that a GPU's attention takes at a time: 197 positions cost what 256 do."""
+
+
+def _kernels(local: LocalOp) -> Kernels:
+    """Scaled dot-product attention, fused."""
+    q, key = local.input_shapes[0], local.input_shapes[1]
+    heads, rows, columns, width = q[:, :-2].prod(axis=1), q[:, -2], key[:, -2], q[:, -1]
+    masked = len(local.inputs) > 3
+    biased = masked and local.inputs[3].grad
+    given = local.op.args[5] if len(local.op.args) > 5 else local.op.kwarg("is_causal", False)
+    causal = given is True and not masked
+    kind = "_biased" if biased else "_masked" if masked else "_causal" if causal else ""
+    family = f"attention{kind}"
+    each = 4 * heads * width * (0.5 if causal else 1.0)
+    flops, tiles = each * rows * columns, each * np.ceil(rows / TILE) * np.ceil(columns / TILE) * TILE**2
+    features = np.stack([heads, rows, columns, width], axis=1)
+    forward = [Work(f"{family}/forward", local.dtype, flops, local.bytes, features, padded=tiles)]
+    if not any(t.grad for t in local.inputs[:4]):
+        return forward, []
+    backward = [Work(f"{family}/backward", local.dtype, 2.5 * flops, 2 * local.bytes, features, padded=2.5 * tiles)]
+    if biased:  # its gradient is written for every score, and summed to where it was broadcast from
+        scores = heads * rows * columns * DTYPE_BYTES[local.dtype]
+        if local.inputs[3].elements < np.prod(local.inputs[0].shape[:-1]) * local.inputs[1].shape[-2]:
+            backward.append(memory_work("sum/forward", local.dtype, scores + local.input_bytes(3)))
+    return forward, backward
+
+
+known("aten.scaled_dot_product_attention", kernels=_kernels)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
+
+import numpy as np
 
 from shardwright.operators.families.joining import padded
 from shardwright.operators.language import Expression, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes, known
+from shardwright.operators.record import HostClass, computes, describes, known
+from shardwright.operators.work import Kernels, LocalOp, Work, memory_kernels, memory_work
 
 
 def spread(setting: Any, count: int) -> list[int]:
@@ -195,7 +200,50 @@ def _reserve(device: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> tupl
     return (copies + inputs[0].bytes, copies + inputs[0].bytes) if device == "cuda" else (0, copies)
 
 
-_DENSE = (f"aten.conv{rank}d" for rank in (1, 2, 3))
+ALIGNED = 16
+"""Positions: kernels make no difference between multiples of more."""
+
+
+def _kernels(local: LocalOp) -> Kernels:
+    """Convolutions as products: rows are output positions, columns output channels, summed over the filter.
+
+    Pointwise and depthwise ones have curves of their own over what decides there, where calibration measured them.
+    """
+    if len(local.inputs) < 2 or len(local.inputs[1].shape) < 3:
+        return memory_kernels(local)
+    x, weight, out = local.input_shapes[0], local.input_shapes[1], local.output_shapes[0]
+    here = x if "transpose" in local.name else out
+    m, n, k = here[:, 0] * here[:, 2:].prod(axis=1), weight[:, 0], weight[:, 1:].prod(axis=1)
+    moved, flops = local.bytes, 2 * m * n * k
+    inner, outer = local.inputs[1].shape[1], local.inputs[0].shape[1]
+    area = weight[:, 2:].prod(axis=1)
+    positions = here[:, 2:].prod(axis=1)
+    family, sizes, better = "convolution", [m, n, k, area], ""
+    if inner == 1 and outer > 1:
+        family, sizes, better = "depthwise", [moved, area], "channelwise"
+        shape = [x[:, 0] * x[:, 1], positions, area, x[:, 2:].prod(axis=1) / positions]
+    elif inner < outer and "transpose" not in local.name:  # computed group by group
+        family, sizes = "grouped", [m, n, k, area, np.maximum(x[:, 1] / weight[:, 1], 1.0)]
+    elif prod(local.inputs[1].shape[2:]) == 1 and local.inputs[0].shape[2:] == local.outputs[0].shape[2:]:
+        better, shape = "pointwise", [m, n, k, np.gcd(np.round(positions).astype(np.int64), ALIGNED)]
+
+    def work(which: str) -> Work:
+        plain = Work(f"{family}/{which}", local.dtype, flops, moved, np.stack(sizes, axis=1))
+        if not better:
+            return plain
+        return replace(plain, curve=f"{better}/{which}", features=np.stack(shape, axis=1), instead=plain)
+
+    backward = [work(which) for which, index in (("input", 0), ("weight", 1)) if local.inputs[index].grad]
+    if len(local.inputs) > 2 and local.inputs[2].grad:
+        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes))
+    forward = [work("forward")]
+    if len(local.inputs) > 2:  # the bias is added by a kernel of its own
+        forward.append(memory_work("add/forward", local.dtype, 2 * local.output_bytes))
+    return forward, backward
+
+
+_DENSE = (*(f"aten.conv{rank}d" for rank in (1, 2, 3)), "aten.convolution")
 _TRANSPOSED = (f"aten.conv_transpose{rank}d" for rank in (1, 2, 3))
-known(*_DENSE, *_TRANSPOSED, "aten.convolution", reserve=_reserve)
+known(*_DENSE, *_TRANSPOSED, reserve=_reserve, kernels=_kernels)
+known(*_DENSE, issued=HostClass("conv2d", gradients=2))
 known("aten.conv2d", channels_last=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from shardwright.graph import Op, Tensor
 from shardwright.operators.record import Draws, known
 
 aten = torch.ops.aten
@@ -22,3 +24,12 @@ known(
     on_device={"cuda": _dropout_cuda},
 )
 known("aten.native_dropout", draws=Draws(lambda op: bool(op.args[1]) and op.args[2] is not False, with_mask=_MASK))
+
+
+def _drops_nothing(op: Op, tensors: Sequence[Tensor], output: Tensor | None) -> bool:
+    rate = op.args[1] if len(op.args) > 1 else op.kwarg("p", 0.5)
+    return rate == 0 or (op.args[2] if len(op.args) > 2 else op.kwarg("train", True)) is False
+
+
+known("aten.dropout", hands_on=_drops_nothing)
+known("aten.native_dropout", measured="dropout")

@@ -5,11 +5,15 @@ Lookup in a table whose rows are cut: rows that lie elsewhere count as zero, the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from shardwright.operators.language import Sum, TensorArgument, hit
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes
+from shardwright.operators.record import computes, describes, known
+from shardwright.operators.work import Kernels, LocalOp, memory_kernels, memory_work
 
 
 @describes("aten.embedding.default", kind="gather")
@@ -38,3 +42,32 @@ def embedding_piece(call: Call) -> Piece | None:
         return torch.where(here.unsqueeze(-1), rows, torch.zeros((), dtype=rows.dtype, device=rows.device))
 
     return call.kernel(kernel)
+
+
+SORTED = 3072
+"""More rows than these are sorted before the gradient of a table is added up; of fewer, one after the other is looked at
+(``embedding_dense_backward_cuda`` in PyTorch's ``Embedding.cu``)."""
+
+
+def lookup_kernels(local: LocalOp, added: bool = False, sorted_above: float = -1) -> Kernels:
+    """Rows are read where indices say. Their gradient is ``added`` to zeros wherever it belongs, or, of more indices than
+    ``sorted_above``, sorted first."""
+    if len(local.inputs) < 2:
+        return memory_kernels(local)
+    table = 0 if local.inputs[0].grad or "float" in local.inputs[0].dtype else 1
+    indices = sum((local.input_bytes(i) for i in range(len(local.inputs)) if i != table), np.zeros(len(local.flops)))
+    moved = indices + 2 * local.output_bytes
+    forward = [memory_work("embedding/forward", local.dtype, moved)]
+    if not local.inputs[table].grad:
+        return forward, []
+    size = local.input_bytes(table)
+    plain = memory_work("embedding/backward", local.dtype, moved + size)
+    filled = memory_work("fill/forward", local.dtype, size)
+    if added:
+        return forward, [filled, memory_work("elementwise/forward", local.dtype, moved)]
+    if local.inputs[1 - table].elements <= sorted_above:
+        return forward, [memory_work("embedding_few/backward", local.dtype, indices, instead=plain), filled]
+    return forward, [memory_work("embedding_sorted/backward", local.dtype, moved, instead=plain), filled]
+
+
+known("aten.embedding", kernels=partial(lookup_kernels, sorted_above=SORTED))

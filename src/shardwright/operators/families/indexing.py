@@ -8,11 +8,13 @@ Lookups into a cut dim: what lies elsewhere counts as zero, the sum over the pie
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+from shardwright.operators.families.embeddings import lookup_kernels
 from shardwright.operators.language import Expression, Opaque, Sum, TensorArgument, hit, put, where
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes
+from shardwright.operators.record import computes, describes, known
 
 ALL = slice(None)
 
@@ -182,3 +184,7 @@ def lookup_piece(call: Call) -> Piece | None:
         return torch.where(here, found, torch.zeros((), dtype=x.dtype, device=x.device))
 
     return call.kernel(kernel)
+
+
+known("aten.gather", "aten.index_select", kernels=partial(lookup_kernels, added=True))
+known("aten.index", kernels=lookup_kernels)

@@ -284,3 +284,6 @@ def mean_loss_piece(call: Call) -> Piece | None:
 
 known("aten.cross_entropy_loss", "aten.nll_loss", "aten.nll_loss_nd", "aten.nll_loss2d", loss="classes")
 known(*PAIRS, loss="pairs")
+
+
+known("aten.nll_loss", "aten.nll_loss_nd", measured="cross_entropy_loss")

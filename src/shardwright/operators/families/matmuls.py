@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from math import prod
 from typing import Any
 
+import numpy as np
+
+from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.language import Expression, Sum, TensorArgument, value
-from shardwright.operators.record import describes, known
+from shardwright.operators.record import HostClass, describes, known
+from shardwright.operators.work import Kernels, LocalOp, memory_kernels, memory_work, product
 
 
 @describes("aten.linear.default", kind="matmul")
@@ -124,3 +131,104 @@ def _equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 known("aten.matmul.default", orders_operands=True)
+
+
+def _with_backward(
+    dtype: str, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray, left: bool, right: bool, single: bool
+) -> Kernels:
+    """A product and its gradients; ``single``: of two matrices, however it is split. A batch that is cut down to one stays
+    a batch: what a split costs must not depend on the other splits that are priced with it."""
+    kind = "matmul" if single else "bmm"
+    size = DTYPE_BYTES[dtype]
+    rows = np.gcd(np.round(n * size).astype(np.int64), np.round(k * size).astype(np.int64))
+    alignment = np.gcd(rows, 16)
+    backward = []
+    if left:
+        backward.append(product(dtype, m, k, n, batch, f"{kind}/{'input' if single else 'forward'}", alignment))
+    if right:
+        backward.append(product(dtype, n, k, m, batch, f"{kind}/{'weight' if single else 'forward'}", alignment))
+    return [product(dtype, m, n, k, batch, f"{kind}/forward", alignment)], backward
+
+
+def _product_kernels(local: LocalOp, left: int, right: int) -> Kernels:
+    """Products of two operands, with or without a batch and a bias."""
+    if len(local.inputs) <= max(left, right):
+        return memory_kernels(local)
+    a, b, c = local.elements(left), local.elements(right), local.elements(0, output=True)
+    batch, single = np.ones_like(c), True
+    if min(local.input_shapes[i].shape[1] for i in (left, right)) >= 3:
+        batch, single = local.output_shapes[0][:, :-2].prod(axis=1), prod(local.outputs[0].shape[:-2]) == 1
+        a, b, c = a / batch, b / batch, c / batch
+    m, n, k = np.sqrt(a * c / b), np.sqrt(b * c / a), np.sqrt(a * b / c)
+    grads = (local.inputs[left].grad, local.inputs[right].grad)
+    forward, backward = _with_backward(local.dtype, m, n, k, batch, *grads, single)
+    others = [i for i in range(len(local.inputs)) if i not in (left, right)]
+    if single and others:  # with a bias libraries choose another kernel
+        plain = forward[0]
+        forward = [replace(plain, curve="matmul/biased", instead=plain)]
+    if any(local.inputs[i].grad for i in others):  # the bias' gradient sums the output's
+        backward.append(memory_work("sum/forward", local.dtype, local.output_bytes, n))
+    return forward, backward
+
+
+def _ordered(labels: str, groups: list[str]) -> bool:
+    """Whether an operand's labels already stand in these groups, in order, so that it need not be copied."""
+    return labels == "".join(groups) or (len(groups) == 3 and labels == groups[0] + groups[2] + groups[1])
+
+
+def _contraction_kernels(local: LocalOp) -> Kernels:
+    """A contraction, two operands at a time from the left, as PyTorch takes it apart, with the copies that bring operands
+    into order."""
+    if len(local.inputs) < 2:
+        return memory_kernels(local)
+    equation = str(local.op.args[0]).replace(" ", "")
+    if "->" not in equation or "." in equation or equation.split("->")[0].count(",") + 1 != len(local.inputs):
+        work = memory_work("elementwise/forward", local.dtype, local.bytes)
+        return [work], [work, work]
+    terms, result = equation.split("->")
+    operands = terms.split(",")
+    extent: dict[str, np.ndarray] = {}
+    whole: dict[str, int] = {}
+    for labels, shape, operand in zip(operands, local.input_shapes, local.inputs, strict=True):
+        for position, label in enumerate(labels):
+            extent[label] = np.maximum(shape[:, position], extent.get(label, shape[:, position]))
+            whole[label] = max(operand.shape[position], whole.get(label, 1))
+    ones = np.ones(len(local.flops))
+
+    def volume(labels: str) -> np.ndarray:
+        return np.prod([extent[x] for x in labels], axis=0) if labels else ones
+
+    size = DTYPE_BYTES[local.dtype]
+    forward, backward = [], []
+    held, held_grad = operands[0], local.inputs[0].grad
+    for index in range(1, len(operands)):
+        other, other_grad = operands[index], local.inputs[index].grad
+        wanted = set(result).union(*operands[index + 1 :])
+        batch = "".join(x for x in held if x in other and x in wanted)
+        summed = "".join(x for x in held if x in other and x not in wanted)
+        rows = "".join(x for x in held if x not in other)
+        columns = "".join(x for x in other if x not in held)
+        sizes = (volume(rows), volume(columns), volume(summed), volume(batch))
+        single = all(whole[label] == 1 for label in batch)
+        there, back = _with_backward(local.dtype, *sizes, held_grad, other_grad, single)
+        for labels, groups in ((held, [batch, rows, summed]), (other, [batch, summed, columns])):
+            if not _ordered(labels, groups):
+                # Turning the innermost dim scatters every element; turning others moves whole rows.
+                kind = "copy_rows" if labels[-1:] == "".join(groups)[-1:] else "copy"
+                copied = memory_work(f"{kind}/forward", local.dtype, 2 * volume(labels) * size)
+                there.append(copied)
+                back.append(copied)
+        forward += there
+        backward += back
+        held, held_grad = batch + rows + columns, held_grad or other_grad
+    return forward, backward
+
+
+_PLAIN, _WITH_BIAS = partial(_product_kernels, left=0, right=1), partial(_product_kernels, left=1, right=2)
+_LIKE_MM, _LIKE_LINEAR = HostClass("mm", gradients=2), HostClass("linear", gradients=3)
+known("aten.linear", kernels=_PLAIN, issued=_LIKE_LINEAR)
+known("aten.mm", "aten.bmm", "aten.mv", kernels=_PLAIN, issued=_LIKE_MM)
+known("aten.dot", kernels=_PLAIN)
+known("aten.matmul", kernels=_PLAIN, issued=HostClass(flat="mm", gradients=2))
+known("aten.addmm", "aten.baddbmm", "aten.addmv", kernels=_WITH_BIAS, issued=_LIKE_LINEAR)
+known("aten.einsum", kernels=_contraction_kernels, issued=HostClass("mm", turned=True))

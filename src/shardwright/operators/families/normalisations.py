@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardwright.operators.families.reductions import everywhere, wide
 from shardwright.operators.language import Expression, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.work import STEPS, Kernels, LocalOp, Work, memory_kernels
 
 
 def _moments(x: TensorArgument, read: Any, extents: Sequence[int]) -> tuple[Expression, Expression]:
@@ -343,3 +345,27 @@ known(
     only_updates=True,
     fused_on=frozenset(("cuda",)),
 )
+
+
+def _batch_norm_kernels(local: LocalOp) -> Kernels:
+    """Its kernels give each channel one block of threads, so few channels leave most of a GPU idle."""
+    moved = local.bytes
+    features = np.stack([moved, local.input_shapes[0][:, 1]], axis=1)
+    passes = [Work(f"{local.name}/{step}", local.dtype, np.zeros_like(moved), moved, features) for step in STEPS]
+    return passes[:1], passes[1:] if any(t.grad for t in local.inputs) else []
+
+
+def _layer_norm_kernels(local: LocalOp) -> Kernels:
+    return memory_kernels(local, local.input_shapes[0][:, -1])
+
+
+known(
+    "aten.batch_norm",
+    "aten._native_batch_norm_legit_functional",
+    "aten._native_batch_norm_legit",
+    "aten.native_batch_norm",
+    measured="batch_norm",
+    kernels=_batch_norm_kernels,
+)
+known("aten.layer_norm", "aten.native_layer_norm", measured="layer_norm", kernels=_layer_norm_kernels)
+known("aten.native_group_norm", measured="group_norm")

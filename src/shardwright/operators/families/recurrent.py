@@ -10,13 +10,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from shardwright.graph import Op
+from shardwright.graph import Op, Tensor
 from shardwright.operators.families.recurrent_kernels import lstm_on
 from shardwright.operators.language import Each, Expression, Opaque, Sum, TensorArgument, call, value
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import Draws, computes, describes, known
+from shardwright.operators.record import Draws, HostClass, computes, describes, known
+from shardwright.operators.work import Kernels, LocalOp, Work
 
 ALL = slice(None)
 
@@ -196,3 +198,27 @@ def _draws(op: Op) -> bool:
 RECURRENCES = ("aten.lstm", "aten.gru", "aten.rnn_tanh", "aten.rnn_relu")
 known(*RECURRENCES, draws=Draws(_draws))
 known("aten.lstm.input", on_device={"cuda": lstm_on("cuda"), "cpu": lstm_on("cpu")})
+
+
+def _kernels(local: LocalOp) -> Kernels:
+    """LSTM layers: per layer and time step four gates of (input + hidden) × hidden products."""
+    x, out = local.input_shapes[0], local.output_shapes[0]
+    first = any(a is True for a in local.op.args[-1:])  # batch_first is the last argument
+    batch, steps = (x[:, 0], x[:, 1]) if first else (x[:, 1], x[:, 0])
+    weights = [i for i, t in enumerate(local.inputs) if len(t.shape) == 2]
+    flops = 2 * sum((local.elements(i) for i in weights), np.zeros(len(local.flops))) * steps * batch
+    features = np.stack([steps, batch, out[:, -1]], axis=1)
+    forward = [Work("lstm/forward", local.dtype, flops, local.bytes, features)]
+    if not any(t.grad for t in local.inputs):
+        return forward, []
+    return forward, [Work("lstm/backward", local.dtype, 2 * flops, 2 * local.bytes, features)]
+
+
+def _steps(op: Op, inputs: Sequence[Tensor]) -> int:
+    """How many steps a recurrence takes, over all its layers and directions: each has two matrices of weights."""
+    first = any(a is True for a in op.args[-1:]) and len(inputs[0].shape) == 3  # batch_first is the last argument
+    matrices = sum(len(tensor.shape) == 2 for tensor in inputs[2:])
+    return inputs[0].shape[1 if first else 0] * max(matrices // 2, 1)
+
+
+known(*RECURRENCES, kernels=_kernels, issued=HostClass("lstm", steps=_steps))

@@ -12,6 +12,7 @@ from typing import Any
 from shardwright.operators.language import Expression, Max, Min, Opaque, Prod, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.work import Kernels, LocalOp, memory_kernels, summed
 
 
 def dims_of(x: TensorArgument, dims: Any) -> list[int]:
@@ -339,3 +340,23 @@ def vector_norm_piece(call: Call) -> Piece | None:
 
 known("aten.mean.default", as_sum="aten.sum.default")
 known("aten.mean.dim", as_sum="aten.sum.dim_IntList")
+
+
+def _left(local: LocalOp) -> list[bool]:
+    """For every dim of the input of a sum or mean, whether it is left."""
+    rank, dims = len(local.inputs[0].shape), local.op.args[1] if len(local.op.args) > 1 else local.op.kwarg("dim", None)
+    if isinstance(dims, int) and not isinstance(dims, bool):
+        dims = (dims,)
+    gone = {d % max(rank, 1) for d in dims if isinstance(d, int)} if isinstance(dims, tuple | list) else set()
+    gone = gone or set(range(rank))
+    return [dim not in gone for dim in range(rank)]
+
+
+def _kernels(local: LocalOp) -> Kernels:
+    forward, backward = memory_kernels(local)
+    if local.outputs and len(local.inputs) == 1:
+        forward = [summed(local.dtype, local.bytes, local.input_shapes[0], _left(local))]
+    return forward, backward
+
+
+known("aten.sum", "aten.mean", kernels=_kernels)

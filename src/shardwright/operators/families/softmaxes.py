@@ -10,7 +10,7 @@ from typing import Any
 from shardwright.operators.families.reductions import wide
 from shardwright.operators.language import Expression, Max, Sum, TensorArgument, call, put
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes
+from shardwright.operators.record import computes, describes, known
 
 
 def _shifted(x: TensorArgument, i: tuple[Any, ...], dim: int, at: Any) -> Expression:
@@ -126,3 +126,7 @@ def logsumexp_piece(call: Call) -> Piece | None:
         return (total if arguments["keepdim"] else total.squeeze(dim)).to(arguments["self"].dtype)
 
     return call.kernel(kernel)
+
+
+known("aten._softmax", measured="softmax")
+known("aten._log_softmax", measured="log_softmax")

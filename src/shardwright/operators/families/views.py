@@ -14,8 +14,9 @@ from typing import Any
 from shardwright.operators.indices import affine
 from shardwright.operators.language import TensorArgument, call, put
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes, known
+from shardwright.operators.record import HostClass, computes, describes, known
 from shardwright.operators.rules import Window
+from shardwright.operators.work import LocalOp, Work, kept_dims, memory_work, summed
 
 
 def flat(index: Sequence[Any], shape: Sequence[int]) -> Any:
@@ -285,3 +286,29 @@ def unfold_piece(call: Call) -> Piece | None:
 
 
 known("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", reshapes=True)
+
+
+def _cut_gradient(local: LocalOp) -> list[Work]:
+    """Zeros, and what was cut out put where it was."""
+    part = memory_work("clone/forward", local.dtype, 2 * local.output_bytes)
+    return [memory_work("clone/forward", local.dtype, local.input_bytes(0)), part]
+
+
+def _pieces_gradient(local: LocalOp) -> list[Work]:
+    return [memory_work("cat/forward", local.dtype, 2 * local.input_bytes(0))]
+
+
+def _repeated_gradient(local: LocalOp, whole_rows: bool = True) -> list[Work]:
+    """The sum over what was repeated."""
+    if local.outputs[0].elements <= local.inputs[0].elements:
+        return []
+    kept = kept_dims(local.inputs[0], local.outputs[0]) if whole_rows else [True]
+    extents = local.output_shapes[0] if whole_rows else local.input_shapes[0][:, -1:]
+    return [summed(local.dtype, local.input_bytes(0) + local.output_bytes, extents, kept)]
+
+
+known("aten.slice", "aten.select", "aten.narrow", view_gradient=_cut_gradient, issued=HostClass("slice"))
+_PIECES = (f"aten.{name}" for name in ("chunk", "split", "split_with_sizes", "unbind", "tensor_split"))
+known(*_PIECES, view_gradient=_pieces_gradient, issued=HostClass("chunk"))
+known("aten.expand", "aten.expand_as", view_gradient=_repeated_gradient)
+known("aten.repeat", view_gradient=lambda local: _repeated_gradient(local, whole_rows=False))
