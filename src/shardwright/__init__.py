@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from shardwright.version import __version__
+
 if TYPE_CHECKING:
     from shardwright.errors import ShardwrightError
     from shardwright.frontend import capture
@@ -22,17 +24,17 @@ if TYPE_CHECKING:
     from shardwright.plans import Plan
     from shardwright.reports.explaining import explain
     from shardwright.reports.looking import report, simulate
-    from shardwright.runtime import parallelize
     from shardwright.runtime.assistant import assist
     from shardwright.runtime.moving import move
+    from shardwright.runtime.parallelize import parallelize
     from shardwright.runtime.rows import sampler
     from shardwright.runtime.whole_updates import update_whole
-    from shardwright.verification import verify
+    from shardwright.verification.verify import verify
 
-__version__ = "0.1.0"
 __all__ = [
     "Plan",
     "ShardwrightError",
+    "__version__",
     "assist",
     "capture",
     "describe",

@@ -33,7 +33,7 @@ INTERRUPTED = 130
 
 def _version(asked: bool) -> None:
     if asked:
-        from shardwright import __version__
+        from shardwright.version import __version__
 
         print(f"shardwright {__version__}")
         raise typer.Exit

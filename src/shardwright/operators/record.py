@@ -106,7 +106,7 @@ _RECORDS: dict[str, OperatorRecord] = {}
 
 def records() -> MutableMapping[str, OperatorRecord]:
     """Every record by the name it is filed under."""
-    import shardwright.operators.families  # noqa: F401 - registers them
+    from shardwright.operators import families  # noqa: F401 - registers them
 
     return _RECORDS
 

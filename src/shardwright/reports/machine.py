@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright import __version__
 from shardwright.caches import root
 from shardwright.errors import FileError, ShardwrightError
 from shardwright.units import bytes_text
+from shardwright.version import __version__
 
 OLDEST_TORCH, NEXT_TORCH = (2, 11), (2, 14)
 TOGETHER_SECONDS = 120.0

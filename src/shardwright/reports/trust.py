@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwright import __version__
 from shardwright.cluster import toml_text
 from shardwright.errors import ShardwrightError
 from shardwright.files import read_json
@@ -17,6 +16,7 @@ from shardwright.operators.rules import OpRules
 from shardwright.plans import Plan
 from shardwright.reports.html import escape, table
 from shardwright.units import seconds_text
+from shardwright.version import __version__
 
 ORIGINS = {
     "described": "derived from a description of what the operator computes",
