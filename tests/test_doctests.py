@@ -17,7 +17,6 @@ import bench.published
 import shardwright
 from shardwright.operators.deriving import forget
 from shardwright.operators.record import records
-from shardwright.verification.samples import SAMPLES
 
 READERS = {
     "IPython",
@@ -79,11 +78,10 @@ def private_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def private_registries():
     """Examples describe operators of their own; whoever runs afterwards does not know them."""
-    kept = [(table, dict(table)) for table in (records(), SAMPLES)]
+    before = dict(records())
     yield
-    for table, before in kept:
-        table.clear()
-        table.update(before)
+    records().clear()
+    records().update(before)
     forget()
 
 

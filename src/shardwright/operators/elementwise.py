@@ -75,6 +75,11 @@ def is_elementwise(target: str) -> bool:
         return False
 
 
+def comparable(target: str) -> bool:
+    """Whether two calls give the same: not where numbers are drawn, or memory is left as it is."""
+    return base_name(target) not in RANDOM | {"empty_like"}
+
+
 def kind_of(name: str) -> str:
     if name in RANDOM:
         return "random"

@@ -98,6 +98,8 @@ class OperatorRecord:
     """Bytes its kernel allocates for itself, forward and backward: of the kind of device, the inputs and the outputs."""
     fused_on: frozenset[str] = frozenset()
     """Kinds of devices on which a piece that is written out is a few kernels, which need no temporaries."""
+    samples: Callable[..., Sequence[tuple[Any, ...]]] | None = None
+    """Calls to check it on, from as many sizes as the function takes (:mod:`~shardwright.operators.samples`)."""
 
 
 NOTHING = OperatorRecord()

@@ -15,7 +15,7 @@ from shardwright.operators.checking import Disagreement, check, one_thread, rank
 from shardwright.operators.deriving import FAILED, derived
 from shardwright.operators.extending import operator_target
 from shardwright.operators.rules import OpRules
-from shardwright.verification.samples import EVEN, SAMPLES, UNEVEN, Sample, calls, concrete, pointwise
+from shardwright.verification.samples import EVEN, UNEVEN, Sample, calls, concrete, elementwise_targets, sampled
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def cuts_of(rules: OpRules, pieces: Sequence[int], pairs: bool) -> Iterator[list
 
 def targets_with_samples(names: Sequence[str] = ()) -> list[str]:
     """Operators that can be checked; ``names`` restricts them to those that contain one of the words."""
-    pointwise.register()
-    found = sorted(t for t in SAMPLES if not names or any(name in t for name in names))
+    every = sampled() | set(elementwise_targets())
+    found = sorted(t for t in every if not names or any(name in t for name in names))
     if not found:
         raise ShardwrightError(
             f"No operator matches {', '.join(map(repr, names))}.", "`shardwright ops` lists those that are described."

@@ -12,7 +12,7 @@ from shardwright.operators.probing import known
 from shardwright.operators.record import records
 from shardwright.operators.rules import LoopRule, Window
 from shardwright.verification.auditing import targets_with_samples
-from shardwright.verification.samples import EVEN, SAMPLES, calls
+from shardwright.verification.samples import EVEN, calls
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def listing(names: Sequence[str] = ()) -> list[Listed]:
     >>> listing(["aten.bmm"])[0].loops
     ('n: shard', 'i: shard', 'j: shard', 'k: sum')
     """
-    found = [_of_sample(target) for target in targets_with_samples(names) if target in SAMPLES]
-    rest = {t: r for t, r in records().items() if r.function is not None and t not in SAMPLES}
+    found = [_of_sample(target) for target in targets_with_samples(names)]
+    rest = {t: r for t, r in records().items() if r.function is not None and r.samples is None}
     found += [Listed(t, r.kind, "described", ()) for t, r in rest.items() if not names or any(n in t for n in names)]
     probed = {t: rules for t, rules in known() if rules.loops and (not names or any(n in t for n in names))}
     found += [Listed(t, rules.kind, "probed", tuple(map(in_words, rules.loops))) for t, rules in probed.items()]

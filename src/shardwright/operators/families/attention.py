@@ -16,6 +16,7 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.language import Expression, Opaque, TensorArgument
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import Draws, computes, describes, known
+from shardwright.operators.samples import bools, reals
 from shardwright.operators.work import Kernels, LocalOp, Work, memory_work
 
 
@@ -193,3 +194,15 @@ def _kernels(local: LocalOp) -> Kernels:
 
 
 known("aten.scaled_dot_product_attention", kernels=_kernels)
+
+
+known(
+    "aten.scaled_dot_product_attention.default",
+    samples=lambda b, h, i, e: [
+        (reals(b, h, i, e), reals(b, h, i, e), reals(b, h, i, e), None, 0.0, True),
+        (reals(b, 4 * h, i, e), reals(b, h, i, e), reals(b, h, i, e), None, 0.0, True, {"enable_gqa": True}),
+        (reals(b, h, i, e), reals(b, h, i + 1, e), reals(b, h, i + 1, e + 1), reals(b, 1, i, i + 1)),
+        (reals(b, h, i, e), reals(b, h, i, e), reals(b, h, i, e), bools(i, i), 0.0, False, {"scale": 0.3}),
+        (reals(b, i, e), reals(b, i, e), reals(b, i, e)),
+    ],
+)

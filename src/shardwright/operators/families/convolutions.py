@@ -17,6 +17,7 @@ from shardwright.operators.families.joining import padded
 from shardwright.operators.language import Expression, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import HostClass, computes, describes, known
+from shardwright.operators.samples import reals
 from shardwright.operators.work import Kernels, LocalOp, Work, memory_kernels, memory_work
 
 
@@ -247,3 +248,54 @@ _TRANSPOSED = (f"aten.conv_transpose{rank}d" for rank in (1, 2, 3))
 known(*_DENSE, *_TRANSPOSED, reserve=_reserve, kernels=_kernels)
 known(*_DENSE, issued=HostClass("conv2d", gradients=2))
 known("aten.conv2d", channels_last=True)
+
+
+known("aten.conv1d.default", samples=lambda n, c, o: [(reals(n, c, 24), reals(o, c, 3), reals(o), (1,), (1,))])
+known(
+    "aten.conv2d.padding",
+    samples=lambda n, c, o: [
+        (reals(n, c, 16, 16), reals(o, c, 3, 4), reals(o), (1, 1), "same"),
+        (reals(n, c, 16, 16), reals(o, c, 3, 3), reals(o), (1, 1), "valid"),
+    ],
+)
+known("aten.conv1d.padding", samples=lambda n, c, o: [(reals(n, c, 16), reals(o, c, 3), reals(o), (1,), "same")])
+known(
+    "aten.conv3d.padding",
+    samples=lambda _, c, o: [(reals(2, c, 9, 9, 9), reals(o, c, 3, 3, 3), reals(o), (1, 1, 1), "same")],
+)
+known(
+    "aten.conv3d.default",
+    samples=lambda _n, c, o: [(reals(2, c, 9, 9, 9), reals(o, c, 3, 3, 3), reals(o), (1, 1, 1), (1, 1, 1))],
+)
+known(
+    "aten.convolution.default",
+    samples=lambda n, c, o: [
+        (reals(n, c, 14, 14), reals(o, c, 3, 3), reals(o), (1, 1), (1, 1), (1, 1), False, (0, 0), 1),
+        (reals(n, c, 6, 6), reals(c, o, 3, 3), reals(o), (2, 2), (1, 1), (1, 1), True, (0, 0), 1),
+    ],
+)
+known("aten.conv_transpose1d.default", samples=lambda n, c, o: [(reals(n, c, 8), reals(c, o, 3), reals(o), (2,))])
+known(
+    "aten.conv_transpose2d.input",
+    samples=lambda n, c, o: [
+        (reals(n, c, 6, 6), reals(c, o, 3, 3), reals(o), (2, 2), (1, 1)),
+        (reals(n, 8, 6, 6), reals(8, 3, 3, 3), reals(12), (2, 2), (1, 1), (0, 0), 4),
+    ],
+)
+known("aten.conv_transpose3d.input", samples=lambda _n, c, o: [(reals(2, c, 3, 3, 3), reals(c, o, 3, 3, 3), reals(o))])
+
+
+def _conv2d_calls(n: int, c: int, o: int) -> list[tuple]:
+    h = 13 + n % 2
+    return [
+        (reals(2, c, h, h), reals(o, c, 3, 3), reals(o), (1, 1), (1, 1)),
+        (reals(n, 3, 23, 23), reals(o, 3, 5, 5), reals(o), (2, 2), (2, 2)),
+        (reals(2, 4 * 2, h, h), reals(4 * 3, 2, 3, 3), reals(12), (1, 1), (1, 1), (1, 1), 4),
+        (reals(2, c, h, h), reals(c, 1, 3, 3), None, (1, 1), (1, 1), (1, 1), c),
+        (reals(2, c, 4 * n, 4 * n), reals(o, c, 4, 4), reals(o), (4, 4)),
+        (reals(2, c, 17, 17), reals(o, c, 3, 3), None, (1, 1), (2, 2), (2, 2)),
+        (reals(c, h, h), reals(o, c, 3, 3), reals(o), (1, 1), (0, 1)),
+    ]
+
+
+known("aten.conv2d.default", samples=_conv2d_calls)

@@ -9,7 +9,8 @@ from typing import Any
 
 from shardwright.operators.language import TensorArgument, call, value
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes
+from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import ints, reals
 
 
 @describes(
@@ -164,3 +165,21 @@ def one_hot_piece(call: Call) -> Piece | None:
         return (x.unsqueeze(-1) == classes).to(torch.int64)
 
     return call.kernel(kernel)
+
+
+known("aten.zeros.default", "aten.ones.default", samples=lambda a, b: [((a, b),)])
+known("aten.full.default", samples=lambda a, b: [((a, b), 3.5)])
+known(
+    "aten.new_zeros.default",
+    "aten.new_ones.default",
+    samples=lambda a, b, c: [(reals(3), (a, b)), (reals(a, c, b), (a, b))],
+)
+known("aten.new_full.default", samples=lambda a, b: [(reals(3), (a, b), 2.5)])
+known("aten.scalar_tensor.default", samples=lambda: [(2.5,)])
+known("aten.eye.m", samples=lambda a, b: [(a, b)])
+known("aten.one_hot.default", samples=lambda a, b, c: [(ints(a, b, below=c), c)])
+
+known("aten.arange.default", "aten.eye.default", samples=lambda n: [(n,)])
+known("aten.arange.start", samples=lambda n: [(2, 2 + n)])
+known("aten.arange.start_step", samples=lambda n: [(2, 2 + 3 * n, 3)])
+known("aten.linspace.default", samples=lambda n: [(0.0, 1.0, n)])

@@ -13,6 +13,7 @@ import numpy as np
 from shardwright.operators.language import Sum, TensorArgument, hit
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import ints, reals
 from shardwright.operators.work import Kernels, LocalOp, memory_kernels, memory_work
 
 
@@ -71,3 +72,9 @@ def lookup_kernels(local: LocalOp, added: bool = False, sorted_above: float = -1
 
 
 known("aten.embedding", kernels=partial(lookup_kernels, sorted_above=SORTED))
+
+
+known(
+    "aten.embedding.default",
+    samples=lambda v, d, a, b: [(reals(v, d), ints(a, b, below=v)), (reals(v, d), ints(a, below=v), 2)],
+)

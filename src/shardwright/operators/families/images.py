@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.operators.language import Expression, Opaque, TensorArgument
-from shardwright.operators.record import describes
+from shardwright.operators.record import describes, known
+from shardwright.operators.samples import positive, reals
 
 ALL = slice(None)
 
@@ -96,3 +97,73 @@ def prelu(x: TensorArgument, weight: TensorArgument) -> Any:
 @describes("aten.feature_dropout.default", "aten.feature_alpha_dropout.default", kind="random")
 def feature_dropout(x: TensorArgument) -> Any:
     return lambda *i: Opaque(x[(*i[:2], *(ALL,) * (x.rank - 2))])
+
+
+known(
+    "aten.upsample_nearest2d.vec",
+    "aten._upsample_nearest_exact2d.vec",
+    samples=lambda n, c: [(reals(n, c, 5, 6), None, (2.0, 2.0))],
+)
+known(
+    "aten.upsample_bilinear2d.vec",
+    "aten.upsample_bicubic2d.vec",
+    "aten._upsample_bilinear2d_aa.vec",
+    "aten._upsample_bicubic2d_aa.vec",
+    samples=lambda n, c: [(reals(n, c, 5, 6), (10, 9), False, None)],
+)
+known(
+    "aten.upsample_bilinear2d.default",
+    "aten.upsample_bicubic2d.default",
+    "aten._upsample_bilinear2d_aa.default",
+    "aten._upsample_bicubic2d_aa.default",
+    samples=lambda n, c: [(reals(n, c, 5, 6), (10, 9), False)],
+)
+known(
+    "aten.upsample_nearest2d.default",
+    "aten._upsample_nearest_exact2d.default",
+    samples=lambda n, c: [(reals(n, c, 5, 6), (10, 9))],
+)
+known(
+    "aten.upsample_nearest1d.default",
+    "aten._upsample_nearest_exact1d.default",
+    samples=lambda n, c: [(reals(n, c, 5), (10,))],
+)
+known(
+    "aten.upsample_nearest1d.vec",
+    "aten._upsample_nearest_exact1d.vec",
+    samples=lambda n, c: [(reals(n, c, 5), (10,), None)],
+)
+known("aten.upsample_linear1d.default", samples=lambda n, c: [(reals(n, c, 5), (10,), False)])
+known("aten.upsample_linear1d.vec", samples=lambda n, c: [(reals(n, c, 5), (10,), False, None)])
+known(
+    "aten.upsample_nearest3d.default",
+    "aten._upsample_nearest_exact3d.default",
+    samples=lambda n, c: [(reals(n, c, 2, 3, 2), (4, 4, 4))],
+)
+known(
+    "aten.upsample_nearest3d.vec",
+    "aten._upsample_nearest_exact3d.vec",
+    samples=lambda n, c: [(reals(n, c, 2, 3, 2), (4, 4, 4), None)],
+)
+known("aten.upsample_trilinear3d.default", samples=lambda n, c: [(reals(n, c, 2, 3, 2), (4, 4, 4), False)])
+known("aten.upsample_trilinear3d.vec", samples=lambda n, c: [(reals(n, c, 2, 3, 2), (4, 4, 4), False, None)])
+known(
+    "aten.grid_sampler.default",
+    "aten.grid_sampler_2d.default",
+    samples=lambda n, c, h: [(reals(n, c, 5, 6), positive(n, h, 7, 2), 0, 0, False)],
+)
+known(
+    "aten.grid_sampler_3d.default",
+    samples=lambda n, c, h: [(reals(n, c, 3, 3, 3), positive(n, h, 2, 2, 3), 0, 0, False)],
+)
+known("aten.affine_grid_generator.default", samples=lambda n: [(reals(n, 2, 3), (n, 3, 4, 5), False)])
+known("aten.im2col.default", samples=lambda n, c: [(reals(n, c, 6, 6), (3, 2), (1, 1), (1, 1), (1, 1))])
+known("aten.col2im.default", samples=lambda n, c: [(reals(n, c * 4, 9), (6, 6), (2, 2), (1, 1), (0, 0), (2, 2))])
+known("aten.pixel_shuffle.default", samples=lambda n, c, h: [(reals(n, 4 * c, h, h + 1), 2)])
+known("aten.pixel_unshuffle.default", samples=lambda n, c, h: [(reals(n, c, 2 * h, 2 * h), 2)])
+known(
+    "aten.channel_shuffle.default",
+    "aten.native_channel_shuffle.default",
+    samples=lambda n, c: [(reals(n, 3 * c, 4, 4, grad=False), 3)],
+)
+known("aten.prelu.default", samples=lambda n, c, h: [(reals(n, c, h), reals(c)), (reals(n, c), reals(1))])

@@ -15,6 +15,7 @@ from shardwright.operators.families.embeddings import lookup_kernels
 from shardwright.operators.language import Expression, Opaque, Sum, TensorArgument, hit, put, where
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import bools, ints, positive, reals
 
 ALL = slice(None)
 
@@ -188,3 +189,68 @@ def lookup_piece(call: Call) -> Piece | None:
 
 known("aten.gather", "aten.index_select", kernels=partial(lookup_kernels, added=True))
 known("aten.index", kernels=lookup_kernels)
+
+
+known(
+    "aten.gather.default",
+    samples=lambda a, b, c: [(reals(a, b), 1, ints(a, c, below=b)), (reals(a, b), 0, ints(c, b, below=a))],
+)
+known("aten.take_along_dim.default", samples=lambda a, b, c: [(reals(a, b), ints(a, c, below=b), 1)])
+known("aten.index_select.default", samples=lambda a, b, c: [(reals(a, b), 1, ints(c, below=b))])
+known(
+    "aten.index.Tensor",
+    "aten._unsafe_index.Tensor",
+    samples=lambda a, b, c, d: [
+        (reals(a, b), [ints(c, below=a)]),
+        (reals(a, b, c), [None, ints(d, below=b)]),
+        (reals(a, b, c), [ints(d, 1, below=a), ints(b, below=b)]),
+        (reals(a, b, c), [ints(d, below=a), None, ints(d, below=c)]),
+    ],
+)
+known(
+    "aten._unsafe_index_put.default",
+    samples=lambda a, b, c: [
+        (reals(a, b), [ints(c, below=a)], reals(c, b), True),
+        (reals(a, b, c), [None, ints(4, below=b)], reals(c), True),
+    ],
+)
+known(
+    "aten.scatter.src",
+    "aten.scatter_add.default",
+    samples=lambda a, b: [(reals(a, b), 1, ints(a, 1, below=b), reals(a, 1))],
+)
+known("aten.scatter.value", samples=lambda a, b, c: [(reals(a, b), 1, ints(a, c, below=b), 1.0)])
+known("aten.scatter_reduce.two", samples=lambda a, b, c: [(reals(a, b), 1, ints(a, c, below=b), reals(a, c), "sum")])
+known(
+    "aten.scatter.reduce",
+    samples=lambda a, b, c: [
+        (reals(a, b, grad=False), 1, ints(a, c, below=b), reals(a, c, grad=False), {"reduce": "add"})
+    ],
+)
+known(
+    "aten.scatter.value_reduce",
+    samples=lambda a, b, c: [(reals(a, b, grad=False), 1, ints(a, c, below=b), 2.0, {"reduce": "multiply"})],
+)
+known("aten.index_add.default", samples=lambda a, b, c: [(reals(a, b), 1, ints(c, below=b), reals(a, c))])
+known("aten.index_copy.default", samples=lambda a, b: [(reals(a, b), 1, ints(1, below=b), reals(a, 1))])
+known("aten.index_fill.int_Scalar", samples=lambda a, b, c: [(reals(a, b), 1, ints(c, below=b), 2.0)])
+known("aten.select_scatter.default", samples=lambda a, b, c: [(reals(a, b, c), reals(a, c), 1, 2)])
+known("aten.slice_scatter.default", samples=lambda a, b, c: [(reals(a, b, c), reals(a, 3, c), 1, 1, 4)])
+known("aten.bucketize.Tensor", samples=lambda a, b: [(positive(a, b, grad=False), positive(1, grad=False))])
+known(
+    "aten.searchsorted.Tensor",
+    samples=lambda a, b: [
+        (positive(1, grad=False), positive(a, b, grad=False)),
+        (positive(a, 1, grad=False), positive(a, b, grad=False)),
+    ],
+)
+known("aten.isin.Tensor_Tensor", samples=lambda a, b, c: [(ints(a, b, below=9), ints(c, below=9))])
+
+known(
+    "aten.index_put.default",
+    samples=lambda a, b, c: [
+        (reals(a, b), [ints(c, below=a)], reals(c, b), True),
+        (reals(a, b, c), [None, ints(4, below=b)], reals(c), True),
+        (reals(a, b, c), [bools(a, b)], reals()),
+    ],
+)

@@ -13,6 +13,7 @@ from typing import Any
 from shardwright.operators.language import Expression, TensorArgument, put, where
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import reals
 
 
 @describes("aten.cat.default", "aten.concat.default", "aten.concatenate.default", kind="copy")
@@ -96,3 +97,34 @@ known("aten.pad", fill=3)
 
 
 known("aten.stack", measured="cat")
+
+
+known(
+    "aten.cat.default",
+    "aten.concat.default",
+    "aten.concatenate.default",
+    samples=lambda a, b, c: [([reals(a, b), reals(a, c), reals(a, b)], 1), ([reals(a, b), reals(c, b)],)],
+)
+known("aten.stack.default", samples=lambda a, b: [([reals(a, b), reals(a, b), reals(a, b)], -1)])
+known(
+    "aten.constant_pad_nd.default",
+    samples=lambda a, b: [(reals(a, b), (1, 2)), (reals(a, b), (0, 1, 2, 0), 3.0), (reals(a, 3 * b), (-1, 0))],
+)
+known(
+    "aten.pad.default", samples=lambda a, b: [(reals(a, b), (1, 2), "constant", 1.5), (reals(a, b), (1, 2), "reflect")]
+)
+known(
+    "aten.reflection_pad1d.default",
+    "aten.replication_pad1d.default",
+    samples=lambda a, b, c: [(reals(a, b, c), (1, 2))],
+)
+known(
+    "aten.reflection_pad2d.default",
+    "aten.replication_pad2d.default",
+    samples=lambda a, b, c: [(reals(a, b, c, c), (1, 2, 1, 0))],
+)
+known(
+    "aten.reflection_pad3d.default",
+    "aten.replication_pad3d.default",
+    samples=lambda a, b, _: [(reals(a, b, 4, 4, 4), (1, 2, 1, 0, 1, 1))],
+)

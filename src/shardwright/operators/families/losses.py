@@ -14,6 +14,7 @@ from shardwright.operators.families.softmaxes import exchanged_log_sum
 from shardwright.operators.language import Expression, Max, Sum, TensorArgument, call, hit, value
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import ints, positive, reals
 
 NONE, MEAN, SUM = 0, 1, 2
 """Values of ``reduction`` in ATen."""
@@ -287,3 +288,57 @@ known(*PAIRS, loss="pairs")
 
 
 known("aten.nll_loss", "aten.nll_loss_nd", measured="cross_entropy_loss")
+
+
+known(
+    "aten.cross_entropy_loss.default",
+    samples=lambda n, c, d: [
+        (reals(n, c), ints(n, below=c)),
+        (reals(n, c), ints(n, below=c), positive(c, grad=False)),
+        (reals(n, c), ints(n, below=c), positive(c, grad=False), 1, 3, 0.1),
+        (reals(n, c), ints(n, below=c), None, 1, 2),
+        (reals(n, c), ints(n, below=c), None, 0),
+        (reals(n, c), ints(n, below=c), None, 2),
+        (reals(n, c, d), ints(n, d, below=c)),
+        (reals(n, c), positive(n, c, grad=False)),
+        (reals(c), ints(below=c)),
+    ],
+)
+known(
+    "aten.nll_loss.default",
+    "aten.nll_loss_nd.default",
+    samples=lambda n, c: [
+        (reals(n, c), ints(n, below=c)),
+        (reals(n, c), ints(n, below=c), positive(c, grad=False), 1, 3),
+        (reals(n, c), ints(n, below=c), None, 2),
+    ],
+)
+known("aten.nll_loss2d.default", samples=lambda n, c, h: [(reals(n, c, h, h), ints(n, h, h, below=c))])
+known("aten.nll_loss_forward.default", samples=lambda n, c: [(reals(n, c), ints(n, below=c), None, 1, -100)])
+known(
+    "aten.mse_loss.default",
+    "aten.l1_loss.default",
+    "aten.smooth_l1_loss.default",
+    "aten.huber_loss.default",
+    "aten.kl_div.default",
+    samples=lambda a, b: [
+        (reals(a, b), positive(a, b)),
+        (reals(a, b), positive(a, b, grad=False), 2),
+        (reals(a, b), positive(a, b), 0),
+    ],
+)
+known("aten.soft_margin_loss.default", samples=lambda a, b: [(reals(a, b), positive(a, b, grad=False))])
+known(
+    "aten.binary_cross_entropy.default",
+    samples=lambda a, b: [
+        (positive(a, b), positive(a, b, grad=False)),
+        (positive(a, b), positive(a, b, grad=False), positive(b, grad=False)),
+    ],
+)
+known(
+    "aten.binary_cross_entropy_with_logits.default",
+    samples=lambda a, b: [
+        (reals(a, b), positive(a, b, grad=False)),
+        (reals(a, b), positive(a, b, grad=False), positive(b, grad=False), positive(b, grad=False)),
+    ],
+)

@@ -12,6 +12,7 @@ import numpy as np
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.language import Expression, Sum, TensorArgument, value
 from shardwright.operators.record import HostClass, describes, known
+from shardwright.operators.samples import reals
 from shardwright.operators.work import Kernels, LocalOp, memory_kernels, memory_work, product
 
 
@@ -232,3 +233,57 @@ known("aten.dot", kernels=_PLAIN)
 known("aten.matmul", kernels=_PLAIN, issued=HostClass(flat="mm", gradients=2))
 known("aten.addmm", "aten.baddbmm", "aten.addmv", kernels=_WITH_BIAS, issued=_LIKE_LINEAR)
 known("aten.einsum", kernels=_contraction_kernels, issued=HostClass("mm", turned=True))
+
+
+known(
+    "aten.linear.default",
+    samples=lambda b, s, k, j: [
+        (reals(b, s, k), reals(j, k), reals(j)),
+        (reals(b, k), reals(j, k)),
+        (reals(k), reals(j, k), reals(j)),
+    ],
+)
+known("aten.mm.default", samples=lambda i, k, j: [(reals(i, k), reals(k, j))])
+known("aten.bmm.default", samples=lambda n, i, k, j: [(reals(n, i, k), reals(n, k, j))])
+known(
+    "aten.matmul.default",
+    samples=lambda n, h, i, k, j: [
+        (reals(k), reals(k)),
+        (reals(k), reals(n, k, j)),
+        (reals(n, i, k), reals(k)),
+        (reals(i, k), reals(k, j)),
+        (reals(n, h, i, k), reals(h, k, j)),
+        (reals(n, 1, i, k), reals(h, k, j)),
+        (reals(n, i, k), reals(k, j)),
+    ],
+)
+known("aten.dot.default", "aten.vdot.default", samples=lambda k: [(reals(k), reals(k))])
+known("aten.mv.default", samples=lambda i, k: [(reals(i, k), reals(k))])
+known(
+    "aten.addmm.default",
+    samples=lambda i, k, j: [
+        (reals(j), reals(i, k), reals(k, j)),
+        (reals(i, j), reals(i, k), reals(k, j), {"beta": 0.5, "alpha": 2.0}),
+        (reals(i, 1), reals(i, k), reals(k, j)),
+    ],
+)
+known("aten.addmv.default", samples=lambda i, k: [(reals(i), reals(i, k), reals(k))])
+known(
+    "aten.baddbmm.default",
+    samples=lambda n, i, k, j: [
+        (reals(n, i, j), reals(n, i, k), reals(n, k, j)),
+        (reals(1, 1, j), reals(n, i, k), reals(n, k, j)),
+    ],
+)
+known("aten.addbmm.default", samples=lambda n, i, k, j: [(reals(i, j), reals(n, i, k), reals(n, k, j))])
+known("aten.outer.default", "aten.ger.default", samples=lambda i, j: [(reals(i), reals(j))])
+known(
+    "aten.einsum.default",
+    samples=lambda b, s, e, c, w: [
+        ("bsec,bsw->becw", [reals(b, s, e, c), reals(b, s, w)]),
+        ("...ij,...jk->...ik", [reals(b, s, e), reals(b, e, w)]),
+        ("ij,jk", [reals(b, s), reals(s, e)]),
+        ("bij->bji", [reals(b, s, e)]),
+        ("bsk,bske->bse", [reals(b, s, c), reals(b, s, c, e)]),
+    ],
+)

@@ -17,6 +17,7 @@ from shardwright.operators.families.reductions import everywhere, wide
 from shardwright.operators.language import Expression, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import positive, reals
 from shardwright.operators.work import STEPS, Kernels, LocalOp, Work, memory_kernels
 
 
@@ -369,3 +370,56 @@ known(
 )
 known("aten.layer_norm", "aten.native_layer_norm", measured="layer_norm", kernels=_layer_norm_kernels)
 known("aten.native_group_norm", measured="group_norm")
+
+
+known(
+    "aten.layer_norm.default",
+    samples=lambda a, b, c: [
+        (reals(a, b, c), (c,), reals(c), reals(c), 1e-05),
+        (reals(a, b, c), (b, c), reals(b, c), None, 1e-05),
+        (reals(a, b, c), (c,)),
+    ],
+)
+known("aten.native_layer_norm.default", samples=lambda a, b, c: [(reals(a, b, c), (c,), reals(c), reals(c), 1e-05)])
+known(
+    "aten.rms_norm.default",
+    "aten._fused_rms_norm.default",
+    samples=lambda a, b, c: [(reals(a, b, c), (c,), reals(c), 1e-05)],
+)
+known(
+    "aten.group_norm.default",
+    samples=lambda n, c, h: [(reals(n, 4 * c, h, h), 4, reals(4 * c), reals(4 * c)), (reals(n, 2 * c, h), c)],
+)
+known(
+    "aten.native_group_norm.default",
+    samples=lambda n, c, h: [(reals(n, 2 * c, h), reals(2 * c), reals(2 * c), n, 2 * c, h, c, 1e-05)],
+)
+known(
+    "aten._native_batch_norm_legit_functional.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, h, h), reals(c), reals(c), reals(c, grad=False), positive(c, grad=False), True, 0.1, 1e-05),
+        (reals(n, c, h), reals(c), reals(c), reals(c, grad=False), positive(c, grad=False), False, 0.1, 1e-05),
+        (reals(n, c), None, None, reals(c, grad=False), positive(c, grad=False), True, 0.1, 1e-05),
+    ],
+)
+known(
+    "aten._native_batch_norm_legit_no_training.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, h), reals(c), reals(c), reals(c, grad=False), positive(c, grad=False), 0.1, 1e-05)
+    ],
+)
+known(
+    "aten._native_batch_norm_legit.no_stats",
+    samples=lambda n, c, h: [(reals(n, c, h), reals(c), reals(c), True, 0.1, 1e-05)],
+)
+known(
+    "aten.batch_norm.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, h), reals(c), reals(c), reals(c, grad=False), positive(c, grad=False), False, 0.1, 1e-05, False),
+        (reals(n, c, h), reals(c), reals(c), None, None, True, 0.1, 1e-05, False),
+    ],
+)
+known(
+    "aten.instance_norm.default",
+    samples=lambda n, c, h: [(reals(n, c, h), reals(c), reals(c), None, None, True, 0.1, 1e-05, False)],
+)

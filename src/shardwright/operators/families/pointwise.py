@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardwright.graph import Op, Tensor
 from shardwright.graph.core import DTYPE_BYTES, Atom
 from shardwright.operators.record import HostClass, known
+from shardwright.operators.samples import bools, reals
 from shardwright.operators.work import Kernels, LocalOp, Work, kept_dims, memory_kernels, memory_work, summed
 
 
@@ -69,3 +70,26 @@ known("aten.contiguous", measured="copy", kernels=lambda local: ([], []))
 known("aten._to_copy", measured="to")
 known("aten.to", "aten.type_as", hands_on=_keeps_type)
 known("aten.detach", "aten.alias", "aten.lift_fresh_copy", hands_on=lambda op, tensors, output: True)
+
+
+known("aten.clamp.default", "aten.clip.default", samples=lambda a, b: [(reals(a, b), -0.5, 0.5)])
+known("aten.clamp.Tensor", "aten.clip.Tensor", samples=lambda a, b: [(reals(a, b), reals(b), reals(a, 1))])
+known(
+    "aten.div.Tensor_mode",
+    "aten.divide.Tensor_mode",
+    samples=lambda a, b: [
+        (reals(a, b), reals(b), {"rounding_mode": "floor"}),
+        (reals(a, b), reals(b), {"rounding_mode": None}),
+    ],
+)
+known(
+    "aten.div.Scalar_mode",
+    "aten.divide.Scalar_mode",
+    samples=lambda a, b: [(reals(a, b), 0.3, {"rounding_mode": "trunc"})],
+)
+known("aten.masked_fill.Tensor", samples=lambda a, b: [(reals(a, b), bools(b), reals())])
+known(
+    "aten.masked_fill.Scalar",
+    samples=lambda a, b: [(reals(a, b), bools(b), 0.0), (reals(a, b), bools(a, 1), float("-inf"))],
+)
+known("aten.where.self", samples=lambda a, b: [(bools(a, b), reals(a, b), reals(b))])

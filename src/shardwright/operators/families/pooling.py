@@ -13,7 +13,8 @@ from shardwright.operators.families.convolutions import spread
 from shardwright.operators.families.joining import padded
 from shardwright.operators.language import Expression, Max, Opaque, Sum, TensorArgument
 from shardwright.operators.pieces import Call, Piece
-from shardwright.operators.record import computes, describes
+from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import reals
 
 
 def _windows(reducer: Any, x: TensorArgument, kernel: Any, stride: Any, padding: Any, dilation: Any, count: int) -> Any:
@@ -274,3 +275,48 @@ for _n in (1, 2, 3):
     computes(f"aten.adaptive_avg_pool{_n}d.default")(_adaptive_piece(_n))
 for _n in (2, 3):
     computes(f"aten._adaptive_avg_pool{_n}d.default")(_adaptive_piece(_n))
+
+
+known(
+    "aten.max_pool2d.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, 2 * h, 2 * h), (2, 2)),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (2, 2), (1, 1)),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (2, 2), (0, 0), (1, 1), True),
+    ],
+)
+known("aten.max_pool1d.default", samples=lambda n, c, h: [(reals(n, c, 3 * h), (3,), (2,), (1,))])
+known("aten.max_pool3d.default", samples=lambda _n, c, _: [(reals(2, c, 8, 8, 8), (3, 3, 3), (1, 1, 1), (1, 1, 1))])
+known(
+    "aten.avg_pool2d.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, 2 * h, 2 * h), (2, 2)),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (1, 1), (1, 1)),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (2, 2), (1, 1), False, False),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (2, 2), (1, 1), True, True),
+        (reals(2, c, h, h), (h, h)),
+        (reals(2, c, 4 * h, 4 * h), (3, 3), (1, 1), (1, 1), False, True, 5),
+    ],
+)
+known("aten.avg_pool1d.default", samples=lambda n, c, h: [(reals(n, c, 3 * h), (3,), (1,), (1,))])
+known("aten.avg_pool3d.default", samples=lambda _n, c, _: [(reals(2, c, 8, 8, 8), (3, 3, 3), (1, 1, 1), (1, 1, 1))])
+known("aten.max_pool2d_with_indices.default", samples=lambda n, c, h: [(reals(n, c, 2 * h, 2 * h), (2, 2))])
+known("aten.max_pool3d_with_indices.default", samples=lambda n, c, _: [(reals(n, c, 4, 4, 4), (2, 2, 2))])
+known(
+    "aten.adaptive_avg_pool2d.default",
+    "aten._adaptive_avg_pool2d.default",
+    samples=lambda n, c, h: [
+        (reals(n, c, h, h), (1, 1)),
+        (reals(n, c, 2 * h, 3 * h), (h, h)),
+        (reals(n, c, 13, 13), (6, 6)),
+    ],
+)
+known("aten.adaptive_avg_pool1d.default", samples=lambda n, c, h: [(reals(n, c, 2 * h), (h,)), (reals(n, c, h), (1,))])
+known(
+    "aten.adaptive_avg_pool3d.default",
+    "aten._adaptive_avg_pool3d.default",
+    samples=lambda n, c, _: [(reals(n, c, 4, 4, 4), (1, 1, 2))],
+)
+known("aten.adaptive_max_pool1d.default", samples=lambda n, c, h: [(reals(n, c, 2 * h), (h,))])
+known("aten.adaptive_max_pool2d.default", samples=lambda n, c, h: [(reals(n, c, 2 * h, h), (h, 1))])
+known("aten.adaptive_max_pool3d.default", samples=lambda n, c, _: [(reals(n, c, 4, 4, 4), (2, 2, 2))])

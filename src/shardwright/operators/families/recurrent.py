@@ -18,6 +18,7 @@ from shardwright.operators.families.recurrent_kernels import lstm_on
 from shardwright.operators.language import Each, Expression, Opaque, Sum, TensorArgument, call, value
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import Draws, HostClass, computes, describes, known
+from shardwright.operators.samples import Spec, reals
 from shardwright.operators.work import Kernels, LocalOp, Work
 
 ALL = slice(None)
@@ -222,3 +223,53 @@ def _steps(op: Op, inputs: Sequence[Tensor]) -> int:
 
 
 known(*RECURRENCES, kernels=_kernels, issued=HostClass("lstm", steps=_steps))
+
+
+known(
+    "aten.lstm_cell.default",
+    samples=lambda b, i, h: [
+        (reals(b, i), [reals(b, h), reals(b, h)], reals(4 * h, i), reals(4 * h, h), reals(4 * h), reals(4 * h))
+    ],
+)
+known(
+    "aten.gru_cell.default",
+    samples=lambda b, i, h: [(reals(b, i), reals(b, h), reals(3 * h, i), reals(3 * h, h), reals(3 * h), reals(3 * h))],
+)
+known(
+    "aten.rnn_tanh_cell.default",
+    "aten.rnn_relu_cell.default",
+    samples=lambda b, i, h: [(reals(b, i), reals(b, h), reals(h, i), reals(h, h), reals(h), reals(h))],
+)
+
+
+def _weights(gates: int, i: int, h: int, layers: int = 1, biases: bool = True, directions: int = 1) -> list[Spec]:
+    found = []
+    for layer in range(layers):
+        for _ in range(directions):
+            found += [reals(gates * h, i if layer == 0 else directions * h), reals(gates * h, h)]
+            found += [reals(gates * h), reals(gates * h)] if biases else []
+    return found
+
+
+def _lstm_calls(b: int, i: int, h: int) -> list[tuple]:
+    def call(x: Spec, layers: int, biases: bool, both: bool, first: bool) -> tuple:
+        states, weights = layers * (1 + both), _weights(4, i, h, layers, biases, 1 + both)
+        return x, [reals(states, b, h), reals(states, b, h)], weights, biases, layers, 0.0, True, both, first
+
+    return [
+        call(reals(b, 3, i), 2, True, False, True),
+        call(reals(3, b, i), 1, False, False, False),
+        call(reals(3, b, i), 1, True, True, False),
+    ]
+
+
+known("aten.lstm.input", samples=_lstm_calls)
+known(
+    "aten.gru.input",
+    samples=lambda b, i, h: [(reals(b, 3, i), reals(2, b, h), _weights(3, i, h, 2), True, 2, 0.0, True, False, True)],
+)
+known(
+    "aten.rnn_tanh.input",
+    "aten.rnn_relu.input",
+    samples=lambda b, i, h: [(reals(3, b, i), reals(1, b, h), _weights(1, i, h), True, 1, 0.0, True, False, False)],
+)

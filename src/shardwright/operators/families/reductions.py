@@ -12,6 +12,7 @@ from typing import Any
 from shardwright.operators.language import Expression, Max, Min, Opaque, Prod, Sum, TensorArgument, call
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import bools, ints, reals
 from shardwright.operators.work import Kernels, LocalOp, memory_kernels, summed
 
 
@@ -360,3 +361,56 @@ def _kernels(local: LocalOp) -> Kernels:
 
 
 known("aten.sum", "aten.mean", kernels=_kernels)
+
+
+known(
+    "aten.sum.default",
+    "aten.mean.default",
+    "aten.max.default",
+    "aten.min.default",
+    "aten.var.default",
+    "aten.std.default",
+    "aten.prod.default",
+    "aten.count_nonzero.default",
+    samples=lambda a, b: [(reals(a, b),)],
+)
+known(
+    "aten.sum.dim_IntList",
+    "aten.mean.dim",
+    "aten.amax.default",
+    "aten.amin.default",
+    "aten.nansum.default",
+    samples=lambda a, b, c: [
+        (reals(a, b, c), (1,)),
+        (reals(a, b, c), (0, -1), True),
+        (reals(a, b, c, grad=False), (-1,)),
+    ],
+)
+known("aten.count_nonzero.dim_IntList", samples=lambda a, b: [(ints(a, b, below=2), (1,))])
+known(
+    "aten.prod.dim_int",
+    "aten.argmax.default",
+    "aten.argmin.default",
+    "aten.max.dim",
+    "aten.min.dim",
+    "aten.median.dim",
+    "aten.nanmedian.dim",
+    "aten.mode.default",
+    samples=lambda a, b, c: [(reals(a, b, c), 1), (reals(a, b, c), -1, True)],
+)
+known("aten.any.default", "aten.all.default", samples=lambda a, b: [(bools(a, b),)])
+known("aten.any.dim", "aten.all.dim", samples=lambda a, b: [(bools(a, b), 1)])
+known("aten.any.dims", "aten.all.dims", samples=lambda a, b: [(bools(a, b), (1,))])
+known(
+    "aten.var.correction",
+    "aten.std.correction",
+    "aten.var_mean.correction",
+    samples=lambda a, b, c: [(reals(a, b, c), (1,)), (reals(a, b, c), (0, 2), {"correction": 0, "keepdim": True})],
+)
+known("aten.var.dim", "aten.std.dim", "aten.var_mean.dim", samples=lambda a, b: [(reals(a, b), (1,), False)])
+known(
+    "aten.linalg_vector_norm.default",
+    samples=lambda a, b: [(reals(a, b), 2, (1,), True), (reals(a, b), 3), (reals(a, b), 1, (0,))],
+)
+known("aten.norm.ScalarOpt_dim", samples=lambda a, b: [(reals(a, b), 2, (1,), True)])
+known("aten.norm.Scalar", samples=lambda a, b: [(reals(a, b), 2)])

@@ -11,6 +11,7 @@ from shardwright.operators.families.reductions import wide
 from shardwright.operators.language import Expression, Max, Sum, TensorArgument, call, put
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import computes, describes, known
+from shardwright.operators.samples import reals
 
 
 def _shifted(x: TensorArgument, i: tuple[Any, ...], dim: int, at: Any) -> Expression:
@@ -130,3 +131,13 @@ def logsumexp_piece(call: Call) -> Piece | None:
 
 known("aten._softmax", measured="softmax")
 known("aten._log_softmax", measured="log_softmax")
+
+
+known(
+    "aten.softmax.int",
+    "aten.log_softmax.int",
+    "aten._safe_softmax.default",
+    samples=lambda a, b, c: [(reals(a, b, c), -1), (reals(a, b, c), 1)],
+)
+known("aten._softmax.default", "aten._log_softmax.default", samples=lambda a, b: [(reals(a, b), -1, False)])
+known("aten.logsumexp.default", samples=lambda a, b, c: [(reals(a, b, c), (1,)), (reals(a, b, c), (-1,), True)])

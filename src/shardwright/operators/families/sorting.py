@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.operators.language import Opaque, TensorArgument, put
-from shardwright.operators.record import describes
+from shardwright.operators.record import describes, known
+from shardwright.operators.samples import reals
 
 ALL = slice(None)
 
@@ -62,3 +63,21 @@ def diff(x: TensorArgument, n: int, dim: int, prepend: Any, append: Any) -> Any:
 @describes("aten.glu.default", kind="elementwise")
 def glu(x: TensorArgument, dim: int) -> Any:
     return lambda *i: Opaque(x[put(i, dim % x.rank, ALL)])
+
+
+known(
+    "aten.topk.default", "aten.kthvalue.default", samples=lambda a, b, c: [(reals(a, b, c), 2), (reals(a, b, c), 2, 1)]
+)
+known(
+    "aten.sort.default",
+    "aten.argsort.default",
+    "aten.cumsum.default",
+    "aten.cumprod.default",
+    "aten.cummax.default",
+    "aten.cummin.default",
+    "aten.logcumsumexp.default",
+    samples=lambda a, b, c: [(reals(a, b, c), 1), (reals(a, b), -1)],
+)
+known("aten.sort.stable", "aten.argsort.stable", samples=lambda a, b: [(reals(a, b), {"stable": True, "dim": 0})])
+known("aten.diff.default", samples=lambda a, b: [(reals(a, b), 1, -1, reals(a, 1))])
+known("aten.glu.default", samples=lambda a, b: [(reals(a, 2 * b), -1)])

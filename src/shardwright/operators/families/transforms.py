@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardwright.operators.language import Expression, Opaque, Sum, TensorArgument, call, value
-from shardwright.operators.record import describes
+from shardwright.operators.record import describes, known
+from shardwright.operators.samples import complexes, positive, reals
 
 ALL = slice(None)
 
@@ -149,3 +150,47 @@ def weight_norm(v: TensorArgument, g: TensorArgument, dim: int) -> Any:
 
     weight = lambda *i: Opaque(slice_of(v, i[at]), slice_of(g, i[at]))
     return weight, lambda *i: Opaque(slice_of(v, i[at]))
+
+
+known("aten._fft_c2c.default", samples=lambda a, b: [(complexes(a, b), (1,), 0, True)])
+known("aten._fft_r2c.default", samples=lambda a, b: [(reals(a, b), (1,), 0, True)])
+known("aten._fft_c2r.default", samples=lambda a, b: [(complexes(a, b), (1,), 0, 2 * b - 2)])
+known(
+    *(f"aten.fft_{name}.default" for name in ("fft", "ifft", "rfft", "irfft", "ihfft", "hfft")),
+    samples=lambda a, b: [(reals(a, b), None, 0)],
+)
+known(
+    *(f"aten.fft_{name}.default" for name in ("fft2", "ifft2", "rfft2", "irfft2", "fftn", "ifftn", "rfftn", "irfftn")),
+    samples=lambda a, b, c: [(reals(a, b, c), None, (-2, -1))],
+)
+known("aten.fft_fftshift.default", "aten.fft_ifftshift.default", samples=lambda a, b: [(reals(a, b), (1,))])
+known(
+    "aten.linalg_inv.default",
+    "aten.inverse.default",
+    "aten.linalg_det.default",
+    "aten.det.default",
+    "aten.linalg_matrix_exp.default",
+    "aten.linalg_svdvals.default",
+    "aten.linalg_slogdet.default",
+    "aten.slogdet.default",
+    "aten.linalg_qr.default",
+    samples=lambda n: [(reals(n, 3, 3),)],
+)
+known("aten.matrix_power.default", "aten.linalg_matrix_power.default", samples=lambda n: [(reals(n, 3, 3), 2)])
+known("aten.cdist.default", samples=lambda n, i, j, k: [(reals(n, i, k), reals(n, j, k))])
+known("aten._cdist_forward.default", samples=lambda n, i, j, k: [(reals(n, i, k), reals(n, j, k), 2.0, None)])
+known(
+    "aten.cosine_similarity.default",
+    samples=lambda a, b: [(reals(a, b), reals(a, b)), (reals(a, 1, b), reals(1, a, b), 2)],
+)
+known("aten.pairwise_distance.default", samples=lambda a, b: [(reals(a, b), reals(a, b))])
+known("aten.tensordot.default", samples=lambda a, b, c, d: [(reals(a, b, c), reals(c, d, a), (2, 0), (0, 2))])
+known(
+    "aten.meshgrid.indexing",
+    samples=lambda a, b: [([reals(a), reals(b)], {"indexing": "ij"}), ([reals(a), reals(b)], {"indexing": "xy"})],
+)
+known("aten.meshgrid.default", samples=lambda a, b: [([reals(a), reals(b)],)])
+known("aten.trace.default", samples=lambda a, b: [(reals(a, b),)])
+known("aten._weight_norm_interface.default", samples=lambda a, b: [(reals(a, b), reals(a, 1), 0)])
+
+known("aten.histc.default", samples=lambda n: [(positive(n, grad=False), 5, 0, 1)])

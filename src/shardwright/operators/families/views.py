@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from shardwright.operators.indices import affine
 from shardwright.operators.language import TensorArgument, call, put
 from shardwright.operators.pieces import Call, Piece
 from shardwright.operators.record import HostClass, computes, describes, known
 from shardwright.operators.rules import Window
+from shardwright.operators.samples import complexes, reals
 from shardwright.operators.work import LocalOp, Work, kept_dims, memory_work, summed
 
 
@@ -312,3 +315,118 @@ _PIECES = (f"aten.{name}" for name in ("chunk", "split", "split_with_sizes", "un
 known(*_PIECES, view_gradient=_pieces_gradient, issued=HostClass("chunk"))
 known("aten.expand", "aten.expand_as", view_gradient=_repeated_gradient)
 known("aten.repeat", view_gradient=lambda local: _repeated_gradient(local, whole_rows=False))
+
+
+known(
+    "aten.view.default",
+    "aten.reshape.default",
+    "aten._unsafe_view.default",
+    "aten.view_copy.default",
+    samples=lambda a, b, c: [
+        (reals(a, b, c), (a * b, c)),
+        (reals(a, b, c), (a, b * c)),
+        (reals(a, b, c), (a * b * c,)),
+        (reals(a * b, c), (a, b, 1, c)),
+        (reals(a, b * c), (a, b, c)),
+        (reals(a, 1, c), (a, c)),
+        (reals(a, b * c), (a * b, c)),
+        (reals(a, b, 2, c), (a, 2 * b, c)),
+    ],
+)
+known("aten.flatten.using_ints", samples=lambda a, b, c: [(reals(a, b, c), 0, 1), (reals(a, b, c), 1, -1)])
+known("aten.unflatten.int", samples=lambda a, b, c: [(reals(a, b * c), 1, (b, c))])
+known(
+    "aten.ravel.default",
+    "aten.squeeze.default",
+    "aten.atleast_1d.default",
+    "aten.atleast_2d.default",
+    "aten.atleast_3d.default",
+    samples=lambda a, b: [(reals(a, 1, b),)],
+)
+known(
+    "aten.squeeze.dim",
+    "aten.squeeze_copy.dim",
+    "aten.unsqueeze.default",
+    "aten.unsqueeze_copy.default",
+    samples=lambda a, b: [(reals(a, 1, b), 1)],
+)
+known("aten.squeeze.dims", "aten.squeeze_copy.dims", samples=lambda a, b: [(reals(a, 1, b, 1), (1, 3))])
+known(
+    "aten.view.dtype",
+    "aten.view_copy.dtype",
+    samples=lambda a, b: [(reals(a, b, grad=False), torch.int64), (reals(a, b, grad=False), torch.int32)],
+)
+known("aten.reshape_as.default", "aten.view_as.default", samples=lambda a, b: [(reals(a, b), reals(a * b))])
+known(
+    "aten.permute.default",
+    "aten.permute_copy.default",
+    samples=lambda a, b, c: [(reals(a, b, c), (2, 0, 1)), (reals(a, b, c), (-1, 1, 0))],
+)
+known(
+    "aten.transpose.int",
+    "aten.transpose_copy.int",
+    "aten.swapaxes.default",
+    "aten.swapdims.default",
+    samples=lambda a, b, c: [(reals(a, b, c), 0, -1)],
+)
+known(
+    "aten.t.default",
+    "aten.numpy_T.default",
+    "aten.t_copy.default",
+    "aten.mT.default",
+    "aten.adjoint.default",
+    "aten.mH.default",
+    samples=lambda a, b: [(reals(a, b),)],
+)
+known("aten.movedim.int", "aten.moveaxis.int", samples=lambda a, b, c: [(reals(a, b, c), 0, 2)])
+known("aten.movedim.intlist", "aten.moveaxis.intlist", samples=lambda a, b, c: [(reals(a, b, c), (0, 1), (2, 0))])
+known("aten.expand_as.default", samples=lambda a, b: [(reals(1, b), reals(a, b))])
+known(
+    "aten.repeat.default",
+    "aten.tile.default",
+    samples=lambda a, b: [(reals(a, 1), (1, b)), (reals(a, b), (2, 1, 1)), (reals(a, b), (2, 1))],
+)
+known("aten.repeat_interleave.self_int", samples=lambda a, b: [(reals(a, b), 3, 1), (reals(a, b), 2)])
+known(
+    "aten.slice.Tensor",
+    "aten.slice_copy.Tensor",
+    samples=lambda a, b, c: [
+        (reals(a, b), 1, 1, 9223372036854775807),
+        (reals(a, b, c), 1, 0, -1),
+        (reals(a, 4 * b), -1, 1, 9223372036854775807, 2),
+        (reals(a, b), 0, 0, 9223372036854775807),
+    ],
+)
+known("aten.narrow.default", "aten.narrow_copy.default", samples=lambda a, b: [(reals(a, b), 1, 1, b - 2)])
+known("aten.select.int", "aten.select_copy.int", samples=lambda a, b, c: [(reals(a, b, c), 1, -1)])
+known(
+    "aten.split.Tensor",
+    "aten.chunk.default",
+    "aten.unsafe_chunk.default",
+    "aten.unsafe_split.Tensor",
+    "aten.tensor_split.sections",
+    "aten.split_copy.Tensor",
+    samples=lambda a, b, c: [(reals(a, 3 * b, c), 3, 1)],
+)
+known(
+    "aten.split.sizes",
+    "aten.split_with_sizes.default",
+    "aten.split_with_sizes_copy.default",
+    samples=lambda a, b: [(reals(a, b), (1, b - 1), 1)],
+)
+known("aten.tensor_split.indices", samples=lambda a, b: [(reals(a, b), (1, 3), 1)])
+known("aten.unbind.int", "aten.unbind_copy.int", samples=lambda a, b: [(reals(a, 3, b), 1)])
+known("aten.diagonal.default", "aten.diagonal_copy.default", samples=lambda a, b, c: [(reals(a, b, c), 0, 1, 2)])
+known("aten.flip.default", samples=lambda a, b: [(reals(a, b), (1,))])
+known("aten.roll.default", samples=lambda a, b: [(reals(a, b), (2,), (1,)), (reals(a, b), (2,))])
+known("aten.unfold.default", samples=lambda a, b: [(reals(a, 2 * b), 1, 3, 1), (reals(a, 4 * b), 1, 4, 4)])
+known("aten.view_as_real.default", "aten.view_as_real_copy.default", samples=lambda a, b: [(complexes(a, b),)])
+known("aten.view_as_complex_copy.default", samples=lambda a, b: [(reals(a, b, 2, grad=False),)])
+known("aten.view_as_complex.default", samples=lambda a, b: [(reals(a, b, 2),)])
+
+known(
+    "aten.expand.default",
+    "aten.expand_copy.default",
+    "aten.broadcast_to.default",
+    samples=lambda a, b, c: [(reals(b, 1), (a, b, c)), *([(reals(1, b), (a, b))] if a > 1 else [])],
+)
