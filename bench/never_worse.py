@@ -29,6 +29,7 @@ from shardwright.planner import Options, plan_graph, plan_jointly
 from shardwright.planner.joint import Joint
 from shardwright.plans import Plan
 from shardwright.search.baselines import BASELINES
+from shardwright.search.solution import gap_of
 from shardwright.simulator.what_if import order_name
 from shardwright.zoo import ENTRIES
 from shardwright.zoo.reference import resolve
@@ -169,7 +170,7 @@ def table() -> int:
             continue
         ratio, best = worst(row)
         violated += ratio < 1 - TOLERANCE
-        gap = 100 * (1 - row["bound"] / row["step"])
+        gap = 100 * gap_of(row["step"], row["bound"])
         print(
             f"{name} | {batch} | {row['step']:.4g} | {row['plan']} | {best} | "
             f"{'**violated** ' if ratio < 1 - TOLERANCE else ''}{ratio:.3f} | {row['bound']:.4g} | {gap:.1f} % | "

@@ -21,6 +21,7 @@ from bench.published.rebalance import as_run, rebalance, step_seconds
 from bench.published.rebalance.sequences import Sequences, as_measured, deal_out, seconds_of
 from bench.published.rebalance.traces import read_job
 from shardwright.errors import ProblemError, ShardwrightError
+from shardwright.units import gap_text
 
 app = typer.Typer(name="python -m bench.published", no_args_is_help=True, pretty_exceptions_enable=False)
 console = Console() if Console().is_terminal else Console(width=140)
@@ -60,7 +61,7 @@ def joint(
     if as_json:
         print(json.dumps(asdict(found), indent=1, default=str))
         return
-    quality = _quality(found.optimal, found.gap)
+    quality = gap_text(found.gap, "its plans")
     columns = [key for key in found.stages[0] if key != "recompute"]
     _table(
         f"{found.name} ({found.kind}): {found.measure} {found.cost:.7g}, bound {found.lower_bound:.7g} ({quality})",
@@ -96,7 +97,7 @@ def share_anew(
         return
     _table(
         f"{job.stem}: {before:.4g} s as run, {found.cost:.4g} s shared anew, bound {found.lower_bound:.4g} "
-        f"({_quality(found.optimal, found.gap)})",
+        f"({gap_text(found.gap, 'its plans')})",
         ["replica", "micro-batches", "cut at"],
         [
             [str(replica), str(share), _text(cuts)]
@@ -115,7 +116,7 @@ def _show_sequences(job: Path, running: Sequences, as_json: bool) -> None:
         return
     _table(
         f"{job.stem}: sequences differ; {before:.4g} s as run, {found.cost:.4g} s dealt longest first, bound "
-        f"{found.lower_bound:.4g} ({_quality(found.optimal, found.gap)})",
+        f"{found.lower_bound:.4g} ({gap_text(found.gap, 'its plans')})",
         ["step", "as run, s", "dealt anew, s", "micro-batches of a replica"],
         [
             [
@@ -146,10 +147,6 @@ def check_numbers(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not 0 < value < 1e15:
             raise ProblemError(f"--{name.replace('_', '-')} {value} means nothing.", "Give a number above 0.")
-
-
-def _quality(optimal: bool, gap: float) -> str:
-    return "optimal" if optimal else f"at most {100 * gap:.2g} % above the optimum"
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]], caption: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log10
+from math import isinf, log10
 
 
 def seconds_text(seconds: float) -> str:
@@ -36,3 +36,14 @@ def count_text(count: int) -> str:
     ('1.23e+06', 'about 10^6020')
     """
     return f"{count:.3g}" if count < 10**300 else f"about 10^{int(count.bit_length() * log10(2))}"
+
+
+def gap_text(gap: float, of: str) -> str:
+    """How good something provably is among ``of``, by its gap.
+
+    >>> gap_text(0.357, "all pipelines"), gap_text(0.0, "all pipelines")
+    ('at most 35.7 % above the optimum of all pipelines', 'optimal among all pipelines')
+    """
+    if isinf(gap):
+        return f"no bound over {of}"
+    return f"at most {100 * gap:.3g} % above the optimum of {of}" if gap > 0 else f"optimal among {of}"

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from math import isfinite
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from shardwright.units import bytes_text, seconds_text
 __all__ = [
     "bytes_text",
     "console",
+    "finite",
     "mesh_text",
     "messages",
     "print_json",
@@ -62,6 +64,11 @@ def proof_text(proof: Any, prediction: Any) -> str:
         return f"Nothing is proved about {proof.scope}."
     said += ["no bound on the step"] * (not proof.step_bound) + ["no bound on the sum"] * (not proof.lower_bound)
     return f"{'; '.join(said)}. Over {proof.scope}."
+
+
+def finite(number: float) -> float | None:
+    """A number as JSON knows it: nothing in the place of infinity, the gap to what is not bounded."""
+    return number if isfinite(number) else None
 
 
 def print_json(data: Any) -> None:

@@ -23,7 +23,9 @@ def choose(
     Example: shardwright choose problem.json.gz --time-limit 60
     """
     from shardwright.cli._asked import check_seconds
+    from shardwright.cli._show import finite
     from shardwright.search.choose import evaluate, read_problem, solve
+    from shardwright.units import gap_text
 
     check_seconds(zero=True, time_limit=time_limit)
     loaded = read_problem(problem)
@@ -36,7 +38,7 @@ def choose(
             "cost": solution.cost,
             "lower_bound": solution.lower_bound,
             "optimal": solution.optimal,
-            "gap": solution.gap,
+            "gap": finite(solution.gap),
             "peak": peak,
             "usage_limit": loaded.usage_limit,
             "seconds": solution.seconds,
@@ -44,8 +46,8 @@ def choose(
         }
         print(json.dumps(content))
         return
-    proof = "optimal" if solution.optimal else f"at most {100 * solution.gap:.3g} % above the optimum"
-    print(f"cost {solution.cost:.15g}, lower bound {solution.lower_bound:.15g} ({proof})")
+    quality = gap_text(solution.gap, "all choices within the limit")
+    print(f"cost {solution.cost:.15g}, lower bound {solution.lower_bound:.15g} ({quality})")
     if loaded.usage_limit is not None:
         print(f"peak usage {peak:.15g} of {loaded.usage_limit:.15g}")
     print(f"{solution.seconds:.3f} s")

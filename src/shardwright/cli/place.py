@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardwright.cli._asked import check_numbers, check_seconds, check_whole
-from shardwright.cli._show import bytes_text, print_json, progress, table
+from shardwright.cli._show import bytes_text, finite, print_json, progress, table
 
 if TYPE_CHECKING:
     from shardwright.search.place.problem import Workload
@@ -55,6 +55,7 @@ def place(
     from shardwright.search.place.problem import Rules
     from shardwright.search.place.report import limiting, stage_rows
     from shardwright.search.place.solve import place as solve
+    from shardwright.units import gap_text
 
     check_seconds(time_limit=time_limit)
     check_whole("--devices", devices, MOST_DEVICES)
@@ -84,7 +85,7 @@ def place(
                 "cost": found.cost,
                 "lower_bound": found.lower_bound,
                 "optimal": found.optimal,
-                "gap": found.gap,
+                "gap": finite(found.gap),
                 "seconds": found.seconds,
                 "limiting": limiting(rows),
                 "prices": prices,
@@ -95,7 +96,7 @@ def place(
             }
         )
         return
-    quality = "optimal" if found.optimal else f"at most {100 * found.gap:.2f} % above the optimum"
+    quality = gap_text(found.gap, f"{'all' if noncontiguous else 'contiguous'} placements")
     what = "time per sample" if objective == "throughput" else "latency"
     table(
         f"{workload}: {what} {found.cost:.6g}{unit}, bound {found.lower_bound:.6g}{unit} ({quality})",

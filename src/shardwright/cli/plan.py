@@ -22,7 +22,17 @@ from shardwright.cli._asked import (
     pipelining,
 )
 from shardwright.cli._plans import TrustOption, build_model
-from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, proof_text, seconds_text, table
+from shardwright.cli._show import (
+    bytes_text,
+    console,
+    finite,
+    mesh_text,
+    print_json,
+    progress,
+    proof_text,
+    seconds_text,
+    table,
+)
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
 from shardwright.cli._step import print_stages, stages_document
 from shardwright.errors import ShardwrightError
@@ -255,7 +265,7 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
         if joint is None:
             raise
         flat = []
-    return [vars(point) for point in spanning(flat, joint)]
+    return [vars(point) | {"gap": finite(point.gap)} for point in spanning(flat, joint)]
 
 
 def _print(found: Any) -> None:
@@ -310,7 +320,7 @@ def _document(found: Any) -> dict[str, Any]:
         "model": found.model,
         "cluster": found.cluster.name,
         "prediction": vars(found.prediction),
-        "proof": {**vars(found.proof), "gap": found.proof.gap},
+        "proof": {**vars(found.proof), "gap": finite(found.proof.gap)},
         "calibration": found.calibration,
         "candidates": [
             {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardwright.cli._asked import WIDEST, check_seconds, check_whole
-from shardwright.cli._show import console, print_json, progress, table
+from shardwright.cli._show import console, finite, print_json, progress, table
 
 if TYPE_CHECKING:
     from shardwright.schedules import Pipeline, Schedule, Timing
@@ -115,9 +115,11 @@ def _show(
     as_json: bool,
 ) -> None:
     from shardwright.schedules.picture import draw
+    from shardwright.search.solution import gap_of
+    from shardwright.units import gap_text
 
     cost = timing.span if objective == "span" else timing.makespan
-    gap = max(cost - bound, 0.0) / cost if cost else 0.0
+    gap = gap_of(cost, bound)
     optimal = gap <= 1e-12
     rows = [
         {
@@ -141,14 +143,14 @@ def _show(
                 "bubble": timing.bubble,
                 "lower_bound": bound,
                 "optimal": optimal,
-                "gap": gap,
+                "gap": finite(gap),
                 "seconds": seconds,
                 "devices": rows,
                 "orders": [" ".join(map(str, order)) for order in timing.schedule.orders],
             }
         )
         return
-    quality = "optimal" if optimal else f"at most {100 * gap:.2f} % above the optimum"
+    quality = gap_text(0.0 if optimal else gap, "all orders of these passes")
     searched = f" Searched for {seconds:.2f} s of processor time." if seconds else ""
     table(
         f"{name}: longest span {timing.span:.6g}, bubble {100 * timing.bubble:.2f} %, makespan {timing.makespan:.6g}; "

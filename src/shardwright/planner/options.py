@@ -33,7 +33,8 @@ class Options:
     """Look at all devices of several nodes as one axis too."""
     time_limit: float = 10.0
     gap: float = 0.01
-    """A search under a memory limit may end once its answer is proved to be within this share of the best."""
+    """A search under a memory limit may end once its answer is proved to lie above the best by no more than this share of
+    its own sum."""
     memory_limit: float | None = None
     ignore_device_memory: bool = False
     """Plan as if devices had all the memory in the world (the papers' comparisons do)."""

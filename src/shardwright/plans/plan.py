@@ -21,6 +21,7 @@ from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
 from shardwright.plans.stages import Stage, check_operators, check_stages, one_pass
 from shardwright.schedules import Schedule
+from shardwright.search.solution import gap_of
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -53,8 +54,8 @@ class Proof:
 
     @property
     def gap(self) -> float:
-        """How far above the smallest sum there is the smallest one found may be, relative to it."""
-        return 0.0 if self.optimal or not self.cost else (self.cost - self.lower_bound) / self.cost
+        """How far above the smallest sum there is the smallest one found may be (:func:`gap_of`)."""
+        return 0.0 if self.optimal else gap_of(self.cost, self.lower_bound)
 
 
 @dataclass(frozen=True)

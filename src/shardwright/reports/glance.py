@@ -13,6 +13,7 @@ from shardwright.graph import Graph
 from shardwright.plans import Candidate, Plan
 from shardwright.reports.html import asset, card, data, escape, table
 from shardwright.search.limits import limit_of
+from shardwright.search.solution import gap_of
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -93,7 +94,7 @@ def _quality(plan: Plan) -> str:
     """How far the step (where that is bounded) or else the sum of seconds can be from the best there is."""
     proof, step = plan.proof, plan.prediction.step_seconds
     if proof.step_bound:
-        return f"within {100 * max(1.0 - proof.step_bound / step, 0.0):.2g}&nbsp;%" if step else "optimal"
+        return f"within {100 * gap_of(step, proof.step_bound):.2g}&nbsp;%" if step else "optimal"
     if not proof.lower_bound:
         return "nothing proved"
     return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g}&nbsp;%"

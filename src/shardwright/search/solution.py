@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, TypeVar
 
 Answer = TypeVar("Answer")
+
+
+def gap_of(value: float, bound: float) -> float:
+    """How far above the least there is a value may be, relative to what is proved of that least: (value - bound) / bound.
+
+    >>> gap_of(1.5, 1.0), gap_of(1.0, 0.0)
+    (0.5, inf)
+    """
+    return 0.0 if value <= bound else (value - bound) / abs(bound) if bound else inf
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,5 @@ class Solution(Generic[Answer]):
 
     @property
     def gap(self) -> float:
-        """How far above the optimum the cost may be, relative to the cost (0 when optimal)."""
-        if self.optimal or self.cost == self.lower_bound:
-            return 0.0
-        return (self.cost - self.lower_bound) / abs(self.cost) if self.cost else float("inf")
+        """How far above the optimum of its problem the cost may be (:func:`gap_of`); 0 when optimal."""
+        return 0.0 if self.optimal else gap_of(self.cost, self.lower_bound)

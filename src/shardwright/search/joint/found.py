@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardwright.cluster import Mesh
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
+from shardwright.search.solution import gap_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class JointPlan:
 
     @property
     def gap(self) -> float:
-        return 1.0 - self.bound_seconds / self.step_seconds
+        """How far above the fastest pipeline of its space the step may be."""
+        return gap_of(self.step_seconds, self.bound_seconds)
 
 
 def _first(stage: JointStage) -> int:
