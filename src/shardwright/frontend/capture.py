@@ -38,7 +38,7 @@ from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
 from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, whole_functions
 from shardwright.frontend.masks import dense_masks
-from shardwright.frontend.prune import ASSUMED
+from shardwright.frontend.prune import assumptions
 from shardwright.frontend.randomness import inert_randomness
 from shardwright.frontend.regions import inline_regions
 from shardwright.frontend.rewriting import drop_assertions, scatter_pairs, without_strides
@@ -162,8 +162,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     ]
     notes += [
         f"The model looks at its data at {op.args[2]}; the graph is for {op.args[1]}, and every step checks that."
-        for op in graph.ops
-        if op.target == ASSUMED
+        for op in assumptions(graph)
     ]
     return dataclasses.replace(graph, notes=(*graph.notes, *dict.fromkeys(notes)))
 

@@ -19,12 +19,12 @@ from torch.fx import Node
 from shardwright._torch_compat import dump_tree, flatten_with_paths, has_data, is_operator, schema
 from shardwright.errors import CaptureError
 from shardwright.frontend.functionalise import MUTATED
+from shardwright.frontend.gradients import is_differentiable
 from shardwright.frontend.masks import without_idle_masks
 from shardwright.frontend.provenance import module_of, source_of
 from shardwright.frontend.prune import pruned
 from shardwright.frontend.regions import NO_GRAD
 from shardwright.graph import Atom, Buffer, Constant, Graph, Input, Op, Parameter, Ref, Tensor, Value
-from shardwright.graph.gradients import is_differentiable
 
 _SHAPED_LIKE = {
     "aten.expand_as.default": "aten.expand.default",

@@ -10,8 +10,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 
+from shardwright.frontend.gradients import wanted_gradients
 from shardwright.graph import Constant, Graph, Op, Ref, Tensor, Value, refs
-from shardwright.graph.gradients import wanted_gradients
 
 ASSUMED = "shardwright.assumed.default"
 """Kept though nobody reads its result: it checks what the graph takes for granted (:mod:`~.assumptions`)."""
@@ -49,6 +49,11 @@ def _results(graph: Graph) -> set[str]:
 def _held(graph: Graph, constants: tuple[Constant, ...]) -> list[str]:
     held = [p.tensor for p in graph.parameters] + [b.tensor for b in graph.buffers] + [c.tensor for c in constants]
     return held + [i.tensor for i in graph.inputs if i.tensor is not None]
+
+
+def assumptions(graph: Graph) -> list[Op]:
+    """The operators that check, in every step, what the model decided on when it was captured."""
+    return [op for op in graph.ops if op.target == ASSUMED]
 
 
 def _live(graph: Graph) -> list[Op]:

@@ -84,6 +84,18 @@ def brings_back(given: Sequence[Order | None]) -> bool:
     )
 
 
+def sorts(op: Op) -> bool:
+    """Whether it puts rows into an order."""
+    return op.target in SORTS
+
+
+def positions(op: Op) -> int | None:
+    """Where an operator that takes or puts by positions has those of the rows, all of them in their order."""
+    if op.target == INDEX and len(op.inputs) > 2:
+        return 1
+    return 2 if op.target == PUT else None
+
+
 def counts_rows(graph: Graph, name: str, of: str) -> bool:
     """Whether a tensor holds the positions of all rows of another."""
     maker = graph.producer.get(name)

@@ -1,11 +1,12 @@
 """How tensors lie in memory where an operator was traced, and that they lie so again where the trace is run.
 
-Most operators compute the same whatever the strides of their arguments (``ANY_STRIDES``; pointwise ones say so themselves).
-All others are taken to read memory as it lies: ``native_group_norm`` refuses what is not contiguous or, backwards on the
-CPU, silently reads it in the wrong order, because PyTorch's formulas call ``contiguous()`` before it, which leaves no trace
-where the traced tensor was contiguous already. Attention takes another kernel, with other saved values, when the last
-dimension is not the innermost in memory. Such operators get every argument with the strides that it was traced with: a
-comparison where it has them, a copy where it has not.
+Most operators compute the same whatever the strides of their arguments, and say so in their records (pointwise ones by a
+tag): views and copies, products, lookups, and reductions, whose kernels make contiguous copies themselves. All others are
+taken to read memory as it lies: ``native_group_norm`` refuses what is not contiguous or, backwards on the CPU, silently
+reads it in the wrong order, because PyTorch's formulas call ``contiguous()`` before it, which leaves no trace where the
+traced tensor was contiguous already. Attention takes another kernel, with other saved values, when the last dimension is
+not the innermost in memory. Such operators get every argument with the strides that it was traced with: a comparison where
+it has them, a copy where it has not.
 """
 
 from __future__ import annotations
@@ -17,24 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright._torch_compat import is_operator
-
-aten = torch.ops.aten
-
-RESHAPED = (aten.view.default, aten._unsafe_view.default)
-"""Run as ``reshape``, which takes any strides."""
-
-_NAMES = """
-view _unsafe_view reshape t transpose permute expand slice select unsqueeze squeeze split split_with_sizes unbind
-diagonal unfold detach alias clone _to_copy copy cat stack repeat flip roll constant_pad_nd _conj slice_backward
-select_backward zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full
-mm addmm bmm baddbmm mv addmv dot convolution convolution_backward sum mean amax amin max min var var_mean logsumexp
-cumsum argmax argmin topk sort any all prod _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
-native_layer_norm native_layer_norm_backward nll_loss_forward nll_loss_backward embedding embedding_dense_backward
-gather scatter scatter_add index _unsafe_index index_select index_add index_put _unsafe_index_put masked_fill where
-tril triu
-"""
-ANY_STRIDES = frozenset(_NAMES.split())
-"""Views and copies, products, lookups, and reductions, whose kernels make contiguous copies themselves."""
+from shardwright.operators.record import record
 
 
 @lru_cache(maxsize=4096)
@@ -46,8 +30,7 @@ def reads_as_it_lies(target: Any) -> bool:
     """
     if not is_operator(target) or target.namespace == "shardwright":
         return False
-    known = target.namespace == "aten" and target.overloadpacket.__name__ in ANY_STRIDES
-    return not known and torch.Tag.pointwise not in target.tags
+    return not record(str(target)).any_strides and torch.Tag.pointwise not in target.tags
 
 
 def reads_storage(target: Any) -> bool:

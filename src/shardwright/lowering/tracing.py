@@ -24,18 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from shardwright._torch_compat import communicates, fake_mode, is_view_operator, traced_graph, writes_in_place
+from shardwright._torch_compat import communicates, fake_mode, is_view_operator, operator, traced_graph, writes_in_place
 from shardwright.lowering.calls import Call
-from shardwright.lowering.strides import RESHAPED, as_traced, reads_as_it_lies, reads_storage
-from shardwright.operators.record import draws
+from shardwright.lowering.strides import as_traced, reads_as_it_lies, reads_storage
+from shardwright.operators.record import RESHAPE, OperatorRecord, draws, record
 from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
 
-aten = torch.ops.aten
-_SAME = (aten.detach.default, aten.alias.default)
 _TRACES: dict[Any, tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]] = {}
-_EARLY = (torch.ops.shardwright.keep_mask.default, torch.ops.shardwright.statistic.default)
 
 
 def trace(
@@ -62,7 +59,9 @@ def trace(
     called = [n.target for n in graph.nodes if n.op == "call_function"]
     if any(writes_in_place(target) or communicates(target) or reads_storage(target) for target in called):
         return None
-    if random and _EARLY[0] not in called:  # drawn by the operator itself: once, when it was traced
+    if random and not any(
+        each.early and each.draws for each in map(_known, called)
+    ):  # drawn by the operator itself: once, when it was traced
         return None
     outputs = set(kept_outputs(node))
     kept_results = tuple(i for i, o in enumerate(node.outputs) if o is not None and o in outputs)
@@ -126,7 +125,7 @@ class _Parts:
         self.results = [_plain(x) for x in made]
         self.same = {n: _plain(n) for n in nodes}
         self.nodes = [n for n in nodes if n.op == "call_function"]
-        self.early = [n for n in self.nodes if n.target in _EARLY]
+        self.early = [n for n in self.nodes if _known(n.target).early]
         self.late: set[fx.Node] = set(self.arriving)
         for n in self.nodes:
             if any(x in self.late for x in n.all_input_nodes):
@@ -165,7 +164,7 @@ class _Parts:
         """Whether the backward part makes a value by itself: no result needs it, and what it is made of is there anyway."""
         if node in self.there:
             return True
-        if node.op != "call_function" or node.target is python_operator.getitem or node.target in _EARLY:
+        if node.op != "call_function" or node.target is python_operator.getitem or _known(node.target).early:
             return False
         if node in self.leading and not is_view_operator(node.target):
             return False
@@ -221,7 +220,7 @@ class _Parts:
             return where[node]
 
         for n in self.nodes:  # in the order of the operator itself
-            if n not in self.late and n.target not in _SAME:
+            if n not in self.late and not _known(n.target).alias:
                 get(n)
         results = [get(x) if isinstance(x, fx.Node) else None for x in self.results]
         graph.output((results, [get(n) for n in self.crossing]))
@@ -308,16 +307,21 @@ class Traced:
         return self._backward[chosen](own, kept, arrived)
 
 
+def _known(target: Any) -> OperatorRecord:
+    """What is known about an operator of a trace."""
+    return record(str(target))
+
+
 def _plain(node: Any) -> Any:
     """The value itself behind operators that return it as it is."""
-    while isinstance(node, fx.Node) and node.op == "call_function" and node.target in _SAME:
+    while isinstance(node, fx.Node) and node.op == "call_function" and _known(node.target).alias:
         node = node.args[0]
     return node
 
 
 def _copied(graph: fx.Graph, node: fx.Node, get: Callable[[fx.Node], fx.Node]) -> fx.Node:
     # A tensor may come with other strides than it was traced with, where only a reshape is sure to work.
-    target: Any = aten.reshape.default if node.target in RESHAPED else node.target
+    target: Any = operator(RESHAPE) if _known(node.target).reshapes else node.target
 
     def given(x: fx.Node) -> fx.Node:
         there = get(x)
@@ -335,8 +339,7 @@ def _compute_only_what_is_read(node: fx.Node) -> None:
     place = next((i for i, argument in enumerate(arguments) if argument.name == "output_mask"), None)
     if place is not None and len(node.args) > place:
         read = {user.args[1] for user in node.users if user.target is python_operator.getitem}
-        if node.target is aten.native_group_norm_backward.default:
-            read.add(0)  # PyTorch's kernel for channels last on the CPU writes it in any case, to nowhere (torch 2.13)
+        read |= _known(node.target).always_writes
         mask: Any = node.args[place]
         node.update_arg(place, [wanted and i in read for i, wanted in enumerate(mask)])
 

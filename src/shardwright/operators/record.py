@@ -98,6 +98,28 @@ class OperatorRecord:
     """Bytes its kernel allocates for itself, forward and backward: of the kind of device, the inputs and the outputs."""
     fused_on: frozenset[str] = frozenset()
     """Kinds of devices on which a piece that is written out is a few kernels, which need no temporaries."""
+    recordable: bool = True
+    """Whether it may stand in a CUDA graph; not where the host waits for what it computed."""
+    any_strides: bool = False
+    """Its kernel computes the same however its arguments lie in memory; pointwise operators say so themselves."""
+    alias: bool = False
+    """Its result is its input as it is."""
+    early: bool = False
+    """It reads little or nothing of what its piece reads and can be done before its turn."""
+    always_writes: frozenset[int] = frozenset()
+    """Of an operator that takes a mask of the gradients that are wanted: those that it writes in any case."""
+    updates_lists: bool = False
+    """It updates lists of tensors element by element: an optimizer's fused step."""
+    python: Mapping[str, str] = field(default_factory=dict)
+    """Functions by which Python calls for its random numbers, and how: ``"created"``, ``"filled"`` in place, ``"chosen"``,
+    elements (or whole ``"features"``) ``"dropped"``, inside of ``"attention"``."""
+    decides: str = ""
+    """Its gradient jumps: where its argument crosses ``"zero"``, or with which are the largest in ``"windows"`` or
+    ``"chosen"`` along a dim."""
+    in_files: bool = False
+    """Of our own: it does nothing but compute, so that the graph inside a plan's file may call it."""
+    performs: Callable[[Op], Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]]] | None = None
+    """Of an operator that stands for several: their names and arguments."""
     samples: Callable[..., Sequence[tuple[Any, ...]]] | None = None
     """Calls to check it on, from as many sizes as the function takes (:mod:`~shardwright.operators.samples`)."""
 

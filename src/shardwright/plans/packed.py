@@ -20,17 +20,14 @@ from typing import Any
 
 from shardwright._torch_compat import is_operator, operator, schema
 from shardwright.errors import GraphError, PlanError
-from shardwright.frontend.group_text import calls_inside
 from shardwright.graph import Atom, Graph, Op, Ref, Value, from_json, to_json
+from shardwright.operators.record import record
 from shardwright.records import shown
 
 LARGEST = 1 << 26
 """Bytes of a graph's JSON; a plan of a larger one is written without it."""
 
 NAMESPACES = ("aten", "prims")
-GROUP = "shardwright.unknown_extents.default"
-OURS = ("shardwright.ctc_loss.default", "shardwright.assumed.default", GROUP)
-"""Of our own operators those that do nothing but compute."""
 REMEDY = "Give the model it was made for: --model MODEL."
 
 
@@ -52,7 +49,7 @@ def unpack(text: str, *, trusted: bool = False) -> Graph:
         raise PlanError("The graph inside the plan is incomplete or too large.", "Plan again.")
     try:
         graph = from_json(written)
-        inside = [call for op in graph.ops if op.target == GROUP for call in _inside(op)]
+        inside = [call for op in graph.ops if (performs := record(op.target).performs) for call in performs(op)]
     except GraphError as error:
         raise PlanError(f"The graph inside the plan is damaged: {error.message}", "Plan again.") from None
     if not trusted:
@@ -61,13 +58,6 @@ def unpack(text: str, *, trusted: bool = False) -> Graph:
         for op in graph.ops:
             _check_outputs(op)
     return graph
-
-
-def _inside(op: Op) -> list[tuple[str, tuple[Value, ...], dict[str, Value]]]:
-    """The operators of a group."""
-    if len(op.args) != 2 or not isinstance(op.args[0], str) or not isinstance(op.args[1], tuple):
-        raise GraphError(f"the group {op.name!r} does not say what it performs.", "Capture the model again.")
-    return calls_inside(op.args[0], len(op.args[1]))
 
 
 def _check_outputs(op: Op) -> None:
@@ -84,7 +74,7 @@ def _check_harmless(target: str, args: tuple[Value, ...], kwargs: dict[str, Valu
     """Refuse an operator that could do more than compute tensors, and arguments that it does not have."""
     from shardwright.frontend import ctc  # noqa: F401 - importing it registers its operator
 
-    if target.partition(".")[0] not in NAMESPACES and target not in OURS:
+    if target.partition(".")[0] not in NAMESPACES and not record(target).in_files:
         raise PlanError(
             f"The plan's graph calls {target!r}, which a plan may not bring along: it is not one of PyTorch's own.",
             REMEDY,

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Op
-from shardwright.graph.orders import SORTS
+from shardwright.graph.orders import positions, sorts
 from shardwright.operators import analyse, piece, record
 from shardwright.operators.rules import OWN, LoopRule, Placement
 from shardwright.program.means import is_sum
@@ -121,13 +121,13 @@ class Cutter:
 
     def _rebased(self, op: Op) -> tuple[str, ...]:
         """What an operator on such rows reads: positions in the batch become those in the micro-batch."""
-        place = 2 if op.target == "aten.index_put.default" else 1 if own_rows(op, self.graph) else None
-        if place is None:
+        place = positions(op)
+        if place is None or (place == 1 and not own_rows(op, self.graph)):
             return op.inputs
-        positions = op.inputs[place]
-        part = self.copies[positions, -1] = f"{positions}~rows"
+        rows = op.inputs[place]
+        part = self.copies[rows, -1] = f"{rows}~rows"
         if part not in self.state:
-            arange = self.graph.producer[positions]
+            arange = self.graph.producer[rows]
             own = replace(arange, name=f"{arange.name}~rows", outputs=(part,))
             self._make(own, None, ())
             self.state[part] = Shard(0)
@@ -163,7 +163,7 @@ class Cutter:
             return None
         if self.normed_alone(op):
             return next(r for r in analyse(op, self.graph.tensors).loops if r.inputs[0] == Shard(0))
-        if op.target in SORTS and (own := self._own(op)) is not None:
+        if sorts(op) and (own := self._own(op)) is not None:
             return own
         found: list[tuple[int, LoopRule]] = []
         for rule in analyse(op, self.graph.tensors).loops:
@@ -184,7 +184,7 @@ class Cutter:
         states = tuple(self.state[name] for name in op.inputs)
         if rule is None or rule.inputs != states or rule.extent % self.batch:
             return None
-        if op.target in SORTS:
+        if sorts(op):
             self.sorts.add(op.name)
         return rule
 

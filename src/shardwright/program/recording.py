@@ -6,7 +6,7 @@ which only Python can arrange. The runtime records by this rule and the simulato
 
 from __future__ import annotations
 
-from shardwright.operators.record import draws
+from shardwright.operators.record import draws, record
 from shardwright.program.dataflow import Compute
 from shardwright.program.instructions import Program
 
@@ -20,7 +20,11 @@ def random_nodes(program: Program) -> list[tuple[int, Compute]]:
 def why_not_recorded(program: Program) -> str:
     """Why the passes of a program cannot be recorded; nothing if they can."""
     again = next((node for number, node in random_nodes(program) if number in program.again), None)
-    return "" if again is None else f"{again.op.name} draws random numbers in a block that is computed again"
+    if again is not None:
+        return f"{again.op.name} draws random numbers in a block that is computed again"
+    nodes = (node.op for node in program.flow.nodes if isinstance(node, Compute))
+    waits = next((op for op in nodes if not record(op.target).recordable), None)
+    return "" if waits is None else f"the host waits for what {waits.name} computes"
 
 
 def can_be_recorded(program: Program) -> bool:

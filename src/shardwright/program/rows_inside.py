@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from torch.distributed.tensor import Shard
 
 from shardwright.graph import Graph, Op, Ref
-from shardwright.graph.orders import counts_rows
+from shardwright.graph.orders import counts_rows, positions
 from shardwright.operators import analyse, record
 from shardwright.operators.rules import OWN, LoopRule, Placement
 
@@ -65,7 +65,7 @@ def _reshaped(op: Op, state: State, before: tuple[int, ...], after: tuple[int, .
 
 def own_rows(op: Op, graph: Graph) -> bool:
     """Whether an operator takes something out of every row: ``x[arange(rows), places]``."""
-    several = op.target == "aten.index.Tensor" and len(op.inputs) > 2 and op.args[1] == tuple(map(Ref, op.inputs[1:]))
+    several = positions(op) == 1 and op.args[1] == tuple(map(Ref, op.inputs[1:]))
     flat = all(len(graph.tensors[name].shape) == 1 for name in op.inputs[1:])
     return several and flat and counts_rows(graph, op.inputs[1], op.inputs[0])
 

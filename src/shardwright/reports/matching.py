@@ -16,14 +16,13 @@ from typing import Any
 
 from shardwright.costs.pricing import FREE
 from shardwright.graph import Graph
+from shardwright.operators.record import RESHAPE, record
 from shardwright.program.naming import meaning
 from shardwright.reports.splitting import NUMBERED
 from shardwright.reports.steps import Event, RankStep
 from shardwright.reports.traces import Raw, Span, Trace
 
 BACKWARD = "autograd::engine::evaluate_function"
-SAME = {"view": "reshape", "_unsafe_view": "reshape"}
-"""Operators that a shard runs under another name."""
 
 Match = tuple[list[Event], Span]
 """Predicted events, and the one thing measured that they are."""
@@ -133,8 +132,9 @@ def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def _plain(name: str) -> str:
+    """Without what says where it writes; what only reshapes is one operator on a shard."""
     name = name.removeprefix("aten::").rstrip("_")
-    return SAME.get(name, name)
+    return RESHAPE.split(".")[1] if record(f"aten.{name}.default").reshapes else name
 
 
 Pairs = list[tuple[Any, Any]]

@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import flatten_with_paths
 from shardwright.errors import RunError
+from shardwright.frontend.gradients import with_input_gradients
 from shardwright.graph import Graph
-from shardwright.graph.gradients import with_input_gradients
 from shardwright.operators import record
 from shardwright.program import Decisions
 from shardwright.program.border import whole_layout

@@ -16,21 +16,20 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from shardwright._torch_compat import dtensor_handlers, local_of, locals_of
+from shardwright.operators.record import records
 from shardwright.runtime.shards import distributed
 from shardwright.runtime.whole_updates import know_whole_updates
 
 _COMPARED: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[bool, Any, Any]] = {}
 """Lists of layouts that were compared before, by where they are; they are kept, so that nothing else comes to be there."""
 
-_NAMES = ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_")
-
 
 def update_locally() -> None:
     """From now on fused updates of DTensors are computed on their local tensors, and those that need whole matrices on
     whole ones. Called again, nothing happens."""
     handlers = dtensor_handlers()
-    for name in _NAMES:
-        packet = getattr(torch.ops.aten, name, None)
+    for target in (target for target, known in records().items() if known.updates_lists):
+        packet = getattr(torch.ops.aten, target.removeprefix("aten."), None)
         for overload in () if packet is None else packet.overloads():
             handlers.setdefault(getattr(packet, overload), _updated)
     handlers[torch.ops.aten.view_as_real.default] = _as_pairs

@@ -23,9 +23,9 @@ from shardwright.cluster import Device
 from shardwright.costs.memory import memory
 from shardwright.errors import LoweringError, RunError, ShardwrightError
 from shardwright.frontend.containers import GIVEN, register_containers
+from shardwright.frontend.gradients import with_input_gradients
 from shardwright.garbage import collection_paused
 from shardwright.graph import Graph, fingerprint, refs
-from shardwright.graph.gradients import with_input_gradients
 from shardwright.operators.rules import Layout
 from shardwright.plans.other_calls import for_other_call
 from shardwright.program.binding import Place

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright._torch_compat import flatten_tree, unflatten_tree
 from shardwright.errors import ShardwrightError
-from shardwright.frontend.prune import ASSUMED
+from shardwright.frontend.prune import assumptions
 from shardwright.frontend.replay import replay
 from shardwright.graph import Graph
 
@@ -61,7 +61,7 @@ def varied(
     """The batches of so many steps: the example first, then others; two in the middle step of a training."""
     counts = [1 + (training and step == steps // 2) for step in range(steps)]
     every = [Batch(tuple(args), kwargs, None), *(_other(args, kwargs, n) for n in range(1, sum(counts)))]
-    if any(op.target == ASSUMED for op in graph.ops):
+    if assumptions(graph):
         every = [batch if _answers_as_captured(model, graph, batch) else every[0] for batch in every]
     remaining = iter(every)
     return [[next(remaining) for _ in range(count)] for count in counts]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_ABOVE_ZERO = {"relu", "leaky_relu", "abs"}
-_LARGEST = {"max_pool2d", "max_pool2d_with_indices", "topk"}
+from shardwright.operators.record import record
+
 _BEYOND = 1e-6
 """How far beyond the jump a moved number lands, in units of float32's error there."""
 
@@ -25,7 +25,8 @@ _BEYOND = 1e-6
 class Question(NamedTuple):
     """One call of a deciding operator: its argument and its options."""
 
-    operator: str
+    decides: str
+    """What about, as the operator's record says."""
     argument: Tensor
     options: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -56,9 +57,10 @@ class Decisions(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), kwargs or {}
         operator = name.rstrip("_")
-        if operator in _ABOVE_ZERO | _LARGEST and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        decides = record(f"aten.{operator}.default").decides
+        if decides and args and isinstance(args[0], Tensor) and args[0].is_floating_point():
             moves = self._moves.get(len(self.questions), ())
-            self.questions.append(Question(operator, args[0].detach().clone(), (args[1:], kwargs)))
+            self.questions.append(Question(decides, args[0].detach().clone(), (args[1:], kwargs)))
             if moves:
                 args = (_moved(args[0], moves, kwargs.get("inplace", name != operator)), *args[1:])
         return function(*args, **kwargs)
@@ -76,7 +78,7 @@ def _moved(argument: Tensor, moves: Sequence[Jump], inplace: bool) -> Tensor:
 def jumps(exact: Sequence[Question], rounded: Sequence[Question], reach: float) -> list[Jump]:
     """The answers that rounding leaves open: gaps of at most ``reach`` times the error of ``rounded``, nearest first."""
     found: list[Jump] = []
-    if [question.operator for question in exact] != [question.operator for question in rounded]:
+    if [question.decides for question in exact] != [question.decides for question in rounded]:
         return found
     for call, (true, other) in enumerate(zip(exact, rounded, strict=True)):
         numbers, theirs = true.argument.reshape(-1), other.argument.reshape(-1).to(true.argument.dtype)
@@ -102,10 +104,10 @@ def jumps(exact: Sequence[Question], rounded: Sequence[Question], reach: float) 
 def _compared(question: Question) -> tuple[Tensor, Tensor | None] | None:
     """The elements a question compares with zero (no rivals), or the runners-up and the winners they stand behind."""
     positions = torch.arange(question.argument.numel()).view(question.argument.shape)
-    if question.operator in _ABOVE_ZERO:
+    if question.decides == "zero":
         return positions.flatten(), None
     args, kwargs = question.options
-    if question.operator == "topk":
+    if question.decides == "chosen":
         return _last_chosen(question.argument, positions, *args, **kwargs)
     return _in_windows(question.argument, positions, *args, **kwargs)
 

@@ -28,14 +28,8 @@ from shardwright.errors import RunError
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
 from shardwright.operators.record import draws as draws_numbers
-from shardwright.operators.record import record
+from shardwright.operators.record import record, records
 from shardwright.program.pieces import describe
-
-_CREATED = ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal")
-_FILLED = ("normal_", "uniform_", "bernoulli_", "exponential_", "random_", "cauchy_", "log_normal_", "geometric_")
-_DROPPED = {"dropout": False, "dropout1d": True, "dropout2d": True, "dropout3d": True}
-"""Functions of ``torch.nn.functional`` that drop elements, and whether they drop whole features."""
-
 
 MASKS = "one fixed mask for every dropout"
 NUMBERS = "random numbers drawn once, the same for all"
@@ -68,16 +62,17 @@ class Draws:
                     changed = _as_method(changed)
                 stack.enter_context(mock.patch.object(owner, name, changed))
 
-            for name in _CREATED:
-                patch(torch, name, Draws._created)
-            for name in _FILLED:
-                patch(Tensor, name, Draws._filled)
-            patch(torch, "bernoulli", Draws._bernoulli)
-            patch(Tensor, "bernoulli", Draws._bernoulli)
-            for owner, names in ((functional, _DROPPED), (torch, ("dropout",))):
-                for name in names:
-                    patch(owner, name, functools.partial(Draws._dropped, features=_DROPPED[name]))
-            patch(functional, "scaled_dot_product_attention", Draws._attention)
+            ways: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
+                "created": ((torch,), Draws._created),
+                "filled": ((Tensor,), Draws._filled),
+                "chosen": ((torch, Tensor), Draws._bernoulli),
+                "dropped": ((functional, torch), functools.partial(Draws._dropped, features=False)),
+                "features": ((functional,), functools.partial(Draws._dropped, features=True)),
+                "attention": ((functional,), Draws._attention),
+            }
+            for name, how in (call for known in records().values() for call in known.python.items()):
+                for owner in ways[how][0]:
+                    patch(owner, name, ways[how][1])
             yield
 
     def _drawn(self, draw: Callable[[], Tensor], rate: float | None = None) -> Tensor:

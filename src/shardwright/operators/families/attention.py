@@ -206,3 +206,6 @@ known(
         (reals(b, i, e), reals(b, i, e), reals(b, i, e)),
     ],
 )
+
+
+known("aten.scaled_dot_product_attention", python={"scaled_dot_product_attention": "attention"})

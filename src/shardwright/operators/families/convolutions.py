@@ -299,3 +299,6 @@ def _conv2d_calls(n: int, c: int, o: int) -> list[tuple]:
 
 
 known("aten.conv2d.default", samples=_conv2d_calls)
+
+
+known("aten.convolution", "aten.convolution_backward", any_strides=True)

@@ -183,3 +183,22 @@ known("aten.arange.default", "aten.eye.default", samples=lambda n: [(n,)])
 known("aten.arange.start", samples=lambda n: [(2, 2 + n)])
 known("aten.arange.start_step", samples=lambda n: [(2, 2 + 3 * n, 3)])
 known("aten.linspace.default", samples=lambda n: [(0.0, 1.0, n)])
+
+
+known(
+    "aten.zeros_like",
+    "aten.ones_like",
+    "aten.empty_like",
+    "aten.full_like",
+    "aten.rand_like",
+    "aten.randn_like",
+    "aten.new_zeros",
+    "aten.new_ones",
+    "aten.new_empty",
+    "aten.new_full",
+    any_strides=True,
+)
+
+
+for _name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"):
+    known(f"aten.{_name}", python={_name: "created"})

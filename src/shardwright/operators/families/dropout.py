@@ -33,3 +33,8 @@ def _drops_nothing(op: Op, tensors: Sequence[Tensor], output: Tensor | None) -> 
 
 known("aten.dropout", hands_on=_drops_nothing)
 known("aten.native_dropout", measured="dropout")
+known("aten.dropout", python={"dropout": "dropped"})
+known("aten.feature_dropout", python={"dropout1d": "features", "dropout2d": "features", "dropout3d": "features"})
+
+
+known("shardwright.keep_mask", early=True, draws=Draws(lambda op: True))

@@ -78,3 +78,6 @@ known(
     "aten.embedding.default",
     samples=lambda v, d, a, b: [(reals(v, d), ints(a, b, below=v)), (reals(v, d), ints(a, below=v), 2)],
 )
+
+
+known("aten.embedding", "aten.embedding_dense_backward", any_strides=True)

@@ -254,3 +254,17 @@ known(
         (reals(a, b, c), [bools(a, b)], reals()),
     ],
 )
+
+
+known(
+    "aten.gather",
+    "aten.scatter",
+    "aten.scatter_add",
+    "aten.index",
+    "aten._unsafe_index",
+    "aten.index_select",
+    "aten.index_add",
+    "aten.index_put",
+    "aten._unsafe_index_put",
+    any_strides=True,
+)

@@ -128,3 +128,6 @@ known(
     "aten.replication_pad3d.default",
     samples=lambda a, b, _: [(reals(a, b, 4, 4, 4), (1, 2, 1, 0, 1, 1))],
 )
+
+
+known("aten.cat", "aten.stack", any_strides=True)

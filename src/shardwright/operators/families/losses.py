@@ -342,3 +342,6 @@ known(
         (reals(a, b), positive(a, b, grad=False), positive(b, grad=False), positive(b, grad=False)),
     ],
 )
+
+
+known("aten.nll_loss_forward", "aten.nll_loss_backward", any_strides=True)

@@ -287,3 +287,6 @@ known(
         ("bsk,bske->bse", [reals(b, s, c), reals(b, s, c, e)]),
     ],
 )
+
+
+known("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.dot", any_strides=True)

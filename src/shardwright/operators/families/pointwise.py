@@ -93,3 +93,16 @@ known(
     samples=lambda a, b: [(reals(a, b), bools(b), 0.0), (reals(a, b), bools(a, 1), float("-inf"))],
 )
 known("aten.where.self", samples=lambda a, b: [(bools(a, b), reals(a, b), reals(b))])
+
+
+known("aten.detach", "aten.alias", alias=True)
+known("aten.detach", "aten.alias", "aten.clone", "aten._to_copy", "aten.copy", "aten._conj", any_strides=True)
+known("aten.masked_fill", "aten.where", any_strides=True)
+known("aten.relu", "aten.leaky_relu", "aten.abs", decides="zero")
+
+
+known("aten._fused_adamw_", "aten._fused_adam_", "aten._fused_sgd_", "aten._fused_adagrad_", updates_lists=True)
+for _name in ("normal", "uniform", "bernoulli", "exponential", "random", "cauchy", "log_normal", "geometric"):
+    known(f"aten.{_name}_", python={f"{_name}_": "filled"})
+known("aten.normal", python={"normal": "created"})
+known("aten.bernoulli", python={"bernoulli": "chosen"})

@@ -320,3 +320,6 @@ known(
 known("aten.adaptive_max_pool1d.default", samples=lambda n, c, h: [(reals(n, c, 2 * h), (h,))])
 known("aten.adaptive_max_pool2d.default", samples=lambda n, c, h: [(reals(n, c, 2 * h, h), (h, 1))])
 known("aten.adaptive_max_pool3d.default", samples=lambda n, c, _: [(reals(n, c, 4, 4, 4), (2, 2, 2))])
+
+
+known("aten.max_pool2d", "aten.max_pool2d_with_indices", decides="windows")

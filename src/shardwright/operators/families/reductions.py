@@ -414,3 +414,23 @@ known(
 )
 known("aten.norm.ScalarOpt_dim", samples=lambda a, b: [(reals(a, b), 2, (1,), True)])
 known("aten.norm.Scalar", samples=lambda a, b: [(reals(a, b), 2)])
+
+
+known(
+    "aten.sum",
+    "aten.mean",
+    "aten.amax",
+    "aten.amin",
+    "aten.max",
+    "aten.min",
+    "aten.var",
+    "aten.var_mean",
+    "aten.logsumexp",
+    "aten.argmax",
+    "aten.argmin",
+    "aten.any",
+    "aten.prod",
+    "aten.all",
+    any_strides=True,
+)
+known("shardwright.statistic", early=True)  # between the pieces of a reduction

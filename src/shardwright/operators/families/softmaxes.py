@@ -141,3 +141,12 @@ known(
 )
 known("aten._softmax.default", "aten._log_softmax.default", samples=lambda a, b: [(reals(a, b), -1, False)])
 known("aten.logsumexp.default", samples=lambda a, b, c: [(reals(a, b, c), (1,)), (reals(a, b, c), (-1,), True)])
+
+
+known(
+    "aten._softmax",
+    "aten._softmax_backward_data",
+    "aten._log_softmax",
+    "aten._log_softmax_backward_data",
+    any_strides=True,
+)

@@ -81,3 +81,9 @@ known(
 known("aten.sort.stable", "aten.argsort.stable", samples=lambda a, b: [(reals(a, b), {"stable": True, "dim": 0})])
 known("aten.diff.default", samples=lambda a, b: [(reals(a, b), 1, -1, reals(a, 1))])
 known("aten.glu.default", samples=lambda a, b: [(reals(a, 2 * b), -1)])
+
+
+known("aten.cumsum", "aten.topk", "aten.sort", any_strides=True)
+
+
+known("aten.topk", decides="chosen")

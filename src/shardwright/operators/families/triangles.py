@@ -15,3 +15,6 @@ def triangle(x: TensorArgument, diagonal: int) -> Any:
 
 
 known("aten.triu.default", "aten.tril.default", samples=lambda a, b, c: [(reals(a, b, c), 1), (reals(b, b),)])
+
+
+known("aten.tril", "aten.triu", any_strides=True)

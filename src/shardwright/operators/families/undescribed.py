@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from shardwright.errors import GraphError
+from shardwright.frontend.group_text import calls_inside
+from shardwright.graph import Op
 from shardwright.operators.record import known
 
 BACKWARD = "it only occurs in backward graphs, which PyTorch derives from the pieces of the forward operator"
@@ -48,4 +53,14 @@ _REASONS = {
 }
 
 for _target, _why in _REASONS.items():
-    known(_target, whole=_why)
+    known(_target, whole=_why, recordable=_why != DATA)
+
+
+def _performed(op: Op) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    if len(op.args) != 2 or not isinstance(op.args[0], str) or not isinstance(op.args[1], tuple):
+        raise GraphError(f"the group {op.name!r} does not say what it performs.", "Capture the model again.")
+    return calls_inside(op.args[0], len(op.args[1]))
+
+
+known("shardwright.assumed", "shardwright.ctc_loss", "shardwright.unknown_extents", in_files=True)
+known("shardwright.unknown_extents", performs=_performed)

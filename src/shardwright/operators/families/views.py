@@ -430,3 +430,30 @@ known(
     "aten.broadcast_to.default",
     samples=lambda a, b, c: [(reals(b, 1), (a, b, c)), *([(reals(1, b), (a, b))] if a > 1 else [])],
 )
+
+
+known(
+    "aten.view",
+    "aten._unsafe_view",
+    "aten.reshape",
+    "aten.t",
+    "aten.transpose",
+    "aten.permute",
+    "aten.expand",
+    "aten.slice",
+    "aten.select",
+    "aten.unsqueeze",
+    "aten.squeeze",
+    "aten.split",
+    "aten.split_with_sizes",
+    "aten.unbind",
+    "aten.diagonal",
+    "aten.unfold",
+    "aten.slice_backward",
+    "aten.select_backward",
+    "aten.repeat",
+    "aten.flip",
+    "aten.roll",
+    "aten.constant_pad_nd",
+    any_strides=True,
+)
