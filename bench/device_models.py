@@ -87,7 +87,7 @@ def answer(model: str, mode: str, printed: Any) -> None:
         )
     row["predicted_bytes"] = getattr(step, "predicted", None)
     ours = getattr(step, "model", None)
-    row["replayed"] = None if ours is None else getattr(ours._planned.replay, "replays", 0)
+    row["replayed"] = None if ours is None else getattr(ours._planned.recorder, "replays", 0)
     row["loss"] = float(step())
     step()
     row["ready_seconds"] = time.perf_counter() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from shardwright.runtime import (
     ties,
     travelling,
 )
-from shardwright.runtime.fetched import Fetched
+from shardwright.runtime.fetched import Lying
 
 
 def first_for_ever(key: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,7 +50,7 @@ def _(stack: ExitStack) -> None:
 
 @mutation("first batch for ever in a pipeline", words)
 def _(stack: ExitStack) -> None:
-    around(stack, borders.Fetching, "_piece", first_for_ever(lambda self, slot, given: slot))
+    around(stack, borders.Border, "_piece", first_for_ever(lambda self, key, part, name, given: (key, name)))
 
 
 @mutation("parameters gathered once", perceptron)
@@ -65,7 +66,7 @@ def _(stack: ExitStack) -> None:
         known, losses[name] = losses.get(name, value), value
         return original(self, name, value + (known - value).detach())
 
-    around(stack, borders.Here, "handed_out", before)
+    around(stack, borders.Border, "handed_out", before)
 
 
 @mutation("loss scale lost", perceptron)
@@ -109,29 +110,29 @@ def last_only(original: Any, self: Any, instruction: Any) -> Any:
 
 @mutation("last micro-batch dropped", deep)
 def _(stack: ExitStack) -> None:
-    def but_the_last(original: Any, self: Any, place: int, microbatch: int) -> Any:
-        one = original(self, place, microbatch)
-        return one if one is None or microbatch + 1 < len(self.pipeline.micro.sizes) else one * 0
+    def but_the_last(original: Any, self: Any, arrived: Any, place: int, microbatch: int) -> Any:
+        one = original(self, arrived, place, microbatch)
+        return one if one is None or microbatch + 1 < len(self._micro.sizes) else one * 0
 
-    around(stack, execution.Execution, "_one", but_the_last)
+    around(stack, borders.Border, "arriving", but_the_last)
 
 
 @mutation("first micro-batch twice", words)
 def _(stack: ExitStack) -> None:
-    def first(original: Any, self: Any, slot: Any, given: Any) -> Tensor:
-        (stage, _), *rest = slot
-        return original(self, ((stage, 0), *rest), given)
+    def first(original: Any, self: Any, key: Any, *rest: Any) -> Tensor:
+        stage, _ = key
+        return original(self, (stage, 0), *rest)
 
-    around(stack, borders.Fetching, "_piece", first)
+    around(stack, borders.Border, "_piece", first)
 
 
 @mutation("micro-batches in another order", words)
 def _(stack: ExitStack) -> None:
-    def reversed_parts(original: Any, self: Any) -> Tensor:
-        self._parts, self._exits = self._parts[::-1], self._exits[::-1]
-        return original(self)
+    def reversed_parts(original: Any, self: Any, telling: Any = None) -> Tensor:
+        ways = replace(self.output, exits=self.output.exits[::-1])
+        return original(self._replace(output=ways, parts=self.parts[::-1]), telling)
 
-    around(stack, Fetched, "_joined", reversed_parts)
+    around(stack, Lying, "whole", reversed_parts)
 
 
 @mutation("tied stages not summed", words)

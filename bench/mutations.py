@@ -163,7 +163,7 @@ def _(stack: ExitStack) -> None:
     def halved(original: Any, self: Any, name: str, value: Tensor) -> Any:
         return original(self, name, value * 0.5 if value.numel() > 1 else value)
 
-    around(stack, borders.Here, "handed_out", halved)
+    around(stack, borders.Border, "handed_out", halved)
 
 
 @mutation("a rank's second update doubled", perceptron)

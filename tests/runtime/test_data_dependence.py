@@ -31,7 +31,7 @@ def built(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
 def agrees(rank: int, name: str, seed: int) -> None:
     model, args, kwargs, graph = built(name)
     strategy = random_strategy(graph, mesh_with((4,)), seed)
-    answer = check(model, args, kwargs, strategy, steps=2, mesh=device_mesh((4,)), graph=graph)
+    answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
 
@@ -77,8 +77,7 @@ def traced_in_another_order(rank: int) -> None:
     strategy = random_strategy(first, mesh_with((4,)), 0)
     for way, others in ((planned, (0, 1, 2, 3)), (strategy, (1, 3))):  # rank 0 decides where no plan does
         model.order = "ba" if rank in others else "ab"
-        mesh = None if way is planned else device_mesh((4,))
-        answer = check(model, args, {}, way, steps=2, mesh=mesh, graph=capture(model, args))
+        answer = check(model, args, {}, way, steps=2, graph=capture(model, args))
         if rank == 0:
             assert answer is not None and answer.agrees, answer.as_dict()
 
@@ -104,7 +103,7 @@ def shuffled(rank: int) -> None:
     model, x, noise = Shuffled().double(), torch.randn(4, 6, 8).double(), torch.rand(4, 6).double()
     graph = capture(model, (x, noise))
     strategy = random_strategy(graph, mesh_with((4,)), 0)
-    answer = check(model, (x, noise), {}, strategy, steps=2, mesh=device_mesh((4,)), graph=graph)
+    answer = check(model, (x, noise), {}, strategy, steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
 

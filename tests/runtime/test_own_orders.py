@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lowering.strategies import mesh_with
-from runtime.workers import device_mesh
 from shardwright.cluster import parse_cluster
 from shardwright.errors import Infeasible, LoweringError
 from shardwright.frontend import capture
@@ -93,7 +92,7 @@ def agree(rank: int, graph: Graph, strategies: dict[str, Strategy], how: dict[st
     wrong = []
     for name, strategy in strategies.items():
         model, x = example(**how)
-        answer = check(model, (x,), {}, strategy, steps=2, mesh=device_mesh(strategy.sizes), graph=graph)
+        answer = check(model, (x,), {}, strategy, steps=2, graph=graph)
         if answer is not None and not answer.agrees:
             wrong.append(f"{name}: {answer.as_dict()['disagreeing']}")
     return wrong

@@ -22,7 +22,7 @@ from shardwright.verification.verify import check
 def agrees(rank: int, reference: str, sizes: tuple[int, ...], seed: int) -> None:
     model, args, kwargs, graph = built(reference)
     strategy = random_strategy(graph, mesh_with(sizes), seed)
-    answer = check(model, args, kwargs, strategy, steps=2, mesh=device_mesh(sizes), graph=graph)
+    answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
 
@@ -55,7 +55,7 @@ def windows_agree(rank: int, sizes: tuple[int, ...], first: tuple[str, ...], sec
     strategy = random_strategy(graph, mesh_with(sizes), 0)
     names = [op.name for op in graph.ops if op.target.startswith("aten.conv2d")]
     strategy = replace(strategy, splits={**strategy.splits, names[0]: first, names[1]: second})
-    answer = check(model, args, {}, strategy, steps=2, mesh=device_mesh(sizes), graph=graph)
+    answer = check(model, args, {}, strategy, steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
         assert any(item.what == "gradient" and item.name == "input #1 at step 2" for item in answer.comparisons)

@@ -6,7 +6,6 @@ import pytest
 
 from lowering.strategies import mesh_with
 from runtime.test_data_dependence import built
-from runtime.workers import device_mesh
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
@@ -17,7 +16,7 @@ def agrees(rank: int, name: str) -> None:
     model, args, kwargs, graph = built(name)
     stated = formulate(graph, mesh_with((4,)), within=restriction("fsdp", 1))
     strategy = stated.strategy(solve(stated.problem).answer)
-    answer = check(model, args, kwargs, strategy, steps=2, mesh=device_mesh((4,)), graph=graph)
+    answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
 

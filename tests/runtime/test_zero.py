@@ -34,7 +34,7 @@ def stage(name: str, sizes: tuple[int, ...]) -> Strategy:
 
 def agrees(rank: int, name: str, sizes: tuple[int, ...]) -> None:
     model, args, kwargs, graph = built(MODEL)
-    answer = check(model, args, kwargs, stage(name, sizes), steps=2, mesh=device_mesh(sizes), graph=graph)
+    answer = check(model, args, kwargs, stage(name, sizes), steps=2, graph=graph)
     if rank == 0:
         assert answer is not None and answer.agrees, answer.as_dict()
 
