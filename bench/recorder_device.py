@@ -1,6 +1,7 @@
 """Recorded steps on one GPU, two versions of this project in turns in one run: seconds, the host's share, memory, numbers.
 
     python bench/recorder_device.py --make build/plans                       # anywhere: plans, and of what they are
+    PYTHONPATH=FOLDER python bench/recorder_device.py --make build/plans/old
     python bench/recorder_device.py --plans build/plans [--old FOLDER] [--json out.jsonl]     # on the GPU
 
 FOLDER holds the ``src`` of another version (or its ``shardwright``); without it this version runs alone. Every case and
@@ -51,7 +52,10 @@ class Case(NamedTuple):
 LLAMA = "llama:layers=4,vocab=32000"
 SEVEN = "llama:layers=16,width=4096,heads=32,kv_heads=32,inner=11008,vocab=32000"
 MEDIUM = "gpt:layers=24,width=1024,heads=16"
+SMALL = "gpt:layers=12,width=768,heads=12"
 CASES = {
+    "gpt2-small data-parallel": Case(SMALL, 64, 1024, 8, 0, "data-parallel"),
+    "gpt2-small fsdp": Case(SMALL, 64, 1024, 8, 0, "fsdp"),
     "llama data-parallel": Case(LLAMA, 16, 2048, 8, 0, "data-parallel"),
     "llama fsdp": Case(LLAMA, 16, 2048, 8, 0, "fsdp"),
     "llama-7b stage zb-h1": Case(SEVEN, 8, 2048, 4, 1, "", 4, 8, "zb-h1"),
@@ -91,12 +95,13 @@ def made(name: str, case: Case, folder: Path) -> None:
 
 
 def recorder_of(module: Any) -> Any:
-    """What replays the steps of a module, in this version or the one before."""
-    planned = module._planned
-    for name in ("recorder", "recorded"):
-        if getattr(planned, name, None) is not None:
-            return getattr(planned, name)
-    return getattr(planned, "replay", None) if len(planned.parts) == 1 else None
+    """What replays the steps of a module: whatever of it counts replays, in this version or another."""
+    planned = getattr(module, "_planned", module)
+    for owner in (planned, *vars(module).values()):
+        for name in ("recorder", "recorded", "replay", "_passes", "passes"):
+            if hasattr(found := getattr(owner, name, None), "replays"):
+                return found
+    return None
 
 
 class Worker:
@@ -306,7 +311,9 @@ class Process:
     def __init__(self, name: str, version: str, source: Path, asked: argparse.Namespace) -> None:
         path = os.pathsep.join([str(source), str(HERE)])
         command = [sys.executable, str(HERE / "recorder_device.py"), "--work", name, "--device", asked.device]
-        command += ["--plans", str(asked.plans or ".")] + (["--tiny"] if asked.tiny else [])
+        plans = Path(asked.plans or ".")
+        own = plans / version
+        command += ["--plans", str(own if own.is_dir() else plans)] + (["--tiny"] if asked.tiny else [])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"}
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -351,7 +358,7 @@ def main() -> None:
         return
     chosen = {name: case for name, case in cases.items() if not asked.cases or name in asked.cases}
     if asked.make:
-        sys.path.insert(0, str(HERE.parent / "src"))
+        sys.path.append(str(HERE.parent / "src"))  # after PYTHONPATH, which may hold another version
         for name, case in chosen.items():
             if case.kind == "time":
                 made(name, case, asked.make)
