@@ -3,6 +3,7 @@
     python bench/recorder_device.py --make build/plans                       # anywhere: plans, and of what they are
     PYTHONPATH=FOLDER python bench/recorder_device.py --make build/plans/old
     python bench/recorder_device.py --plans build/plans [--old FOLDER] [--json out.jsonl]     # on the GPU
+    python bench/recorder_device.py --table out.jsonl
 
 FOLDER holds the ``src`` of another version (or its ``shardwright``); without it this version runs alone. Every case and
 version is a process of its own, all are made ready at once, and then the versions of a case take turns.
@@ -339,6 +340,23 @@ class Process:
             self.process.kill()
 
 
+def table(rows: list[dict[str, Any]]) -> None:
+    """Both versions of every case side by side, as Markdown."""
+    cases: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(row["case"], {})[row.get("version", "pair")] = row
+    print("| | ms a step, old → new | new ÷ old | host ms, old → new | above (resting) GiB, old → new |")
+    print("|---|--:|--:|--:|--:|")
+    for name, case in cases.items():
+        if "pair" not in case:
+            print(f"| {name} | {next((row['error'] for row in case.values() if 'error' in row), 'one version')} |")
+            continue
+        each = case["old"], case["new"]
+        walls, hosts = (" → ".join(f"{row[what] * 1e3:.1f}" for row in each) for what in ("seconds", "host"))
+        held = " → ".join(f"{row['above'] / 2**30:.2f} ({row['resting'] / 2**30:.2f})" for row in each)
+        print(f"| {name} | {walls} | {case['pair']['new over old']['wall']:.3f} | {hosts} | {held} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--make", type=Path, help="only make the plans, in this folder")
@@ -350,8 +368,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path, help="print the table of these rows")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.table:
+        table([json.loads(line) for line in asked.table.read_text().splitlines()])
+        return
     cases = TINY if asked.tiny else CASES
     if asked.work:
         work(asked.work, cases[asked.work], asked.plans, asked.device)
