@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import time
 from typing import Any
 
 import torch
@@ -17,6 +20,9 @@ _MESHES: dict[Any, Any] = {}
 """Meshes over the default process group, which stands beside them: made once, because each of several axes costs process
 groups (NCCL communicators, threads of gloo). Models may share them: whatever is sent, all ranks send in the same order."""
 
+LETTING_GO_SECONDS = 0.1
+"""What gloo's threads are given at the end of the process."""
+
 
 def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
     """The mesh of these ranks; every rank of the job calls this, also those that are not in it."""
@@ -24,6 +30,7 @@ def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
     if _MESHES.get(None) is not world:  # another job in this process: nothing of the one before is of use
         _MESHES.clear()
         _MESHES[None] = world
+        _let_go_at_the_end()
     if key not in _MESHES:
         names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
         if ranks == tuple(range(dist.get_world_size())):
@@ -31,6 +38,15 @@ def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
         else:
             _MESHES[key] = DeviceMesh(kind, torch.tensor(ranks).reshape(sizes), mesh_dim_names=names)
     return _MESHES[key]
+
+
+@functools.cache
+def _let_go_at_the_end() -> None:
+    """A thread of gloo's takes the interpreter's lock to let go of what its last collective held, some time after that is
+    said to be over; where the interpreter has begun to end by then, it aborts a process whose work is done
+    (https://github.com/pytorch/pytorch/pull/179291). So this one sleeps for a moment, last of all that is done at exit."""
+    if dist.get_backend() != "nccl":
+        atexit.register(time.sleep, LETTING_GO_SECONDS)
 
 
 def kind_of_device(device: torch.device | str | None) -> str:
