@@ -2,7 +2,7 @@
 
 python bench/accuracy.py measure -o measured.json     # on the machine with the accelerator; torch alone suffices
 python bench/accuracy.py predict measured.json        # anywhere: prints the error table
-python bench/accuracy.py report [--local]             # writes docs/accuracy.md
+python bench/accuracy.py report [--local]             # writes docs/benchmarks/accuracy.md
 python bench/accuracy.py local                        # its section on two local processes only; a quiet machine, 3 minutes
 """
 

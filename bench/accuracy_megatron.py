@@ -10,7 +10,7 @@ bandwidth, all-reduces from :mod:`shardwright.costs.collectives`, a host that is
 slower of the two decides, softly), 1F1B's (micro-batches + stages - 1) passes of the slowest stage. What is fitted: how far
 products, memory-bound kernels and links stay from the datasheet, the host's seconds per layer and for embedding and head,
 and the optimizer's seconds per parameter. The rest of the rows is predicted. (The form of the model itself was settled while
-looking at all rows; docs/accuracy.md says what else was tried.)
+looking at all rows; docs/benchmarks/accuracy.md says what else was tried.)
 """
 
 from __future__ import annotations

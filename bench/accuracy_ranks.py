@@ -187,9 +187,9 @@ def predict(folder: Path, measured: Path) -> str:
         held, gap = "–", "–"  # a CPU has no peak of its own
         if row["peak_bytes"]:
             sizes.append(timeline.stage().memory.peak / row["peak_bytes"] - 1)
-            held, gap = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * sizes[-1]:+.1f} %"
+            held, gap = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * sizes[-1]:+.2f} %"
         lines.append(
-            f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * alone:.1f} | {100 * devices[-1]:+.1f} % "
+            f"| {name} | {reference}, batch {batch}, {dtype} | {1e3 * alone:.1f} | {100 * devices[-1]:+.2f} % "
             f"| {compared.cells} | {held} | {timeline.stage().memory.peak / 2**30:.2f} | {gap} |"
         )
     failed = [row["case"][:2] for row in stored if "error" in row]

@@ -1,4 +1,4 @@
-"""Writes ``docs/accuracy.md``: every error table of the cost model, from the measurements kept in ``bench/measured``.
+"""Writes ``docs/benchmarks/accuracy.md``: errors of predicted steps, from what ``bench/measured`` keeps.
 
 python bench/accuracy.py report                # what was measured on the H200, and the public Megatron rows
 python bench/accuracy.py report --local        # also measures and predicts two local processes, now
@@ -21,6 +21,7 @@ import accuracy_table
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "bench" / "measured"
+PAGE = ROOT / "docs" / "benchmarks" / "accuracy.md"
 NOTES = Path(__file__).with_name("accuracy_notes.md")
 
 
@@ -52,11 +53,10 @@ PACE = (
 
 def write_local() -> Path:
     """Measure and predict two local processes again and replace their section of the page."""
-    page = ROOT / "docs" / "accuracy.md"
-    before, rest = page.read_text().split(LOCAL_TITLE, 1)
+    before, rest = PAGE.read_text().split(LOCAL_TITLE, 1)
     after = rest[rest.index("\n## ") :]
-    page.write_text(f"{before}{LOCAL_TITLE}\n\n{LOCAL_ABOUT}\n\n{_local_table(True)}\n{after}")
-    return page
+    PAGE.write_text(f"{before}{LOCAL_TITLE}\n\n{LOCAL_ABOUT}\n\n{_local_table(True)}\n{after}")
+    return PAGE
 
 
 def write(local: bool) -> Path:
@@ -66,7 +66,7 @@ def write(local: bool) -> Path:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout
     ranks = MEASURED / "h200_ranks.json"
     parts = [
-        "# How wrong the cost model is",
+        "# Errors of predictions on our own machines",
         f"Regenerate with `python bench/accuracy.py report` ({datetime.date.today()}, commit {commit.strip()}). "
         f"Measured on one {about['device']} with torch {about['torch']}; predicted from captured graphs and the shipped "
         "profile (`shardwright calibrate`). No model below took part in the calibration; what was settled with these rows "
@@ -80,9 +80,8 @@ def write(local: bool) -> Path:
         "memory are compared. *Device alone* is the prediction without any host, which is how a recorded step is replayed.",
         accuracy_ranks.predict(MEASURED / "plans", ranks) if ranks.exists() else "Not measured yet.",
         "## The same on a busier machine",
-        "Seven of these cases on another H200, whose host was 1.1 to 2.9 times slower than the calibrated one.",
+        "Four of these cases on another H200, whose host was 1.1 to 2.9 times slower than the calibrated one.",
         accuracy_table.table(accuracy_table.compare(MEASURED / "h200_busy_steps.json")),
-        accuracy_ranks.predict(MEASURED / "plans", MEASURED / "h200_busy_ranks.json"),
         LOCAL_TITLE,
         LOCAL_ABOUT,
         _local_table(local),
@@ -93,6 +92,5 @@ def write(local: bool) -> Path:
         _printed(accuracy_megatron.report, accuracy_megatron.DATA, 5),
         NOTES.read_text().strip(),
     ]
-    page = ROOT / "docs" / "accuracy.md"
-    page.write_text("\n\n".join(parts) + "\n")
-    return page
+    PAGE.write_text("\n\n".join(parts) + "\n")
+    return PAGE

@@ -1,4 +1,4 @@
-"""Predictions for the single-device cases, beside what was measured: the table of ``docs/accuracy.md``."""
+"""Predictions for the single-device cases, beside what was measured: the table of ``docs/benchmarks/accuracy.md``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def table(rows: list[Row]) -> str:
     ]
     lines += [
         f"| {row.case.name} | {row.case.family} | {row.times.cells} | {row.measured_bytes / 2**30:.2f} "
-        f"| {row.timeline.stage().memory.peak / 2**30:.2f} | {100 * row.memory_error:+.1f} % |"
+        f"| {row.timeline.stage().memory.peak / 2**30:.2f} | {100 * row.memory_error:+.2f} % |"
         for row in rows
     ]
     return "\n".join([*lines, "", paced.summary([r.times.error for r in rows], [r.memory_error for r in rows])])

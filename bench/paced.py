@@ -59,8 +59,8 @@ class Compared:
         low, *_, high = statistics.quantiles(self.paces, n=10)
         blind = self.unhurried / middle[0] - 1
         return (
-            f"{1e3 * middle[0]:.2f} | {low:.2f} to {high:.2f} | {1e3 * middle[1]:.2f} | {100 * self.error:+.1f} % "
-            f"| {100 * blind:+.1f} %"
+            f"{1e3 * middle[0]:.2f} | {low:.2f} to {high:.2f} | {1e3 * middle[1]:.2f} | {100 * self.error:+.2f} % "
+            f"| {100 * blind:+.2f} %"
         )
 
 

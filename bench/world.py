@@ -255,7 +255,8 @@ def table(rows: dict[str, Line]) -> str:
     return "\n".join(lines)
 
 
-def _read(name: str) -> list[Line]:
+def stored(name: str) -> list[Line]:
+    """The raw output of that name in ``bench/measured/world``."""
     with (WRITTEN / name).open() as file:
         return [json.loads(line) for line in file]
 
@@ -273,21 +274,21 @@ def halves(lines: Sequence[Line], key: str, figures: Callable[[list[Line]], Line
 
 def tables(half: str) -> str:
     """All tables of one half, from the stored raw output."""
-    stored, parts = _read("runs.jsonl"), []
+    runs_stored, parts = stored("runs.jsonl"), []
     for way, title in WAYS.items():
-        lines = seen(stored, way)
+        lines = seen(runs_stored, way)
         factors = constants(lines)
         told = ", ".join(f"{engine} {factor:.2f}" for engine, factor in factors.items())
         parts.append(f"{title} (constants, measured over predicted seconds, medians of the fitting half: {told}):")
         parts.append(table(halves(lines, "source", partial(judged, factors=factors), half)))
     for name in ("collectives", "products"):
-        parts += [f"{name.capitalize()}:", table(halves(_read(f"{name}.jsonl"), "system", primitives, half))]
+        parts += [f"{name.capitalize()}:", table(halves(stored(f"{name}.jsonl"), "system", primitives, half))]
     return "\n\n".join(parts)
 
 
 def worst(half: str, count: int) -> str:
     """The runs of a half that are furthest off, as their engines run them."""
-    timed = [line for line in seen(_read("runs.jsonl"), "engine's") if _timed(line) and line["half"] == half]
+    timed = [line for line in seen(stored("runs.jsonl"), "engine's") if _timed(line) and line["half"] == half]
     timed.sort(key=lambda line: -abs(np.log(line["predicted"] / line["measured"])))
     return "\n".join(
         f"- {x['source']}, {x['group']}, {x['run']}: {x['predicted']:.4g} s, measured {x['measured']:.4g}"
@@ -315,7 +316,7 @@ def main() -> None:
     if asked.run or asked.engines:
         _write("collectives.jsonl", collectives())
         _write("products.jsonl", products())
-        known = () if asked.run else _read("runs.jsonl")
+        known = () if asked.run else stored("runs.jsonl")
         _write("runs.jsonl", predict(lambda text: print(text, file=sys.stderr), known))
     for half in ("fit", "judge") if asked.judge else ("fit",):
         print(f"Half: {half}\n\n{tables(half)}\n\n{worst(half, asked.worst)}")

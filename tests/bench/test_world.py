@@ -112,10 +112,10 @@ def test_tables_of_primitives_hold_the_fitting_half_alone_and_miss_it_by_what_th
         assert table is not None
         held = {key: len(rows) for key, rows in table.collectives.items()}
         assert held == {key: len(rows) for key, rows in kept.items()}
-    for line in (line for line in world._read("products.jsonl") if line["half"] == "fit"):
+    for line in (line for line in world.stored("products.jsonl") if line["half"] == "fit"):
         assert 0.5 < line["engine's"] / line["measured"] < 2
 
 
 def test_the_page_shows_what_is_stored() -> None:
-    assert len(world._read("runs.jsonl")) == sum(ROWS.values())
+    assert len(world.stored("runs.jsonl")) == sum(ROWS.values())
     assert world.page() in world.PAGE.read_text(), "bench/world.py --write"

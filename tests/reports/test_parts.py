@@ -107,7 +107,7 @@ def test_what_is_sent_is_what_the_collectives_send(gpt: Planned) -> None:
 
 
 def test_the_published_errors_are_those_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "accuracy.md").read_text()
+    text = (ROOT / "docs" / "benchmarks" / "accuracy.md").read_text()
     said = [
         (float(a), float(b))
         for a, b in re.findall(r"Step time: median absolute error ([\d.]+) %, worst ([\d.]+) %", text)
