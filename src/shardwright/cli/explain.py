@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
@@ -212,7 +212,7 @@ def explain_operator(plan: Plan, graph: Graph, pattern: str, as_json: bool) -> N
                     _split_text(o["split"]),
                     o["layouts"],
                     seconds_text(o["own_seconds"]),
-                    seconds_text(o["total_seconds"]) if np.isfinite(o["total_seconds"]) else "does not fit",
+                    seconds_text(o["total_seconds"]) if isfinite(o["total_seconds"]) else "does not fit",
                     "◀ chosen" if o["chosen"] else "",
                 ]
                 for o in entry["options"]

@@ -13,17 +13,13 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
 
     Example: shardwright models --json
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from shardwright.zoo import ENTRIES
-    from shardwright.zoo.reference import resolve
 
     rows: list[dict[str, Any]] = [
         {
             "name": entry.name,
-            "parameters": resolve(entry.name).parameter_count,
-            "sizes": entry.sizes,
+            "parameters": entry.parameters,
+            "sizes": dict(entry.sizes),
             "small": dict(entry.small),
             "summary": entry.summary,
             "paper": entry.paper,
@@ -33,6 +29,9 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON inst
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title="Models of the zoo")
     table.add_column("model", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)

@@ -52,12 +52,12 @@ class AlexNet(nn.Module):
 
 def build(
     *,
-    batch: int = 128,
-    image: int = 227,
-    channels: int = 96,
-    hidden: int = 4096,
-    classes: int = 1024,
-    dropout: float = 0.0,
+    batch: int,
+    image: int,
+    channels: int,
+    hidden: int,
+    classes: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = AlexNet(image, channels, hidden, classes, dropout)
     return model, (torch.randn(batch, 3, image, image), torch.randint(0, classes, (batch,))), {}

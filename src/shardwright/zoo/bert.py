@@ -61,14 +61,14 @@ class BERT(nn.Module):
 
 def build(
     *,
-    batch: int = 32,
-    seq: int = 512,
-    layers: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    inner: int | None = None,
-    vocab: int = 30_522,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    heads: int,
+    inner: int | None,
+    vocab: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = BERT(layers, width, heads, inner or 4 * width, vocab, seq, dropout)
     words = random_tokens(vocab, batch, seq)

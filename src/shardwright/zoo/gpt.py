@@ -50,14 +50,14 @@ class GPT(nn.Module):
 
 def build(
     *,
-    batch: int = 8,
-    seq: int = 1024,
-    layers: int = 12,
-    width: int = 768,
-    heads: int = 12,
-    inner: int | None = None,
-    vocab: int = 50_257,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    heads: int,
+    inner: int | None,
+    vocab: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = GPT(layers, width, heads, inner or 4 * width, vocab, seq, dropout)
     return model, (random_tokens(vocab, batch, seq), random_tokens(vocab, batch, seq)), {}

@@ -167,12 +167,12 @@ class InceptionV3(nn.Module):
 
 def build(
     *,
-    batch: int = 128,
-    image: int = 299,
-    width: float = 1.0,
-    classes: int = 1000,
-    auxiliary: bool = False,
-    dropout: float = 0.0,
+    batch: int,
+    image: int,
+    width: float,
+    classes: int,
+    auxiliary: bool,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = InceptionV3(width, classes, dropout, auxiliary)
     return model, (torch.randn(batch, 3, image, image), torch.randint(0, classes, (batch,))), {}

@@ -60,16 +60,16 @@ class Llama(nn.Module):
 
 def build(
     *,
-    batch: int = 1,
-    seq: int = 8192,
-    layers: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int = 8,
-    inner: int = 14_336,
-    vocab: int = 128_256,
-    rope_base: float = 500_000.0,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+    vocab: int,
+    rope_base: float,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = Llama(layers, width, heads, kv_heads, inner, vocab, seq, rope_base, dropout)
     return model, (random_tokens(vocab, batch, seq), random_tokens(vocab, batch, seq)), {}

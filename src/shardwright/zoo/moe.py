@@ -122,19 +122,19 @@ class MixtureOfExperts(nn.Module):
 
 def build(
     *,
-    batch: int = 8,
-    seq: int = 2048,
-    layers: int = 32,
-    width: int = 4096,
-    heads: int = 32,
-    kv_heads: int = 8,
-    inner: int = 14_336,
-    experts: int = 8,
-    top_k: int = 2,
-    capacity_factor: float = 1.25,
-    vocab: int = 32_000,
-    balance_weight: float = 0.01,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+    experts: int,
+    top_k: int,
+    capacity_factor: float,
+    vocab: int,
+    balance_weight: float,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = MixtureOfExperts(
         layers, width, heads, kv_heads, inner, experts, top_k, capacity_factor, vocab, seq, balance_weight, dropout

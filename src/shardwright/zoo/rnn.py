@@ -66,12 +66,12 @@ MOST_CELLS = 10_000
 
 def build(
     *,
-    batch: int = 512,
-    seq: int = 20,
-    layers: int = 6,
-    width: int = 4096,
-    vocab: int = 10_000,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    vocab: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if layers * seq > MOST_CELLS:
         raise ModelError(

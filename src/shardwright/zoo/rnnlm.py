@@ -27,12 +27,12 @@ class RNNLM(nn.Module):
 
 def build(
     *,
-    batch: int = 64,
-    seq: int = 64,
-    layers: int = 2,
-    width: int = 2048,
-    vocab: int = 50_000,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    vocab: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = RNNLM(layers, width, vocab, dropout)
     return model, (random_tokens(vocab, batch, seq), random_tokens(vocab, batch, seq)), {}

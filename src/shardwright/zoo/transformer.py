@@ -96,15 +96,15 @@ class Transformer(nn.Module):
 
 def build(
     *,
-    batch: int = 64,
-    seq: int = 512,
-    layers: int = 6,
-    width: int = 1024,
-    heads: int = 16,
-    head_width: int = 128,
-    inner: int = 8192,
-    vocab: int = 50_000,
-    dropout: float = 0.0,
+    batch: int,
+    seq: int,
+    layers: int,
+    width: int,
+    heads: int,
+    head_width: int,
+    inner: int,
+    vocab: int,
+    dropout: float,
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     model = Transformer(layers, width, heads, head_width, inner, vocab, seq, dropout)
     source, tokens, targets = (random_tokens(vocab, batch, seq) for _ in range(3))

@@ -72,7 +72,7 @@ class WideResNet(nn.Module):
 
 
 def build(
-    *, batch: int = 8, image: int = 224, layers: int = 50, width: int = 10, channels: int = 64, classes: int = 1000
+    *, batch: int, image: int, layers: int, width: int, channels: int, classes: int
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if layers not in BLOCKS:
         raise ModelError(f"There is no ResNet of {layers} layers here.", "Use layers=50, 101 or 152.")
