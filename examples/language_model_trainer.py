@@ -14,7 +14,6 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import shardwright
-from shardwright.integrations import trainer as shardwright_trainer
 
 ROWS, LENGTH, VOCABULARY = 8, 32, 64
 
@@ -51,7 +50,7 @@ def main() -> None:
         shardwright.plan(model, (), example, cluster="local:2", fewer_devices=False).save(given.plan)
         return
     if not given.alone:
-        kind = shardwright_trainer.Trainer  # +
+        kind = shardwright.Trainer  # +
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # +
         model = shardwright.parallelize(model)  # +
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import shardwright
-from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 
 ROWS = 16
 
@@ -55,7 +54,7 @@ def main() -> None:
         first = dist.get_rank() == 0
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    resumed = load_checkpoint(given.checkpoints, model, optimizer) if given.checkpoints else None
+    resumed = shardwright.load_checkpoint(given.checkpoints, model, optimizer) if given.checkpoints else None
     for epoch in range(resumed["step"] if resumed else 0, given.epochs):
         order = torch.Generator().manual_seed(epoch)
         model.train()
@@ -71,7 +70,7 @@ def main() -> None:
         if first:
             print(f"epoch {epoch}  loss {loss.item():.6f}  right {right} of {len(evaluation)}", flush=True)
         if given.checkpoints:
-            save_checkpoint(given.checkpoints, epoch + 1, model, optimizer)
+            shardwright.save_checkpoint(given.checkpoints, epoch + 1, model, optimizer)
 
 
 if __name__ == "__main__":

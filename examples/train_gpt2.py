@@ -17,8 +17,6 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardwright
-from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
-from shardwright.runtime.clipping import clip_gradients
 
 BATCH, LENGTH, VOCAB = 8, 64, 500
 
@@ -54,17 +52,17 @@ def main() -> None:
         plan = shardwright.plan(model, (), batch(0), cluster=cluster, fewer_devices=False)
     model = shardwright.parallelize(model, plan, (), batch(0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    resumed = load_checkpoint(given.checkpoints, model, optimizer) if given.checkpoints else None
+    resumed = shardwright.load_checkpoint(given.checkpoints, model, optimizer) if given.checkpoints else None
     for step in range(resumed["step"] if resumed else 0, given.steps):
         optimizer.zero_grad()
         loss = model(**batch(step)).loss
         loss.backward()
-        clip_gradients(model, 1.0)
+        shardwright.clip_gradients(model, 1.0)
         optimizer.step()
         if step % 10 == 0 and dist.get_rank() == 0:
             print(f"step {step:4d}  loss {loss.item():.4f}", flush=True)
         if given.checkpoints and (step + 1) % 50 == 0:
-            save_checkpoint(given.checkpoints, step + 1, model, optimizer)
+            shardwright.save_checkpoint(given.checkpoints, step + 1, model, optimizer)
     dist.destroy_process_group()
 
 

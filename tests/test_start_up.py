@@ -49,7 +49,9 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 def loaded(code: str, *arguments: str) -> set[str]:
     """The top-level packages that a new interpreter has loaded once ``code`` is done."""
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=dict(os.environ)
+    )
     assert done.returncode == 0, done.stderr
     return {name.partition(".")[0] for name in json.loads(done.stderr.splitlines()[-1])}
 
