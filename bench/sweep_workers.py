@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-BATCH, TOLERANCE = 2, 1e-4
+BATCH, STEPS, TOLERANCE = 2, 3, 1e-4
 OWN = "tests.frontend.various:"
 """References to the models that are not Hugging Face's: ``tests.frontend.various:unet``."""
 
@@ -150,7 +150,7 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
 
 @measured
 def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
-    """Planned by every recipe and trained for two steps in float64 on all workers, against the eager model on rank 0.
+    """Planned by every recipe and trained for three steps in float64 on all workers, against the eager model on rank 0.
 
     The model is built once for all recipes on every rank, and captured once for all ranks.
     """
@@ -164,7 +164,7 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
             functools.partial(build, reference), True, captured=functools.partial(_from_first, rank, send=True)
         )
         row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
-        truth = _from_first(rank, lambda: truth_of(it.model, it.steps(2)))
+        truth = _from_first(rank, lambda: truth_of(it.model, it.steps(STEPS)))
         parts = {search: _verified(rank, search, it, truth) for search in searches}
         row |= {"stage": "verified", "searches": parts}
         for search, part in parts.items():
@@ -192,7 +192,7 @@ def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
             it.args,
             it.kwargs,
             strategy,
-            steps=it.steps(2),
+            steps=it.steps(STEPS),
             graph=it.graph,
             truth=truth,
             shown=it.shown,

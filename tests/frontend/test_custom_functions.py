@@ -143,3 +143,32 @@ def test_ctc_loss_stays_whole() -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(3, 9, 5), torch.randint(1, 7, (3, 4)), torch.tensor([4, 2, 3]))
     assert "shardwright.ctc_loss.default" in targets(faithful(Ctc(), inputs))
+
+
+class Reversible(torch.autograd.Function):
+    """Keeps nothing but its result: the modules are asked again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, layers):
+        return layers(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Reformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4))
+
+    def forward(self, x):
+        return Reversible.apply(x, self.layers)
+
+
+def test_a_function_of_modules_is_refused_by_its_line():
+    with pytest.raises(
+        CaptureError, match=r"test_custom_functions.py:\d+ the model calls .*Reversible with a"
+    ) as refusal:
+        capture(Reformer(), (torch.zeros(2, 4),))
+    assert "Call the module itself" in refusal.value.remedy

@@ -21,6 +21,7 @@ from torch import Tensor
 from shardwright._torch_compat import shares_memory, version_of
 from shardwright.errors import CaptureError
 from shardwright.frontend.containers import known_class
+from shardwright.frontend.provenance import asking_line
 
 NAME = "shardwright::autograd_function"
 _TENSOR = "<tensor>"
@@ -39,14 +40,28 @@ def call_whole(function: type, args: Sequence[Any]) -> Any:
     except (TypeError, ValueError, CaptureError):
         known = False
     if not known:
-        raise CaptureError(
-            f"The model calls the custom autograd.Function {function.__module__}.{function.__qualname__} in a way that "
-            "cannot be written down, and export would drop its backward.",
-            "Define the class at the top of an importable module and pass it tensors and plain numbers only, or wrap it "
-            "with torch.library.custom_op and register_autograd.",
-        )
+        raise _refused(function, args)
     results = torch.ops.shardwright.autograd_function(name, tensors, written)
     return tuple(results) if _returns_tuple[name] else results[0]
+
+
+def _refused(function: type, args: Sequence[Any]) -> CaptureError:
+    """Which line calls it, what about it cannot be written down, and what to do about that."""
+    said = (
+        f"At {asking_line()} the model calls the custom autograd.Function {function.__module__}.{function.__qualname__}"
+    )
+    modules = [type(arg).__name__ for arg in args if isinstance(arg, torch.nn.Module)]
+    if modules:  # a reversible block, a checkpoint: its backward asks the modules again
+        return CaptureError(
+            f"{said} with a module ({modules[0]}) whose parameters get their gradients inside of its backward, where no "
+            "plan sees them.",
+            "Call the module itself, without the function: plans recompute activations where memory is short (--recompute).",
+        )
+    return CaptureError(
+        f"{said} in a way that cannot be written down, and export would drop its backward.",
+        "Define the class at the top of an importable module and pass it tensors and plain numbers only, or wrap it "
+        "with torch.library.custom_op and register_autograd.",
+    )
 
 
 def _find(name: str) -> Any:

@@ -59,6 +59,8 @@ def trace(
     called = [n.target for n in graph.nodes if n.op == "call_function"]
     if any(writes_in_place(target) or communicates(target) or reads_storage(target) for target in called):
         return None
+    if any(_strides_hang_on_data(n) for n in graph.nodes if n.op == "call_function"):
+        return None
     if random and not any(
         each.early and each.draws for each in map(_known, called)
     ):  # drawn by the operator itself: once, when it was traced
@@ -305,6 +307,12 @@ class Traced:
                 for g, (shape, dtype) in zip(arrived, self.shapes, strict=True)
             ]
         return self._backward[chosen](own, kept, arrived)
+
+
+def _strides_hang_on_data(node: fx.Node) -> bool:
+    """Whether it would have to be given strides that no two calls need share: those of the rows that a mask selects, say."""
+    values = (x.meta.get("val") for x in node.all_input_nodes) if reads_as_it_lies(node.target) else ()
+    return any(isinstance(value, torch.SymInt) for x in values if isinstance(x, Tensor) for value in x.stride())
 
 
 def _known(target: Any) -> OperatorRecord:

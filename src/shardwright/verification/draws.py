@@ -66,6 +66,7 @@ class Draws:
                 "created": ((torch,), Draws._created),
                 "filled": ((Tensor,), Draws._filled),
                 "chosen": ((torch, Tensor), Draws._bernoulli),
+                "picked": ((torch, Tensor), Draws._picked),
                 "dropped": ((functional, torch), functools.partial(Draws._dropped, features=False)),
                 "features": ((functional,), functools.partial(Draws._dropped, features=True)),
                 "attention": ((functional,), Draws._attention),
@@ -99,6 +100,9 @@ class Draws:
         chance = args[0] if args and isinstance(args[0], float) else kwargs.get("p", x)
         value = self._uniform(x.shape)
         return value.to(x.dtype) if self.final else (value.to(x.dtype) < chance).to(x.dtype)
+
+    def _picked(self, original: Callable[..., Tensor], weights: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self._drawn(lambda: original(weights.detach(), *args, **kwargs)).clone()
 
     def _dropped(
         self,

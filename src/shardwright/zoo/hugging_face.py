@@ -69,9 +69,12 @@ def build_hugging_face(
     except ModelError:
         raise
     except Exception as error:
+        missing = isinstance(error, ImportError)
         raise ModelError(
             f"{model_class.__name__} cannot be built from {reference!r}: {_first_line(error)}.",
-            "Check the sizes against each other: widths must be multiples of the numbers of heads.",
+            "Install the package that it names."
+            if missing
+            else "Check the sizes against each other: widths must be multiples of the numbers of heads.",
         ) from error
     inputs = example_inputs(model, batch=batch, seq=seq or (SMALL_LENGTH if small else None))
     model.train()

@@ -55,6 +55,9 @@ _REASONS = {
 for _target, _why in _REASONS.items():
     known(_target, whole=_why, recordable=_why != DATA)
 
+known("aten.multinomial", python={"multinomial": "picked"})
+known("aten.sym_size", "aten.sym_numel", any_strides=True)  # how many rows a mask selects: no element is read
+
 
 def _performed(op: Op) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     if len(op.args) != 2 or not isinstance(op.args[0], str) or not isinstance(op.args[1], tuple):
