@@ -21,6 +21,7 @@ from shardwright.cli._asked import (
     check_seconds,
     pipelining,
 )
+from shardwright.cli._like import Like, print_like, save_beside
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import (
     bytes_text,
@@ -99,6 +100,16 @@ def plan(
     cache: Annotated[
         int, typer.Option(help="With --inference: positions in the cache of a Hugging Face decoder; --seq are new ones")
     ] = 0,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            help="Another engine's configuration, as a plan beside ours: torchtitan's .toml, Megatron's .sh, DeepSpeed's "
+            ".json, accelerate's .yaml, or hf for the model's tp_plan"
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="With --like: change only what pays, and these not at all: tensor,pipeline")
+    ] = None,
     trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -109,6 +120,7 @@ def plan(
     Whole jobs: shardwright plan gpt --cluster 8xH200 --devices 8..512; … --max-batch; … --cluster 8xH100 --price 2.5
     Serving: shardwright plan hf:gpt2 --cluster 2xH100 --inference --objective latency --batch 1 --cache 512
     As a pipeline: shardwright plan gpt:layers=24 --cluster 4xH100 --stages 4 --microbatches 16 --schedule zb-h1
+    Beside what you have: shardwright plan hf:llama --cluster 8xH100 --like llama3_8b.toml --keep tensor -o plan.json
     """
     from dataclasses import replace
 
@@ -145,6 +157,7 @@ def plan(
         rebuild = rebuild or (inference and (earlier.serving is None or objective == "throughput"))
     several = any(x is not None for x in (stages, microbatches, devices)) or max_batch or frontier
     check_serving(inference, objective, cache, several or len(cluster or ()) > 1)
+    theirs = _read_like(like, keep, model, inference or devices is not None or max_batch or len(cluster or ()) > 1)
     options = Options(
         search=search,
         optimizer=optimizer or "adamw",
@@ -179,6 +192,12 @@ def plan(
             targets.append(parse_cluster(name))
         targets = targets or [earlier.cluster]  # type: ignore[union-attr] # refused above where there is none
         target = targets[0]
+        if theirs is not None and earlier is None:
+            from shardwright.exchange.planning import rows_asked
+
+            told = theirs.told
+            batch, seq = batch or rows_asked(told, target.size), seq or told.length
+            dtype = dtype or (told.precision if told.precision != "float32" else None)
         if earlier is not None and not rebuild:
             graph, reference = earlier.graph(), earlier.model
         else:
@@ -211,6 +230,10 @@ def plan(
         else:
             pipelines = {"auto": ALWAYS, "none": NEVER}.get(stages or "", PROMISING)
             found, joint = plan_jointly(graph, target, options, progress=say, reference=reference, pipelines=pipelines)
+        if theirs is not None:
+            theirs.follow(graph, target, options, reference, say)
+            say("comparing both")
+            theirs.compare(found, graph)
         curve = _frontier(graph, target, options, found, joint, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)
@@ -221,17 +244,23 @@ def plan(
     if earlier is not None:
         batch, seq, dtype = batch or earlier.batch, seq or earlier.sequence, dtype or earlier.dtype
     found = replace(found, batch=batch, sequence=seq, dtype=dtype)
+    beside: list[Path] = []
     if output is not None:
         found.save(output)
+        if theirs is not None:
+            beside = save_beside(theirs, output, batch=batch, sequence=seq, dtype=dtype)
     if html is not None:
         from shardwright.reports import plan_page
 
         write(html, plan_page(found, graph, file=output.name if output else "plan.json"))
     if as_json:
         before = {} if earlier is None else {"before": vars(earlier.prediction)}
+        before |= {} if theirs is None else {"like": theirs.document()}
         print_json({**_document(found), **before, **({"frontier": curve} if frontier else {})})
         return
     _print(found)
+    if theirs is not None:
+        print_like(theirs, found)
     if found.serving is not None:
         print_serving(found)
     if several_passes(found):
@@ -247,9 +276,28 @@ def plan(
             ["memory/device", "step (simulated)", "mesh"],
             [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in curve],
         )
-    for path in (output, html):
+    for path in (output, *beside, html):
         if path is not None:
             console.print(f"written to {path}")
+
+
+def _read_like(like: str | None, keep: str | None, model: str, other: bool) -> Like | None:
+    """The configuration that was named, read before any work."""
+    if like is None:
+        if keep is not None:
+            raise ShardwrightError("--keep is about a configuration.", "Say --like FILE too.")
+        return None
+    if other:
+        raise ShardwrightError(
+            "--like is about one training step on one cluster.",
+            "Leave out --inference, --devices, --max-batch and a second --cluster.",
+        )
+    from shardwright.exchange import read_configuration
+    from shardwright.exchange.changing import check_kept
+
+    kept = [name.strip() for name in (keep or "").split(",") if name.strip()]
+    check_kept(kept)
+    return Like(read_configuration(like, model), kept)
 
 
 def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say: Any) -> list[dict[str, Any]]:

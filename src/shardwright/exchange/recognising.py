@@ -155,7 +155,7 @@ def _axis(
     between, cut_between = 0, 0
     for op in ops:
         loop = strategy.splits[op.name][place]
-        role = _role(op, loop, described)
+        role = role_of(op, loop, described)
         if record(op.target).kind in PRODUCTS:
             work[role] += max(int(rules[op.name].flops), 1)
             by_role.setdefault(role, []).append(op)
@@ -194,7 +194,7 @@ def _axis(
     return _Axis(name, size, role, expert, sharded, 2 * cut_between > between)
 
 
-def _role(op: Op, loop: str | None, described: Described) -> str:
+def role_of(op: Op, loop: str | None, described: Described) -> str:
     """What a loop of an operator runs over, in the words of configurations."""
     if loop is None:
         return WHOLE
@@ -205,13 +205,13 @@ def _role(op: Op, loop: str | None, described: Described) -> str:
     if rule is None:
         return WHOLE
     for name, need in zip(op.inputs, rule.inputs, strict=True):
-        weight = _parameter_behind(graph, name)
-        if weight and len(graph.tensors[weight].shape) > 2 and need == Shard(0) and rule.outputs[0] == Shard(0):
+        weight = parameter_behind(graph, name)
+        if weight and len(graph.tensors[weight].shape) > 2 and need == Shard(0) and isinstance(rule.outputs[0], Shard):
             return EXPERT
     return TENSOR
 
 
-def _parameter_behind(graph: Graph, name: str) -> str:
+def parameter_behind(graph: Graph, name: str) -> str:
     """The parameter that a tensor is, or is a view or a copy of."""
     while name not in graph.parameter_of:
         maker = graph.producer.get(name)
@@ -223,17 +223,19 @@ def _parameter_behind(graph: Graph, name: str) -> str:
 
 def _degrees(axes: list[_Axis], lost: list[Remark]) -> dict[str, Any]:
     degrees: dict[str, Any] = dict.fromkeys(DEGREES, 1)
-    order = []
+    order, links = [], list[str]()
     for axis in axes:
         name = {CONTEXT: "context", TENSOR: "tensor"}.get(axis.role, "shard" if axis.sharded else "replicate")
         degrees[name] *= axis.size
         order.append(name)
+        links.append(axis.name.rstrip("0123456789"))
         if axis.role == WHOLE:
             lost.append(Remark(f"axis {axis.name}", "every rank does all of it", f"{name} {axis.size}"))
-    if order != sorted(order, key=DEGREES.index):
-        lost.append(
-            Remark("order of axes, slowest link first", " × ".join(order), " × ".join(sorted(order, key=DEGREES.index)))
-        )
+    across = [name for name, link in zip(order, links, strict=True) if link != links[-1]]
+    within = [name for name, link in zip(order, links, strict=True) if link == links[-1]]
+    if any(DEGREES.index(far) > DEGREES.index(near) for far in across for near in within):
+        said = " × ".join(sorted(order, key=DEGREES.index))
+        lost.append(Remark("order of axes, slowest link first", " × ".join(order), said))
     return degrees
 
 
