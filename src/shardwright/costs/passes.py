@@ -86,7 +86,7 @@ def stage_bytes(
     }
     passes = {kind: tuple(n for n in numbers if n not in home) for kind, numbers in ranges.items()}
     closing = max(_most_reduced(program, device, home) - kept, 0.0) if home else 0.0
-    return StageBytes(resting, kept, held, min(later, held), inside, passes, closing)
+    return StageBytes(resting, kept, held, later, inside, passes, closing)
 
 
 def rests(storage: Storage, received: Collection[str]) -> bool:

@@ -253,8 +253,10 @@ def work_of(
     pipe = links.pipe
     rows = [[stages[stage, size] for size in pipe.micro.sizes] for stage in range(len(pipe.stages))]
     seconds = [[one.least if least else one.alone for one in row] for row in rows]
-    held = [[one.bytes.held for one in row] for row in rows]
-    freed = [[one.bytes.held_for_weights - one.bytes.held for one in row] for row in rows]
+    later = [[one.bytes.held_for_weights for one in row] for row in rows]
+    # Schedulers know no pass back that adds bytes: what it computes again for its second half counts from the start.
+    held = [[max(one.bytes.held, one.bytes.held_for_weights) for one in row] for row in rows]
+    freed = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(later, held, strict=True)]
     return pipeline(
         pipe.schedule.device_of,
         len(pipe.micro.sizes),
