@@ -10,8 +10,9 @@ reports. An optimizer that is not fused takes its temporaries beside that segmen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,22 +49,40 @@ class Storage:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one device over one step.
+    """Bytes of one device over one step: ``curve``, those alive during every instruction, and what makes them up.
 
-    ``peak`` is what the allocator has handed out at the worst moment, ``reserved`` what it has taken from the device by
-    then, ``needed`` what the device must have: ``reserved`` where the step is recorded, else ``peak``. ``curve``: bytes
-    alive during every instruction.
+    ``planned``: what a step that is recorded keeps for good. ``rounds``: an allocator hands out what lives, in blocks.
     """
 
-    peak: int
-    reserved: int
     curve: tuple[int, ...]
     storages: tuple[Storage, ...]
-    recorded: bool = False
+    rounds: bool
+    planned: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """What the allocator has handed out at the worst moment."""
+        return self._allocated[0]
+
+    @property
+    def reserved(self) -> int:
+        """What is taken from the device by then."""
+        return self._allocated[1] if self.planned is None else self.planned
+
+    @property
+    def recorded(self) -> bool:
+        return self.planned is not None
 
     @property
     def needed(self) -> int:
-        return self.reserved if self.recorded else self.peak
+        """What the device must have."""
+        return self.peak if self.planned is None else self.planned
+
+    @cached_property
+    def _allocated(self) -> tuple[int, int]:
+        """Peaks of allocated and reserved bytes when the allocator serves the storages; of a recorded step only somebody who
+        reads them asks for these."""
+        return _allocated(self.storages, len(self.curve)) if self.rounds else (max(self.curve), max(self.curve))
 
     def told(self, shown: Callable[[float], str]) -> str:
         """In words, what the allocator does with it; ``shown`` writes bytes."""
@@ -86,13 +105,9 @@ def memory(program: Program, device: Device) -> MemoryUse:
         change[max(storage.born, 0)] += storage.bytes
         change[storage.dies + 1] -= storage.bytes
     curve = np.cumsum(change[:count])
-    peak = reserved = int(curve.max())
-    recorded = device.kind == "cuda" and can_be_recorded(program)
-    if device.kind == "cuda":
-        peak, reserved = _allocated(storages, count)
-    if recorded:
-        reserved = _recorded(storages, program, device)
-    return MemoryUse(peak, reserved, tuple(curve.tolist()), tuple(storages), recorded)
+    rounds = device.kind == "cuda"
+    planned = _recorded(storages, program, device) if rounds and can_be_recorded(program) else None
+    return MemoryUse(tuple(curve.tolist()), tuple(storages), rounds, planned)
 
 
 def lifetimes(program: Program, device: Device) -> list[Storage]:
@@ -233,7 +248,7 @@ class _Replay:
             self._make(size, TEMPORARIES, f"inside {instruction.name}", "", number).dies = number
 
 
-def _allocated(storages: list[Storage], count: int) -> tuple[int, int]:
+def _allocated(storages: Sequence[Storage], count: int) -> tuple[int, int]:
     """Peaks of allocated and reserved bytes when the allocator serves these storages, twice: the second step finds its
     segments there and is the one a training loop repeats."""
     births: list[list[int]] = [[] for _ in range(count)]

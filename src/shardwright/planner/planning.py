@@ -24,7 +24,7 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.options import DEFAULT_BASELINES, LIGHT, NOTHING, WHOLE, Options, Progress
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
 from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
-from shardwright.planner.trials import KEPT, LEAST_UNHIDDEN, Found, Trials
+from shardwright.planner.trials import LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
@@ -40,7 +40,7 @@ CLOSE = 1.25
 """Candidates up to this much slower than the best are tried with gathered parameters kept until backward."""
 
 FEW = 3
-"""So many of them with several shares kept; of deep models, whose steps take long to simulate, no others at all."""
+"""So many of them of deep models, whose steps take long to simulate."""
 
 FEWER_ARE_FASTER = "devices are faster than all of them; --all-devices (fewer_devices=False) insists on all"
 
@@ -259,10 +259,9 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     close.sort(key=lambda f: f.seconds, reverse=True)
     close = [*{trials.alike(f.mesh, f.searched): f for f in close}.values()][::-1]  # several searches may come to one
     best, tried = winner.seconds, list[Found]()
-    for place, found in enumerate(close[:FEW] if trials.deep else close):
+    for found in close[:FEW] if trials.deep else close:
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
-            most = 1 if trials.deep or place >= FEW else len(KEPT)
-            tried += trials.keeping(found, best, most)
+            tried += trials.keeping(found, best)
             best = min([best, *(kept.seconds for kept in tried if kept.fits)])
     return tried
 

@@ -340,11 +340,11 @@ class Trials:
         return self._glances[key]
 
     def alike(self, mesh: Mesh, searched: Searched) -> Hashable:
-        """What searches have in common that come to the same strategy, with the same blocks recomputed."""
-        stated, answer = searched.formulation, searched.solution.answer
-        options = [node.options[pick] for node, pick in zip(stated.nodes, answer, strict=True)]
-        within, again = stated.within, (searched.strategy.recomputed, stated.lightly)
-        return (mesh, again, within.regather, within.whole_gradients, tuple(within.arrives.items()), tuple(options))
+        """What searches have in common that come to the same strategy (ZeRO-2 is FSDP with all it gathers kept)."""
+        stated, strategy = searched.formulation, searched.strategy
+        options = (node.options[pick] for node, pick in zip(stated.nodes, searched.solution.answer, strict=True))
+        policies = (strategy.recomputed, stated.lightly, strategy.regathered, strategy.whole_gradients)
+        return (mesh, *policies, tuple(stated.within.arrives.items()), tuple(options))
 
     def exactly(self, found: Found) -> Found:
         """The same, every event simulated."""
@@ -379,23 +379,27 @@ class Trials:
                 first = min(first, self.exactly(other), key=lambda f: f.ranked(search))
         return first
 
-    def keeping(self, found: Found, beat: float, most: int = len(KEPT)) -> Iterator[Found]:
-        """The same with shares of the gathered parameters kept until backward, as memory allows, simulated event by event;
-        none of a deep model that would not take less than ``beat`` seconds were all of them kept.
+    def keeping(self, found: Found, beat: float) -> Iterator[Found]:
+        """The same with the largest share of the gathered parameters kept until backward that there is room for, simulated
+        event by event; nothing of a deep model that would not take less than ``beat`` seconds were all of them kept.
 
-        Which shares are tried does not depend on the memory there is; ``most`` of them, the largest that there is room for.
+        A smaller share only adds gathers to the streams, and no step is shorter for more to do in the same order: none is
+        tried after one that fits, or that is too slow.
         """
+        limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
         if found.searched.formulation.within.fold:
-            all_kept = replace(found.strategy, regathered=frozenset())
-            least = glance(self.described.graph, all_kept, found.mesh, self.optimizer, inf)
+            all_kept = replace(found.searched, strategy=replace(found.strategy, regathered=frozenset()))
+            least = self._glanced(found.mesh, all_kept)
             if least is not None and least.step_seconds >= (1 + SLACK) * beat:
                 return
-        limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
         room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.memory_bytes
         total = sum(gathered_copies(graph, rules, found.strategy).values())
-        for share in [share for share in KEPT if share * total <= room][:most]:
-            strategy = keep_gathered(graph, rules, found.strategy, share * total)
-            if strategy is not None:
-                prediction = predict(graph, strategy, found.mesh, self.optimizer, limit)
-                searched = replace(found.searched, strategy=strategy)
-                yield replace(found, searched=searched, prediction=prediction, exact=True)
+        for share in KEPT:
+            strategy = keep_gathered(graph, rules, found.strategy, share * total) if share * total <= room else None
+            if strategy is None:
+                continue
+            searched = replace(found.searched, strategy=strategy)
+            kept = replace(found, searched=searched, prediction=self._simulated(found.mesh, searched), exact=True)
+            yield kept
+            if kept.fits or kept.seconds >= beat:
+                return

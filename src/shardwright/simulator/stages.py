@@ -136,7 +136,7 @@ class PricedStage:
     @property
     def planned(self) -> int | None:
         """Bytes that a step keeps for good whose memory is planned: one pass forward and one back, recorded together."""
-        return self.memory.reserved if self.memory.recorded and not once_a_step(self.program) else None
+        return None if once_a_step(self.program) else self.memory.planned
 
 
 def load_of(done: Iterable[tuple[PricedStage, Iterable[int]]]) -> dict[str, float]:
