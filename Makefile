@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-long lint suite bench predictions clean
+.PHONY: demo test test-long lint suite bench predictions documents clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ bench: $(STAMP)
 # What is predicted now beside what was stored: make predictions; make predictions STORE="why" stores it.
 predictions: $(STAMP)
 	$(BIN)/python -m bench.predictions $(CASES) $(if $(STORE),--store "$(STORE)")
+
+# What documents take from the code: outputs of commands, results, commands.md, reference.md.
+documents: $(STAMP)
+	$(BIN)/python -m bench.documents
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -152,9 +152,9 @@ def _print(model: str, answer: Verified) -> None:
         )
     table(
         f"{model}: {answer.plan.search} on {answer.plan.shape} against one process",
-        ["strategy", "precision", "cut", "sent per step", "numbers", "closest to its limit", "verdict"],
+        ["strategy", "dtype", "cut", "sent", "numbers", "closest", "verdict"],
         rows,
-        caption=caption.strip(),
+        caption=f"{_closest(answer)} {caption.strip()}",
     )
     for run in answer.runs:
         for item in [item for item in run.comparisons if not item.agrees][:10]:
@@ -165,10 +165,27 @@ def _print(model: str, answer: Verified) -> None:
 
 
 def _row(run: Verification) -> list[str]:
-    closest = run.closest()
-    size = f"{closest.times:.1f} × one process's error" if closest.yardstick else f"{closest.relative:.1e}"
-    where = f"{size} ({closest.what} {closest.name})" if closest.difference else "equal"
     sent = sum(size for _, size in run.communication.values())
-    cut = f"{run.cut.operators} of {run.cut.of} ops, {100 * run.cut.work:.0f} % of work" if run.cut is not None else ""
+    cut = f"{run.cut.operators} of {run.cut.of}" if run.cut is not None else "by stages"
     verdict = "agree" if run.agrees else "DIFFER"
-    return [run.name, run.dtype, cut, bytes_text(sent), str(len(run.comparisons)), where, verdict]
+    return [run.name, run.dtype, cut, bytes_text(sent), str(len(run.comparisons)), _distance(run), verdict]
+
+
+def _distance(run: Verification) -> str:
+    """How far the number closest to its limit is from one process."""
+    closest = run.closest()
+    if not closest.difference:
+        return "equal"
+    return f"{closest.times:.1f} ×" if closest.yardstick else f"{closest.relative:.1e}"
+
+
+def _closest(answer: Verified) -> str:
+    """What the column says, and which number comes closest of all in the first run."""
+    first, single = answer.runs[0], any(run.closest().yardstick for run in answer.runs)
+    named = first.closest()
+    return (
+        "Cut: operators; sent: by a rank in a step; closest: how far the number closest to its limit is from one process, "
+        "relative"
+        + (" (× the error of one process in float32)" if single else "")
+        + f"; of the first run, {named.what} {named.name}."
+    )

@@ -157,7 +157,7 @@ class Cluster:
 
     Example
     -------
-    >>> from shardwright.cluster import parse_cluster
+    >>> from shardwright import parse_cluster
     >>> cluster = parse_cluster("4x8xA100-80GB")
     >>> cluster.size, cluster.device.name
     (32, 'A100-80GB')

@@ -1,0 +1,84 @@
+"""Documents say what is true now: links lead somewhere, rendered parts are fresh, and a reader can follow every block."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import documents
+
+ROOT = documents.ROOT
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+README_BYTES = 9_000
+AGAIN = "run `make documents` and look at what it changed"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in (a or b for a, b in LINK.findall(FENCED.sub("", page.read_text()))):
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), (
+                f"{page.name} links to {link}, and {target.name} has {sorted(anchors(target))}"
+            )
+
+
+def test_the_front_page_is_short_and_its_results_are_those_measured() -> None:
+    text = documents.README.read_text()
+    assert len(text.encode()) <= README_BYTES
+    assert documents.with_results(text) == text, AGAIN
+
+
+def test_commands_and_reference_are_those_of_the_code() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text() == documents.commands_page(), AGAIN
+    assert (ROOT / "docs" / "reference.md").read_text() == documents.reference_page(), AGAIN
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of following every document, in its order, in one process that begins in an empty folder."""
+    folder = tmp_path_factory.mktemp("reader")
+    return documents.followed(documents.RUN, folder) | {"folder": folder}
+
+
+@pytest.mark.parametrize("document", documents.RUN, ids=lambda path: path.name)
+def test_a_reader_can_follow(document: Path, answers: dict[str, Any]) -> None:
+    answer = answers[str(document)]
+    assert not answer["wrong"], "\n\n".join(answer["wrong"])
+    assert not answer["stale"], AGAIN + ":\n" + "\n\n".join(answer["stale"])
+
+
+def test_the_front_page_shows_the_plan_it_made(answers: dict[str, Any]) -> None:
+    made = (Path(answers["folder"]) / "plan.svg").read_text()
+    assert (documents.PICTURES / "plan.svg").read_text() == made, AGAIN
+
+
+def test_a_block_that_fails_or_says_something_else_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- output -->\n```console\n$ shardwright --version\nshardwright 0.0.0\n```\n"
+        "<!-- file two.py -->\n```python\nprint(1 + 1)\n```\n<!-- output -->\n```console\n$ python two.py\n2\n```\n"
+        "```python\nassert 1 > 2, 'no'\n```\n```console\n$ shardwright plan nothing --cluster 8xH100\n$ rm -r /\n```\n"
+    )
+    answer = documents.followed((page,), tmp_path)[str(page)]
+    assert [why.partition("\n")[0] for why in answer["wrong"]] == [
+        "assert 1 > 2, 'no'", "$ shardwright plan nothing --cluster 8xH100",
+    ]  # fmt: skip
+    assert len(answer["stale"]) == 1
+    assert "0.0.0" in answer["stale"][0]
