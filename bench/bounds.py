@@ -34,6 +34,8 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_graph, plan_jointly, plan_pipeline
 from shardwright.plans import Plan
+from shardwright.plans.proof import STEP
+from shardwright.plans.proof_text import warnings_text
 from shardwright.search.baselines import BASELINES
 
 TOLERANCE, ROUNDING = 1e-3, 1e-9
@@ -193,26 +195,28 @@ def checks(seed: int, small: bool = False) -> dict[str, Any]:
     if found is not None and draw.random() < 0.5:
         limit = draw.choice((0.95, 0.8, 0.6, 0.45)) * found.prediction.memory_bytes
         found = unasked(limit)
-    row |= {"limit": limit, "compared": [], "faster": {}, "below": {}, "pipelines": {}, "dropped": []}
+    row |= {"limit": limit, "compared": [], "faster": {}, "below": {}, "pipelines": {}, "dropped": [], "spoken_of": 0}
     questions = restricted(graph, cluster, limit, draw)
     if found is None:  # then nothing that restricts may fit either
         answers = {what: _answer(question) for what, question in questions.items()}
         lost = {what: 1.0 for what, plan in answers.items() if plan is not None and plan.prediction.fits}
         return row | {"note": "nothing fits", "compared": list(answers), "faster": lost}
     proof, p = found.proof, found.prediction
-    row |= {"step": p.step_seconds, "step_bound": proof.step_bound, "sum_bound": proof.lower_bound}
+    row |= {"step": p.step_seconds, "step_bound": proof.step_bound, "sum_bound": proof.sum_bound}
     row |= {"stages": len(found.stages), "note": ""}
-    row["dropped"] = [note for note in found.notes if note.startswith("no bound on")]
+    row["dropped"] = warnings_text(found)
 
     def looked_at(what: str, plan: Plan) -> None:
         seconds, summed = plan.prediction.step_seconds, plan.prediction.sum_seconds
         row["compared"].append(what)
         if seconds < p.step_seconds * (1 - ROUNDING):
             row["faster"][what] = 1 - seconds / p.step_seconds
-        if seconds < proof.step_bound * (1 - ROUNDING):
-            row["below"][what] = 1 - seconds / proof.step_bound
-        if summed < proof.lower_bound * (1 - ROUNDING):
-            row["below"][f"sum of {what}"] = 1 - summed / proof.lower_bound
+        for bound in proof.bounds:
+            value = seconds if bound.quantity == STEP else summed
+            inside = bound.space.contains(plan)
+            row["spoken_of"] += inside
+            if inside and value < bound.value * (1 - ROUNDING):
+                row["below"][f"{bound.quantity} of {what}"] = 1 - value / bound.value
 
     if found.whole:
         looked_at("the plan itself", found)

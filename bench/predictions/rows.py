@@ -82,7 +82,7 @@ def search_row(name: str, plan: Plan) -> Row:
         "bytes": p.memory_bytes,
         "communication_bytes": p.communication_bytes,
         "exposed_seconds": p.exposed_seconds,
-        "lower_bound": plan.proof.lower_bound,
+        "lower_bound": plan.proof.sum_bound,
         "step_bound": plan.proof.step_bound,
     }
 

@@ -17,5 +17,5 @@ from bounds import checks, violations
 def test_no_option_recipe_or_pin_is_faster_and_no_plan_is_below_a_bound(seed: int) -> None:
     row = checks(seed, small=True)
     assert len(row["compared"]) >= 5
-    assert row["note"] or row["step_bound"] > 0
+    assert row["note"] or (row["step_bound"] > 0 and row["spoken_of"] >= 5)
     assert not violations(row) and not row["dropped"]

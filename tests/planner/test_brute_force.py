@@ -91,7 +91,7 @@ def closely_below(plan: Plan, every: list[Prediction]) -> None:
     """What is proved holds of every strategy, and leaves no more open than what a launch and a queue may take."""
     step, summed = min(p.step_seconds for p in every), min(p.sum_seconds for p in every)
     assert 0.95 * step <= plan.proof.step_bound <= step
-    assert 0.97 * summed <= plan.proof.lower_bound <= summed
+    assert 0.97 * summed <= plan.proof.sum_bound <= summed
     assert not any(note.startswith("no bound") for note in plan.notes)
 
 

@@ -20,6 +20,7 @@ from shardwright.planner.joint import NEVER, PROMISING, Joint, TooLargeSimulated
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED
 from shardwright.planner.staging import Composed, _order, expected, shape_of
 from shardwright.plans import Plan
+from shardwright.plans.proof_text import proof_text
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
@@ -217,7 +218,7 @@ def test_the_faster_of_one_mesh_and_a_pipeline_is_the_plan(graph: Graph) -> None
     assert {"megatron-3d", "gpipe", "pipedream", "alpa"} <= {c.name for c in plan.candidates}
     assert plan.prediction.step_seconds == min(steps.values())
     assert 0 < plan.proof.step_bound <= min(steps.values())
-    assert "pipelines with micro-batches" in plan.proof.scope
+    assert "pipelines of 4 or 16 micro-batches" in proof_text(plan)
 
 
 def test_where_nothing_fits_on_one_mesh_the_plan_is_a_pipeline(graph: Graph, joint: Joint) -> None:

@@ -128,7 +128,7 @@ def test_ignoring_memory_leaves_a_bound() -> None:
     options = Options(ignore_device_memory=True, baselines=(), fewer_devices=False)
     free = plan_graph(graph, parse_cluster("4xH100"), options)
     assert 0 < free.proof.step_bound <= free.prediction.step_seconds
-    assert 0 < free.proof.lower_bound <= free.prediction.sum_seconds
+    assert 0 < free.proof.sum_bound <= free.prediction.sum_seconds
 
 
 def test_one_device_has_no_recipes_beside_the_plan() -> None:

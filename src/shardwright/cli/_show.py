@@ -22,7 +22,6 @@ __all__ = [
     "messages",
     "print_json",
     "progress",
-    "proof_text",
     "seconds_text",
     "table",
 ]
@@ -43,27 +42,6 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
     for row in rows:
         grid.add_row(*row)
     console.print(grid)
-
-
-def proof_text(proof: Any, prediction: Any) -> str:
-    """What is proved of a plan: of its step, of the work it adds up to, and over which plans."""
-    step, total = prediction.step_seconds, prediction.sum_seconds
-    said = []
-    if proof.step_bound:
-        over = 100 * (step / proof.step_bound - 1)
-        said.append(
-            f"Proved: no step is shorter than {seconds_text(proof.step_bound)} (this one is at most {over:.1f} % above)"
-        )
-    if proof.lower_bound:
-        known = "optimal" if proof.optimal else f"at most {100 * proof.gap:.2f} % above the optimum"
-        said.append(
-            f"{'n' if said else 'Proved: n'}o plan adds up to fewer than {seconds_text(proof.lower_bound)} of work a device "
-            f"(smallest found {seconds_text(proof.cost)}, {known}; this plan {seconds_text(total)})"
-        )
-    if not said:
-        return f"Nothing is proved about {proof.scope}."
-    said += ["no bound on the step"] * (not proof.step_bound) + ["no bound on the sum"] * (not proof.lower_bound)
-    return f"{'; '.join(said)}. Over {proof.scope}."
 
 
 def finite(number: float) -> float | None:

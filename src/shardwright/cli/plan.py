@@ -30,7 +30,6 @@ from shardwright.cli._show import (
     mesh_text,
     print_json,
     progress,
-    proof_text,
     seconds_text,
     table,
 )
@@ -317,6 +316,8 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
 
 
 def _print(found: Any) -> None:
+    from shardwright.plans.proof_text import proof_text
+
     fastest = min(
         (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits and c.simulated),
         default=0.0,
@@ -345,8 +346,7 @@ def _print(found: Any) -> None:
         f"{found.model or 'model'} on {found.cluster.name}",
         ["strategy", "mesh", "step (simulated)", "ratio", "memory/device", "communication/device", "fits"],
         rows,
-        caption=f"{proof_text(found.proof, found.prediction)} Planned in {found.proof.seconds:.1f} s. "
-        f"Prices: {found.calibration}.",
+        caption=f"{proof_text(found)} Planned in {found.proof.seconds:.1f} s. Prices: {found.calibration}.",
     )
     for note in found.notes:
         console.print(note)
@@ -364,11 +364,13 @@ def fits_text(candidate: Any) -> str:
 
 
 def _document(found: Any) -> dict[str, Any]:
+    from shardwright.plans.proof_text import proof_document
+
     return {
         "model": found.model,
         "cluster": found.cluster.name,
         "prediction": vars(found.prediction),
-        "proof": {**vars(found.proof), "gap": finite(found.proof.gap)},
+        "proof": proof_document(found),
         "calibration": found.calibration,
         "candidates": [
             {

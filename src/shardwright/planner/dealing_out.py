@@ -23,9 +23,9 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.options import Options, Progress
 from shardwright.planner.planning import plan_graph
 from shardwright.planner.proposals import LaidOut, on_one_mesh
-from shardwright.planner.proving import kept_bound
 from shardwright.planner.trials import predict, recomputed_note
 from shardwright.plans import Plan, Stage
+from shardwright.plans.proof import STEP
 from shardwright.plans.stages import one_pass
 from shardwright.program.microbatches import batch_of
 from shardwright.program.pipeline import Pipeline
@@ -56,11 +56,7 @@ def with_shares(
     alike = replace(cluster, nodes=tuple(replace(node, device=fastest) for node in cluster.nodes))
     whole = replace(options, baselines=(), fewer_devices=False, one_axis=False)  # nodes have unlike shares
     fast = plan_graph(graph, alike, whole, progress=progress, reference=reference)
-    about = (
-        f"; rows in unequal shares between unlike nodes are never faster than with {fastest.name} alone, equal parts"
-    )
-    bound = min(flat.proof.step_bound, fast.proof.step_bound)
-    proof = replace(flat.proof, step_bound=bound, scope=flat.proof.scope.replace("unequal shares, ", "") + about)
+    dealt_out = fast.proof.sharing(fastest.name)
     strategies = [flat.stages[0].strategy, fast.stages[0].strategy]
     if strategies[0].axes[0][0] != "node":  # one axis over all devices, which cannot be dealt out
         with suppress(Infeasible):
@@ -76,19 +72,16 @@ def with_shares(
             if prediction.fits and prediction.step_seconds < beat:
                 best, beat = (shared, prediction), prediction.step_seconds
     if best is None:
-        return replace(flat, proof=proof)
+        return replace(flat, proof=flat.proof.beside(dealt_out.about(STEP)))
     shared, prediction = best
-    least = min(flat.proof.lower_bound, fast.proof.lower_bound, prediction.sum_seconds)
-    smallest = min(flat.proof.cost, fast.proof.cost, prediction.sum_seconds)
-    bound, dropped = kept_bound(bound, prediction.step_seconds, "rows dealt out by speed")
     rows = [round(share * batch_of(graph)) for share in shared.shares[shared.axes[0][0]]]
     dealt = ", ".join(f"{count} rows on {node.device.name}" for count, node in zip(rows, cluster.nodes, strict=True))
     proposal = LaidOut(
         name=flat.candidates[0].name,
         shape=shared.axes,
         expected=prediction,
-        proof=replace(proof, cost=smallest, lower_bound=least, optimal=False, step_bound=bound),
-        notes=tuple(filter(None, (dealt, recomputed_note(shared), *dropped))),
+        proof=replace(flat.proof.beside(dealt_out), cost=min(flat.proof.cost, prediction.sum_seconds)),
+        notes=tuple(filter(None, (dealt, recomputed_note(shared)))),
         prediction=prediction,
         layout=on_one_mesh(graph, shared),
     )

@@ -12,6 +12,7 @@ from shardwright.graph import Graph
 from shardwright.planner.decided import decided
 from shardwright.planner.options import Options
 from shardwright.planner.proposals import Proposal
+from shardwright.planner.proving import checked
 from shardwright.plans import Plan, Prediction
 from shardwright.plans.plan import Asked, Signature
 from shardwright.plans.stages import check_operators
@@ -69,7 +70,9 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         captured=graph,
         batch_norm=batch_norm,
     )
-    return plan if proposal.prediction is not None else _simulated(plan, graph, options, proposal)
+    if proposal.prediction is None:
+        plan = _simulated(plan, graph, options, proposal)
+    return replace(plan, proof=checked(plan.proof, plan, proposal.name))
 
 
 def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -> Plan:
@@ -85,12 +88,6 @@ def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -
         fits=all(stage.memory_bytes <= room for stage, room in zip(timeline.stages, rooms, strict=True)),
     )
     stages = tuple(replace(s, prediction=one) for s, one in zip(plan.stages, timeline.stages, strict=True))
-    # A bound on sums is none on a step in which they overlap.
-    bound = plan.proof.step_bound if plan.proof.step_bound <= timeline.seconds else 0.0
     return replace(
-        plan,
-        stages=stages,
-        prediction=prediction,
-        proof=replace(plan.proof, step_bound=bound),
-        candidates=(replace(proposal, prediction=prediction).row(),),
+        plan, stages=stages, prediction=prediction, candidates=(replace(proposal, prediction=prediction).row(),)
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from time import perf_counter
 from typing import NamedTuple
@@ -28,9 +28,11 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.judging import NEARLY, judge
 from shardwright.planner.options import Options, Progress
 from shardwright.planner.planning import PIPELINES_NOT_SEARCHED, plan_graph
-from shardwright.planner.proving import dropped_bounds
+from shardwright.planner.proving import checked, summed_proof, warn
 from shardwright.planner.staging import Composed, expected, shape_of
 from shardwright.plans import Candidate, Plan, Proof
+from shardwright.plans.proof import STEP
+from shardwright.plans.spaces import PIPELINE
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
@@ -58,9 +60,6 @@ CORRECTIONS = 8
 """Searches with what the simulation said of the bytes of pipelines that were taken to fit and do not."""
 FEW_CORRECTIONS = 2
 """So many of them in every other order of passes."""
-
-PIPELINE = "pipeline"
-"""The name of the search over all pipelines, and of the fastest in 1F1B."""
 
 Judged = Mapping[str, Composed]
 """By name, pipelines that were simulated."""
@@ -94,6 +93,13 @@ class Joint:
         """Bytes that a device may use."""
         return limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
 
+    @cached_property
+    def proof(self) -> Proof:
+        """What is proved of the steps of all pipelines of the space, by sums; none that was found may lie below."""
+        known = {PIPELINE: self.best, **self.recipes, **self.others}
+        found = {name: one for name, one in known.items() if isinstance(one, JointPlan)}
+        return summed_proof(self.space, self.best, found, self.room)
+
     def candidates(self, judged: Judged | None = None) -> tuple[Candidate, ...]:
         """Rows of the comparison: the best pipeline and every recipe's, as sums or as they were ``judged`` to be; and those
         in other orders of passes that were simulated."""
@@ -123,13 +129,12 @@ class Joint:
         fewer = [f"{devices} of {self.cluster.size} devices are used"] * (devices < self.cluster.size)
         text = f"by sums, in which nothing overlaps and nothing waits, a step takes {seconds_text(found.step_seconds)}"
         notes = (SUMMED, *fewer, text)
-        proof = Proof(0.0, 0.0, False, self.best.search_seconds, self.best.scope, self.best.bound_seconds)
         return Composed(
             name=name or found.schedule,
             shape=shape_of(found),
             expected=expected(found),
             unhidden=max(NEARLY * found.unhidden_seconds, ratio * found.step_seconds),
-            proof=proof,
+            proof=self.proof,
             notes=notes,
             graph=self.graph,
             batch_norm=self.options.batch_norm,
@@ -153,7 +158,8 @@ class Joint:
             )
             error.stage_bytes = tuple(s.prediction.memory_bytes for s in plan.stages if s.prediction is not None)
             raise error
-        return replace(plan, search=PIPELINE, candidates=self.candidates())
+        plan = replace(plan, search=PIPELINE, candidates=self.candidates())
+        return replace(plan, proof=checked(plan.proof, plan, found.schedule))
 
     def simulated(self, proposal: Composed, reference: str = "") -> Composed:
         """A proposal with the plan that it comes to and its prediction, or with the reason why it cannot be run."""
@@ -446,21 +452,18 @@ def plan_jointly(
     rows = found.candidates
     if flat is not None:
         rows += (replace(flat.candidates[0], name="one mesh"), *flat.candidates[1:])
-        found = replace(found, proof=_both(found.proof, flat.proof), notes=(*found.notes, *dropped_bounds(flat)))
-    return replace(found, candidates=(*rows, *joint.candidates(judged)[1:])), joint
+        found = replace(found, proof=found.proof.beside(flat.proof.about(STEP)))
+    return _warned(replace(found, candidates=(*rows, *joint.candidates(judged)[1:])), joint), joint
 
 
 def _beside(flat: Plan, joint: Joint, judged: Judged | None = None) -> Plan:
     """A plan on one mesh, with what was found out about pipelines."""
-    about = Proof(0.0, 0.0, False, joint.best.search_seconds, joint.best.scope, joint.best.bound_seconds)
-    both = _both(flat.proof, about)
-    scope = f"{flat.proof.scope.replace('pipelines, ', '')}; the step also over {about.scope}"
-    proof = replace(flat.proof, seconds=both.seconds, step_bound=both.step_bound, scope=scope)
-    return replace(flat, candidates=(*flat.candidates, *joint.candidates(judged)), proof=proof)
+    proof = flat.proof.beside(joint.proof)
+    return _warned(replace(flat, candidates=(*flat.candidates, *joint.candidates(judged)), proof=proof), joint)
 
 
-def _both(mine: Proof, theirs: Proof) -> Proof:
-    """What holds of the steps of both spaces."""
-    scope = f"{mine.scope}; and {theirs.scope.replace('pipelines, ', '')}"
-    step = min(mine.step_bound, theirs.step_bound)
-    return replace(mine, seconds=mine.seconds + theirs.seconds, step_bound=step, scope=scope)
+def _warned(plan: Plan, joint: Joint) -> Plan:
+    """The plan, once it was said that what was taken for a bound on pipelines is none."""
+    if joint.proof.dropped:
+        warn(plan)
+    return plan

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import ShardwrightError
+from shardwright.plans.spaces import LIGHT, NOTHING, WHOLE
 from shardwright.records import shown
 from shardwright.search.limits import check_limits
 from shardwright.search.strategies import check_name
-
-NOTHING, LIGHT, WHOLE = "none", "light", "blocks"
-"""Ways to recompute, the cheaper first."""
 
 DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
 

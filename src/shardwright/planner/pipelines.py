@@ -23,8 +23,10 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.options import Options, Progress
 from shardwright.planner.planning import describe_graph, plan_graph
 from shardwright.planner.proposals import Laid, LaidOut, Proposal
-from shardwright.plans import Plan, Prediction, Proof, Stage
+from shardwright.plans import Bound, Plan, Prediction, Proof, SearchSpace, Stage
 from shardwright.plans.layouts import layout_text
+from shardwright.plans.proof import STEP
+from shardwright.plans.spaces import stages_fingerprint
 from shardwright.program.microbatches import WHOLE, batch_of, microbatches
 from shardwright.program.pieces import describe
 from shardwright.program.pipeline import Pipeline
@@ -90,7 +92,7 @@ def plan_pipeline(
             "Ask for more stages, more micro-batches, --recompute blocks or --search fsdp.",
         )
     best = min(fitting, key=lambda plan: plan.prediction.step_seconds)
-    rows = tuple(row for plan in plans for row in plan.candidates)
+    rows = tuple(row for plan in sorted(plans, key=lambda plan: plan is not best) for row in plan.candidates)
     return replace(best, proof=replace(best.proof, seconds=perf_counter() - begin), candidates=rows)
 
 
@@ -123,13 +125,15 @@ def _proposed(
         notes = [
             f"{describe(micro.tail.ops[0])} needs the whole batch: all forward passes come before the backward passes."
         ]
-    scope = f"orders of the passes of these {len(stages)} stages and {count} micro-batches"
+    space = SearchSpace(
+        microbatches=(count,), most_stages=len(stages), given_stages=stages_fingerprint(stages), training=graph.training
+    )
     bound = _least_seconds(pipe, halves, cluster)
     return LaidOut(
         name=f"{asked.schedule}, {count} micro-batches",
         shape=(("stage", len(stages)), *stages[0].strategy.axes),
         expected=Prediction(bound, bound, 0.0, 0.0, 0.0, True),  # no sums: what it takes at least
-        proof=Proof(0.0, 0.0, False, 0.0, scope, bound),
+        proof=Proof((Bound(space, STEP, bound),)),
         notes=tuple(notes),
         layout=Laid(tuple(stages), order),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from math import inf
 from operator import or_
 from time import perf_counter
@@ -21,11 +21,12 @@ from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.planner.delivering import deliver
-from shardwright.planner.options import DEFAULT_BASELINES, LIGHT, NOTHING, WHOLE, Options, Progress
+from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
 from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
-from shardwright.planner.proving import OPTIMAL, dropped_bounds, proof, scope
+from shardwright.planner.proving import prove, space_of
 from shardwright.planner.trials import LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan
+from shardwright.plans.spaces import LIGHT, NOTHING, WHOLE
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.constraints import check_asked, meant_meshes
@@ -114,16 +115,17 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     fitting = [found for found in [*eligible, winner] if found.fits]
     step, searched = winner.seconds, [r.trials for r in rounds if options.search in r.outcomes]
     proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
-    constrained = bool(options.pins or options.forbidden)
-    where = scope(rounds[0].outcomes[options.search], _recomputed(rounds, options), constrained)
+    ways = [one.recompute for one in rounds if options.search in one.outcomes]
+    alike = all(trials.blocks_alike(mesh, options.search) for mesh in shapes)
+    where = space_of(shapes, ways, options, alike=alike, training=graph.training)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
-    proven, dropped = proof(proved, fitting, perf_counter() - started, where)
+    delivered = partial(deliver, graph, cluster, options)
     result = replace(
-        deliver(graph, cluster, options, winner, reference),
-        proof=proven,
+        delivered(winner, reference),
+        proof=prove(where, proved, fitting, perf_counter() - started, delivered),
         candidates=tuple(_candidate(name, rounds, winner, options.search, shapes) for name in shown),
         replicated=replicated(winner.searched.formulation),
-        notes=tuple(filter(None, [*graph.notes, *remarks, winner.note, *dropped])),
+        notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
     )
     # A strategy that was asked for by name is that on all devices: on one, every name means the same.
     smaller = _half(cluster) if options.fewer_devices and options.search == "auto" else None
@@ -266,12 +268,6 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
     return tried
 
 
-def _recomputed(rounds: Sequence[_Round], options: Options) -> str:
-    """What the plans of a proof recompute, of all their blocks."""
-    ways = [one.recompute for one in rounds if options.search in one.outcomes]
-    return f"{' or '.join(AGAIN.get(way, 'nothing') for way in ways)} recomputed"
-
-
 def _could_be_faster(trials: Trials, smaller: Cluster, options: Options, seconds: float) -> bool:
     """Whether fewer devices could take less time: not where their computation alone takes longer."""
     try:
@@ -291,20 +287,11 @@ def _perhaps_fewer(
     except Infeasible:
         return result
     mine, theirs = result.proof, other.proof
-    cost, bound = min(mine.cost, theirs.cost), min(mine.lower_bound, theirs.lower_bound)
-    both = replace(
-        mine,
-        cost=cost,
-        lower_bound=bound,
-        optimal=(mine if mine.cost <= theirs.cost else theirs).optimal and cost <= bound * (1 + OPTIMAL),
-        seconds=mine.seconds + theirs.seconds,
-        scope=f"{mine.scope}; and the same on {theirs.scope.partition(' axis of ')[2].partition(',')[0]}",
-        step_bound=min(mine.step_bound, theirs.step_bound),
-    )
+    both = replace(mine.beside(theirs), cost=min(mine.cost, theirs.cost))
     if other.prediction.step_seconds >= result.prediction.step_seconds:
-        return replace(result, proof=both, notes=(*result.notes, *dropped_bounds(other)))
+        return replace(result, proof=both)
     note = f"{other.devices} of {cluster.size} {FEWER_ARE_FASTER}"
-    notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text), *dropped_bounds(result))
+    notes = (note, *(text for text in other.notes if FEWER_ARE_FASTER not in text))
     whole = replace(result.candidates[0], name=f"{options.search} on all {cluster.size} devices")
     return replace(other, candidates=(other.candidates[0], whole, *result.candidates[1:]), notes=notes, proof=both)
 

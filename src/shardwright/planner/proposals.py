@@ -22,7 +22,7 @@ from shardwright.schedules import Schedule
 
 Shape = tuple[tuple[str, int], ...]
 
-UNPROVED = Proof(0.0, 0.0, False, 0.0, "")
+UNPROVED = Proof()
 
 
 class Laid(NamedTuple):

@@ -1,89 +1,136 @@
-"""What is proved about a plan, in the user's words: the space, the quantities, and a check that no candidate lies below.
+"""What a search on one mesh proves, as bounds with their space; and the check that no plan of a space lies below its bound.
 
 Two quantities are bounded: the seconds of all that one device does in a step, summed, and the step itself. Both bounds are
 optima at prices that no execution undercuts (:mod:`shardwright.search.bills`), under a count of memory that leaves things
-out but adds none. A bound above a plan that was priced would be no bound: that is checked for all of them, always, and such
-a bound is dropped.
+out but adds none. A bound above a plan of its space would be no bound: that is checked for every candidate, always, and
+such a bound is dropped. It says nothing about the plan itself, so the plan stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 
+from shardwright.caches import cache_folder, say_once
+from shardwright.cluster import Mesh
+from shardwright.errors import LoweringError, PlanError, ShardwrightError
 from shardwright.planner.glance import SLACK
-from shardwright.planner.outcomes import Bounds, Outcome, mesh_text
+from shardwright.planner.options import Options
+from shardwright.planner.outcomes import Bounds
+from shardwright.planner.staging import shape_of
 from shardwright.planner.trials import Found
-from shardwright.plans import Plan, Proof
+from shardwright.plans import Bound, Plan, Prediction, Proof, SearchSpace
+from shardwright.plans.proof import STEP, SUM
+from shardwright.plans.proof_text import warnings_text
+from shardwright.plans.spaces import EVERY_STRATEGY, LIGHT, NOTHING, PIPELINE, SOME, WHOLE
+from shardwright.search.joint.orders import OTHERS, TWO
+from shardwright.search.joint.pipelines import JointPlan, Pipelines
+from shardwright.search.limits import limit_of
+from shardwright.search.strategies import METHOD_NAMES
 
 ROUNDING = 1e-9
 """What sums of many seconds may be off by, relatively."""
 
-OPTIMAL = 1e-6
-"""A sum this close to its bound, relatively, is called optimal."""
 
-NO_BOUND = "no bound on the"
-"""So begins the warning that a bound was dropped."""
-
-
-def scope(outcome: Outcome, recomputed: str, constrained: bool) -> str:
-    """The space a proof is about, and what is not in it."""
-    kind = {"auto": "all plans"}.get(outcome.name, f"{outcome.name} plans only")
-    asked = " that keep the pins and prohibitions" if constrained else ""
-    shown = [mesh_text(mesh) for mesh in outcome.meshes]
-    meshes = " / ".join(shown) if len(shown) <= 4 else f"{len(shown)} meshes ({shown[0]}, …)"
-    return (
-        f"{kind}{asked} that fit into memory and cut every operator along one loop per axis of {meshes}, equal "
-        f"blocks alike, {recomputed}; not among them: other meshes, unequal shares, pipelines, ring attention"
+def space_of(
+    meshes: Sequence[Mesh], ways: Sequence[str], options: Options, *, alike: bool, training: bool
+) -> SearchSpace:
+    """What a search on one mesh chooses among, whatever its method; blocks recompute in one of these ways."""
+    limit = limit_of(meshes[0].device, options.memory_limit, options.ignore_device_memory)
+    return SearchSpace(
+        search=EVERY_STRATEGY if options.search in METHOD_NAMES else options.search,
+        meshes=tuple(mesh.names for mesh in meshes),
+        alike=alike,
+        recompute=tuple(dict.fromkeys(ways)),
+        pins=tuple(options.pins),
+        forbidden=tuple(options.forbidden),
+        memory_limit=limit if isfinite(limit) else None,
+        training=training,
     )
 
 
-def proof(bounds: Bounds, fitting: Iterable[Found], plan_seconds: float, where: str) -> tuple[Proof, list[str]]:
-    """The proof for a plan, from the bounds and all candidates that fit, and a warning for each bound that was dropped."""
-    bounds, warnings = uncontradicted(bounds, fitting := tuple(fitting))
-    cost = min(found.sum_seconds for found in fitting if found.exact)
-    bound = min(bounds.seconds, cost) if isfinite(bounds.seconds) else 0.0
-    step = bounds.step if isfinite(bounds.step) else 0.0
-    return Proof(cost, bound, cost <= bound * (1 + OPTIMAL), plan_seconds, where, step), warnings
+def prove(
+    space: SearchSpace, bounds: Bounds, fitting: Iterable[Found], seconds: float, plan_of: Callable[[Found], Plan]
+) -> Proof:
+    """The bounds on a space that no candidate which fits contradicts; ``plan_of`` makes a plan of one."""
+    step, summed = (Bound(space, what, _finite(value)) for what, value in ((STEP, bounds.step), (SUM, bounds.seconds)))
+    proof, sums = Proof((step, summed), seconds=seconds), list[float]()
+    for found in fitting:
+        inside, slack = True, ROUNDING if found.exact else SLACK
+        if found.prediction is not None and _below(proof, found.prediction, slack):
+            try:
+                plan = plan_of(found)
+            except (LoweringError, PlanError):  # nothing that could be run
+                continue
+            proof, inside = checked(proof, plan, found.name, slack), space.contains(plan)
+        if inside and found.exact:
+            sums.append(found.sum_seconds)
+    cost = min(sums, default=summed.value)
+    # A bound that is above the smallest sum by rounding alone is that sum.
+    within = (replace(b, value=min(b.value, cost)) if b.quantity == SUM else b for b in proof.bounds)
+    return replace(proof, bounds=tuple(within), cost=cost)
 
 
-def uncontradicted(bounds: Bounds, fitting: Iterable[Found]) -> tuple[Bounds, list[str]]:
-    """The bounds that no candidate which fits lies below; any other becomes zero, which says nothing, with a warning.
+def summed_proof(searched: Pipelines, best: JointPlan, found: Mapping[str, JointPlan], memory_limit: float) -> Proof:
+    """What the joint search proves of all its pipelines by their sums; none that was ``found`` may lie below."""
+    space = SearchSpace(
+        search=PIPELINE,
+        recompute=(NOTHING, LIGHT, WHOLE, SOME),
+        memory_limit=memory_limit if isfinite(memory_limit) else None,
+        most_stages=max(one.most * (TWO if one.cutting.halves else 1) for one in searched.spaces),
+        microbatches=tuple(sorted({one.microbatches for one in searched.spaces})),
+        cuts=tuple(dict.fromkeys(one.cutting.between for one in searched.spaces)),
+        orders=("1f1b", *OTHERS),
+        summed=True,
+    )
+    bound = Bound(space, STEP, _finite(best.bound_seconds))
+    proof = Proof((bound,), seconds=best.search_seconds)
+    for name, one in found.items():
+        if bound.value > one.step_seconds * (1 + ROUNDING):
+            proof = proof.without(bound, name, shape_of(one), one.step_seconds)
+            break
+    return proof
 
-    A wrong bound says nothing about the plan itself, so the plan stays.
+
+def checked(proof: Proof, plan: Plan, name: str, slack: float = ROUNDING) -> Proof:
+    """The proof without the bounds of which a plan, or a candidate under this ``name`` made one, shows that they are none.
+
+    A bound on sums that a simulated step undercuts was none on that step, but nothing is wrong with it.
     """
-    warnings = []
-    for what, quantity, of in (("seconds", "sum", "sum_seconds"), ("step", "step", "seconds")):
-        bound, below = getattr(bounds, what), None
-        for found in fitting:
-            seconds = getattr(found, of)
-            if bound > seconds * (1 + (ROUNDING if found.exact else SLACK)):
-                below, bound = below or (found, seconds), 0.0
-        if below is not None:
-            found, seconds = below
-            warnings.append(
-                _dropped(quantity, getattr(bounds, what), f"{found.name} on {mesh_text(found.mesh)}", seconds)
-            )
-            bounds = replace(bounds, **{what: 0.0})
-    return bounds, warnings
+    kept = proof
+    for bound in _below(proof, plan.prediction, slack):
+        if bound.space.contains(plan):
+            seconds = getattr(plan.prediction, OF[bound.quantity])
+            shape = plan.stages[0].strategy.axes if plan.whole else (("stage", len(plan.stages)),)
+            summed = bound.space.summed
+            kept = kept.silent(bound) if summed else kept.without(bound, name, shape, seconds)
+    if kept.dropped != proof.dropped:
+        warn(replace(plan, proof=kept))
+    return kept
 
 
-def kept_bound(bound: float, seconds: float, what: str) -> tuple[float, list[str]]:
-    """A bound on the step and no warning; where ``what`` takes fewer ``seconds``, no bound (zero) and a warning."""
-    if bound <= seconds * (1 + ROUNDING):
-        return bound, []
-    return 0.0, [_dropped("step", bound, what, seconds)]
+def warn(plan: Plan) -> None:
+    """Say which bounds were dropped, once, and write what is needed to look into it: the plan, its graph, its cluster."""
+    folder, path = cache_folder("reports"), None
+    if folder is not None:
+        path = folder / f"dropped-bound-{plan.signature.fingerprint[:16]}.json"
+        try:
+            plan.save(path)
+        except ShardwrightError:  # a full disk is no reason to have no plan
+            path = None
+    for text in warnings_text(plan, path):
+        say_once(text)
 
 
-def dropped_bounds(plan: Plan) -> list[str]:
-    """The warnings among a plan's notes about bounds that were dropped."""
-    return [note for note in plan.notes if note.startswith(NO_BOUND)]
+OF = {STEP: "step_seconds", SUM: "sum_seconds"}
+"""Where a prediction has each quantity."""
 
 
-def _dropped(quantity: str, bound: float, what: str, seconds: float) -> str:
-    return (
-        f"{NO_BOUND} {quantity}: that of {what} is {seconds:.9g} s, below the {bound:.9g} s that were taken for a "
-        "bound. The plan is not affected; this is a fault of Shardwright's: please report it with the model, the cluster "
-        "and the options."
-    )
+def _below(proof: Proof, prediction: Prediction, slack: float) -> list[Bound]:
+    """The bounds that these seconds lie below."""
+    return [b for b in proof.bounds if b.value > getattr(prediction, OF[b.quantity]) * (1 + slack)]
+
+
+def _finite(seconds: float) -> float:
+    return seconds if isfinite(seconds) else 0.0

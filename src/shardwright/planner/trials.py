@@ -208,6 +208,10 @@ class Trials:
             return constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
         return Restriction(name)
 
+    def blocks_alike(self, mesh: Mesh, name: str) -> bool:
+        """Whether a search on a mesh splits equal blocks alike."""
+        return space(mesh, name, self._within(mesh, name)).fold
+
     def solve(
         self, mesh: Mesh, name: str, limit: float, pricing: Pricing = EXPECTED, gap: float | None = None
     ) -> Searched:

@@ -19,9 +19,9 @@ from shardwright.errors import PlanError
 from shardwright.files import read_text, write
 from shardwright.graph import Graph, fingerprint
 from shardwright.operators.strategy import Strategy
+from shardwright.plans.proof import Proof
 from shardwright.plans.stages import Stage, check_operators, check_stages, one_pass
 from shardwright.schedules import Schedule
-from shardwright.search.solution import gap_of
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -35,27 +35,6 @@ class Prediction:
     communication_bytes: float
     exposed_seconds: float
     fits: bool
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What is known of all plans within ``scope``: none sums to less than ``lower_bound``, none steps in ``step_bound``.
-
-    ``cost`` is the smallest sum among the candidates that fit, ``optimal`` that it has met its bound, ``seconds`` how long
-    planning took. A bound of zero says nothing.
-    """
-
-    cost: float
-    lower_bound: float
-    optimal: bool
-    seconds: float
-    scope: str
-    step_bound: float = 0.0
-
-    @property
-    def gap(self) -> float:
-        """How far above the smallest sum there is the smallest one found may be (:func:`gap_of`)."""
-        return 0.0 if self.optimal else gap_of(self.cost, self.lower_bound)
 
 
 @dataclass(frozen=True)
@@ -212,7 +191,7 @@ class Plan:
             search=search,
             optimizer=optimizer,
             prediction=Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True),
-            proof=Proof(0.0, 0.0, False, 0.0, ""),
+            proof=Proof(),
             calibration="",
             batch_norm=batch_norm,
         )

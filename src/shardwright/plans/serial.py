@@ -8,7 +8,7 @@ that a plan can be looked at without running its model.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -20,7 +20,8 @@ from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
-from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Proof, Serving, Signature
+from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Serving, Signature
+from shardwright.plans.proof import Proof
 from shardwright.plans.stages import StageText, one_pass, schedule_from, stage_from, stage_text
 from shardwright.program.microbatches import PER_PIECE, WHOLE
 from shardwright.records import read_record, shown
@@ -50,7 +51,7 @@ def to_json(plan: Plan) -> str:
         "optimizer": plan.optimizer,
         "calibration": plan.calibration,
         "prediction": vars(plan.prediction),
-        "proof": vars(plan.proof),
+        "proof": asdict(plan.proof),
         "notes": list(plan.notes),
         "asked": vars(plan.asked),
         **({} if plan.serving is None else {"serving": vars(plan.serving)}),
@@ -111,6 +112,8 @@ def _upgraded(data: dict[str, Any], where: str) -> dict[str, Any]:
     own = {field.name for field in fields(StageText)}
     top = {key: data.pop(key) for key in own & data.keys() - {"prediction"}}
     data.pop("microbatches", None)  # the schedule has them
+    if isinstance(proof := data.get("proof"), dict):  # which told in words what its bounds are about
+        data["proof"] = {key: proof[key] for key in ("cost", "seconds") if key in proof}
     if data.get("stages"):
         return data
     mesh, splits = top.get("mesh"), top.get("splits")

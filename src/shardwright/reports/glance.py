@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Candidate, Plan
+from shardwright.plans.proof_text import bounded_text, proof_text, quality_text, warnings_text
 from shardwright.reports.html import asset, card, data, escape, table
 from shardwright.search.limits import limit_of
-from shardwright.search.solution import gap_of
 from shardwright.units import bytes_text, seconds_text
 
 
@@ -80,9 +80,11 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
         idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
         below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
         cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))
-    what = "the step" if proof.step_bound else "the sum of seconds" if proof.lower_bound else ""
+    what = bounded_text(proof)
     below = f"{what}, against the plans named below; " if what else ""
-    cards.append(card("how good it provably is", _quality(plan), f"{below}planned in {proof.seconds:.1f} s"))
+    cards.append(
+        card("how good it provably is", escape(quality_text(plan)), f"{below}planned in {proof.seconds:.1f} s")
+    )
     return f'<div class="cards">{"".join(cards)}</div>{race(plan)}'
 
 
@@ -90,20 +92,10 @@ def _busy(plan: Plan) -> list[float]:
     return [stage.prediction.busy_seconds for stage in plan.stages if stage.prediction is not None]
 
 
-def _quality(plan: Plan) -> str:
-    """How far the step (where that is bounded) or else the sum of seconds can be from the best there is."""
-    proof, step = plan.proof, plan.prediction.step_seconds
-    if proof.step_bound:
-        return f"within {100 * gap_of(step, proof.step_bound):.2g}&nbsp;%" if step else "optimal"
-    if not proof.lower_bound:
-        return "nothing proved"
-    return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g}&nbsp;%"
-
-
 def race(plan: Plan) -> str:
     """Bars of the step time of every candidate; the hatched end is exposed communication, the dashed line the bound."""
     told = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
-    longest = max([plan.prediction.step_seconds, plan.proof.lower_bound, plan.proof.step_bound, *told])
+    longest = max([plan.prediction.step_seconds, plan.proof.sum_bound, plan.proof.step_bound, *told])
     rows = []
     for candidate in plan.candidates:
         name, p = candidate_name(plan, candidate), candidate.prediction
@@ -124,7 +116,7 @@ def race(plan: Plan) -> str:
         rows.append(_line(who, bar, data("candidate " + name, p.step_seconds, said)))
     rows.append(_bound(plan, longest))
     said = "Length is the simulated step; its hatched end is communication that nothing hides."
-    return f'<div class="race">{"".join(rows)}</div><p class="hint">{said} {_bound_said(plan)}</p>'
+    return f'<div class="race">{"".join(rows)}</div><p class="hint">{said} {escape(proof_text(plan))}</p>'
 
 
 def _line(who: str, bar: str, note: str) -> str:
@@ -132,16 +124,9 @@ def _line(who: str, bar: str, note: str) -> str:
 
 
 def is_ours(plan: Plan, candidate: Candidate) -> bool:
-    """Whether a row of the comparison is the plan itself."""
-    rows = [c.name for c in plan.candidates]
-    if plan.search in rows:
-        return candidate.name == plan.search
-    return candidate.name == ("auto" if "auto" in rows else f"{_order(plan)}, {plan.microbatches} micro-batches")
-
-
-def _order(plan: Plan) -> str:
-    known = [c.name.split(",")[0] for c in plan.candidates if c.name.endswith(f", {plan.microbatches} micro-batches")]
-    return known[0] if known else ""
+    """Whether a row of the comparison is the plan itself: the first with its prediction."""
+    own = (row for row in plan.candidates if row.simulated and row.prediction == plan.prediction)
+    return candidate is next(own, None)
 
 
 def _bound(plan: Plan, longest: float) -> str:
@@ -149,7 +134,7 @@ def _bound(plan: Plan, longest: float) -> str:
     proof = plan.proof
     lines = [
         ("proved: no step is shorter", "step_bound", proof.step_bound),
-        ("proved: no sum is smaller", "lower_bound", proof.lower_bound),
+        ("proved: no sum is smaller", "sum_bound", proof.sum_bound),
     ]
     return "".join(
         _line(
@@ -159,16 +144,6 @@ def _bound(plan: Plan, longest: float) -> str:
         )
         for who, name, bound in lines
         if bound
-    )
-
-
-def _bound_said(plan: Plan) -> str:
-    proof = plan.proof
-    if not proof.lower_bound:
-        return f"The bound holds over {escape(proof.scope)}."
-    return (
-        f"The bound on sums is on what the search minimises: {escape(proof.scope)}. The best sum found is "
-        f"{seconds_text(proof.cost)}; overlap makes a step shorter than its sum."
     )
 
 
@@ -199,7 +174,8 @@ def notebook_html(plan: Plan) -> str:
         work = work_of(plan.graph())
     except ShardwrightError:
         work = None  # a plan that holds no graph knows no tokens
-    notes = table("Notes", ["note"], [[escape(note)] for note in plan.notes]) if plan.notes else ""
+    said = [*plan.notes, *warnings_text(plan)]
+    notes = table("Notes", ["note"], [[escape(note)] for note in said]) if said else ""
     inside = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>plan</title><style>{asset("page.css")}'
         "body { font-size: 14px; } main { padding: 0.5rem; }</style></head><body><main>"
@@ -207,6 +183,6 @@ def notebook_html(plan: Plan) -> str:
         f'<p class="hint">{escape(plan.shape)} · prices: {escape(plan.calibration)}</p>'
         f"{glance(plan, work)}{notes}</main></body></html>"
     )
-    height = REST + ROW * len(plan.candidates) + 60 * bool(plan.notes)
+    height = REST + ROW * len(plan.candidates) + 60 * bool(said)
     style = f"width:100%;height:{height}px;border:0"
     return f'<iframe title="Shardwright plan" style="{style}" srcdoc="{escape(inside, quote=True)}"></iframe>'

@@ -14,6 +14,7 @@ from shardwright.files import read_json
 from shardwright.graph import Graph
 from shardwright.operators.rules import OpRules
 from shardwright.plans import Plan
+from shardwright.plans.proof_text import warnings_text
 from shardwright.reports.html import escape, table
 from shardwright.units import seconds_text
 from shardwright.version import __version__
@@ -61,7 +62,7 @@ def trust(plan: Plan, graph: Graph, rules: Mapping[str, OpRules], verified: Mapp
     if plan.replicated:
         lost = sum(seconds for _, _, seconds in plan.replicated)
         rows.append(("without a rule", f"{len(plan.replicated)} operators run whole, {seconds_text(lost)} in all"))
-    rows += [("note", escape(note)) for note in plan.notes]
+    rows += [("note", escape(note)) for note in [*plan.notes, *warnings_text(plan)]]
     return table("What the numbers rest on", ["what", "where it comes from"], rows)
 
 

@@ -16,6 +16,7 @@ MOST_CUTS = 128
 class Chain:
     """The cuts of so many blocks, from block to block of which so many bytes of a micro-batch go."""
 
+    between = "blocks"
     halves = True
     """Half of what a group of devices has can be each of two stages."""
 
@@ -23,7 +24,6 @@ class Chain:
         self.blocks, self.boundary_bytes = blocks, boundary_bytes
         self.grain = ceil(blocks / MOST_CUTS)
         self.count = ceil(blocks / self.grain) + 1
-        self.scope = "contiguous runs of blocks"
 
     @cached_property
     def nested(self) -> np.ndarray:

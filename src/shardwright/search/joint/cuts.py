@@ -39,8 +39,8 @@ class PricedCuts(Cuts, Protocol):
         """Whether half of what a group of devices has can be each of two stages."""
 
     @property
-    def scope(self) -> str:
-        """What its stages are, in words."""
+    def between(self) -> str:
+        """What stages are cut between: ``blocks`` of a run, or ``ideals`` of a graph's pieces."""
 
     @property
     def nested(self) -> np.ndarray:

@@ -49,7 +49,6 @@ class JointPlan:
     step_seconds: float
     bound_seconds: float
     search_seconds: float
-    scope: str
     boundary_bytes: float = 0.0
     """What a device sends to other stages in one step, at most."""
     unhidden_seconds: float = 0.0

@@ -112,7 +112,7 @@ class Ideals:
     work: Floats
     halves = False
     """A group of devices has one stage: there need be no ideal halfway."""
-    scope = "stages between ideals of the graph's pieces, one for each group of devices"
+    between = "ideals"
 
     @staticmethod
     def of(graph: Graph, work: Mapping[str, float], most_pieces: int = MOST_PIECES) -> Ideals:

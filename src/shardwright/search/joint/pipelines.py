@@ -176,7 +176,7 @@ class Pipelines:
                 f"no pipeline of this model fits {self.cluster.name}.",
                 "Give it more devices, or smaller micro-batches.",
             )
-        return replace(best, bound_seconds=min(*limits, best.step_seconds)), each
+        return replace(best, bound_seconds=min(limits)), each
 
     def corrected(self, bytes_of: Mapping[int, tuple[float, float]]) -> Pipelines:
         """The same with other bytes for blocks of some strategies (:meth:`Space.corrected`)."""
@@ -194,7 +194,7 @@ class Pipelines:
             found[name] = min(plans, key=lambda p: p.step_seconds) if plans else "nothing of this kind fits"
             faster = _faster(best, found[name])
             assert faster is not None
-            best = replace(faster, bound_seconds=min(best.bound_seconds, faster.step_seconds))
+            best = replace(faster, bound_seconds=best.bound_seconds)
         others: dict[str, JointPlan] = {}
         for name in OTHERS:
             other: JointPlan | None = None
@@ -203,8 +203,7 @@ class Pipelines:
                     other = _faster(other, space.ordered(name, [own]))
             if other is not None:
                 others[name] = other
-        least = min(plan.step_seconds for plan in (best, *others.values()))
-        return replace(best, bound_seconds=min(best.bound_seconds, least)), found, others
+        return best, found, others
 
     def same_in(self, order: str, plan: JointPlan) -> JointPlan | None:
         """A plan with one stage per group of devices in another order of passes, each group with the strategy it has;

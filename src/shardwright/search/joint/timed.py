@@ -322,10 +322,6 @@ class Timed:
         sent /= min(stage.devices for stage in stages)
         return JointPlan(
             tuple(stages), space.size, space.microbatches, self.schedule, seconds, 0.0, 0.0,
-            f"pipelines with micro-batches of {space.size} or another size that was tried: {cutting.scope} on "
-            "sub-meshes of powers of two (across a border of unlike nodes: recipes, their rows dealt out by speed), splits "
-            "as priced per mesh, seconds summed, orders of passes of one stage per group of devices that hold as much as "
-            "1F1B or more, backward passes whole or split, and interleaved 1F1B and ZB-V with two equal ones",
             sent * (len(stages) > 1), unhidden,
         )  # fmt: skip
 
