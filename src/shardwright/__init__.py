@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.version import __version__
 
 if TYPE_CHECKING:
-    from shardwright import schedules
+    from shardwright import schedules, testing
     from shardwright.cluster import Cluster, Device, Link, Node, parse_cluster
     from shardwright.errors import Infeasible, ShardwrightError
     from shardwright.frontend import capture
@@ -93,6 +93,7 @@ __all__ = [
     "schedules",
     "serve",
     "simulate",
+    "testing",
     "update_whole",
     "verify",
     "whole_state",
@@ -144,6 +145,7 @@ _MODULES = {
     "language": "shardwright.operators.language",
     "placement": "shardwright.search.place",
     "schedules": "shardwright.schedules",
+    "testing": "shardwright.testing",
 }
 
 

@@ -453,6 +453,11 @@ def has_data(tensor: torch.Tensor) -> bool:
     return not tensor.is_meta and not isinstance(tensor, FakeTensor)
 
 
+def going_back() -> bool:
+    """Whether this thread is inside of a backward pass (where checkpointed blocks are computed once more)."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
 def like_dtensor(local: torch.Tensor, like: Any) -> Any:
     """A local tensor as a DTensor laid out as another one, without the checks of the public constructor."""
     from torch.distributed.tensor import DTensor

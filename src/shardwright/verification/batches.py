@@ -52,16 +52,19 @@ def repeated(args: tuple[Any, ...], kwargs: Mapping[str, Any], steps: int) -> St
 
 def varied(
     model: torch.nn.Module,
-    graph: Graph,
+    graph: Graph | None,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     steps: int,
     training: bool = True,
 ) -> Steps:
-    """The batches of so many steps: the example first, then others; two in the middle step of a training."""
+    """The batches of so many steps: the example first, then others; two in the middle step of a training.
+
+    Without a ``graph`` nothing is known of what the model takes for granted about its data.
+    """
     counts = [1 + (training and step == steps // 2) for step in range(steps)]
     every = [Batch(tuple(args), kwargs, None), *(_other(args, kwargs, n) for n in range(1, sum(counts)))]
-    if assumptions(graph):
+    if graph is not None and assumptions(graph):
         every = [batch if _answers_as_captured(model, graph, batch) else every[0] for batch in every]
     remaining = iter(every)
     return [[next(remaining) for _ in range(count)] for count in counts]

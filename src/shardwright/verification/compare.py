@@ -30,14 +30,12 @@ from torch import Tensor
 
 from shardwright.verification.forced import Cut
 from shardwright.verification.gathering import distance
-from shardwright.verification.recorded import LEARNING_RATE, Run, replayed, size_of
+from shardwright.verification.recorded import LEARNING_RATE, OURS, Run, Training, replayed, size_of
 
 TIMES = 4.0
 DOUBLE = 1e-9
 NOISE = 1e-3
 """In float64, a gradient that is zero in theory is measured by this share of the model's largest gradient."""
-ROUNDINGS = 4.0
-"""How many roundings an update may differ from its replay."""
 KINDS = ("loss", "output", "gradient", "parameter", "update", "buffer", "copy", "stream")
 
 
@@ -114,7 +112,9 @@ class Verification:
         }
 
 
-def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None = None) -> list[Comparison]:
+def compare(
+    truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None = None, how: Training = OURS
+) -> list[Comparison]:
     """Every loss, output, gradient, parameter and buffer of a run against the truth; what only one of them has disagrees.
 
     ``start`` are the parameters before the first step. With ``one``, the run of one process in the precision of ``other``,
@@ -137,12 +137,13 @@ def compare(truth: Run, other: Run, start: Mapping[str, Tensor], one: Run | None
     found += _compared("loss", losses, their_losses, single_losses, worst)
     if one is None:
         found += _compared("parameter", truth.parameters, other.parameters, None, rounding, unit=LEARNING_RATE)
-    for step, expected in enumerate(replayed(start, other), 1):
+    for step, expected in enumerate(replayed(start, other, how), 1):
         after = other.before[step] if step < len(other.before) else other.parameters
         for name in sorted(expected.keys() | after.keys()):
             size = size_of(expected.get(name)) + LEARNING_RATE
             difference = distance(expected.get(name), after.get(name))
-            found.append(Comparison("update", f"{name} at step {step}", difference, size, ROUNDINGS * rounding * size))
+            allowed = how.roundings * rounding * size
+            found.append(Comparison("update", f"{name} at step {step}", difference, size, allowed))
     own = one.buffers if one is not None else None
     found += _compared("buffer", truth.buffers, other.buffers, own, rounding, _spreads(truth.buffers))
     return found + _copies(other, DOUBLE if one is None else TIMES * rounding)

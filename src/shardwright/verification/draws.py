@@ -206,7 +206,7 @@ def written_down(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     """The numbers that one forward call draws; what decides at random which layers run is switched off first."""
     draws = Draws()
     for module in model.modules():
-        _skip_nothing(module, draws)
+        skip_nothing(module, draws)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     with torch.no_grad(), draws.handed_out(recording=True):
         model(*args, **kwargs)
@@ -224,7 +224,7 @@ def handing_out(model: nn.Module, draws: Draws) -> nn.Module:
     return model
 
 
-def _skip_nothing(module: nn.Module, draws: Draws) -> None:
+def skip_nothing(module: nn.Module, draws: Draws) -> None:
     """Switch off what decides at random which layers run, and dropout inside of fused recurrent layers."""
     for holder in (module, getattr(module, "config", None)):
         for name, value in list(getattr(holder, "__dict__", {}).items()):

@@ -22,20 +22,25 @@ from shardwright.verification.decisions import Decisions, Jump, Question, jumps
 from shardwright.verification.gathering import distance
 from shardwright.verification.kinks import beside_kinks, drawn_again, from_its_own_side
 from shardwright.verification.prepare import all_double, widened
-from shardwright.verification.recorded import Run, retraced, train
+from shardwright.verification.recorded import LOSS_SCALE, OURS, Run, Training, retraced, train
 
 Tensors = Mapping[str, Tensor]
 
 
-def truth_of(model: torch.nn.Module, steps: Steps) -> Run:
+def truth_of(model: torch.nn.Module, steps: Steps, how: Training = OURS) -> Run:
     """The unmodified model trained on this process in float64; the model itself stays as it is."""
-    twin, own = _twin(model, steps, wide=True)
+    twin, own = twin_of(model, steps, wide=True)
     with all_double():
-        return train(twin, own, keep=True)
+        return train(twin, own, keep=True, how=how)
 
 
 def judged(
-    model: torch.nn.Module, steps: Steps, run: Run, truth: Run | None = None, inputs: bool = True
+    model: torch.nn.Module,
+    steps: Steps,
+    run: Run,
+    truth: Run | None = None,
+    inputs: bool = True,
+    how: Training = OURS,
 ) -> list[Comparison]:
     """A run from the weights of ``model`` against the model on this process, in the run's precision.
 
@@ -49,19 +54,19 @@ def judged(
     ]
     if dtype_of(model) == torch.float64:
         drawn = any(batch.draws is not None for batches in steps for batch in batches)
-        truth = truth if truth is not None and not drawn else truth_of(model, steps)
+        truth = truth if truth is not None and not drawn else truth_of(model, steps, how)
         _finite(truth)
-        whole = compare(truth if inputs else _without_inputs(truth), run, start)
+        whole = compare(_as_asked(truth, run, inputs), run, start, how=how)
         if all(item.agrees for item in whole):
             return whole
         # AdamW may have made steps of rounding: then every step is judged from where the run began it, as strictly.
-        along, _ = _traced(model, steps, run, wide=True)
-        stepwise = compare(along if inputs else _without_inputs(along), run, start)
+        along, _ = _traced(model, steps, run, wide=True, scale=how.scale)
+        stepwise = compare(_as_asked(along, run, inputs), run, start, how=how)
         return stepwise if all(item.agrees for item in stepwise) else whole
 
     def gradients_at(step: int, parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
         with all_double(), Decisions(turned):
-            twin, (own,) = _twin(model, steps[step : step + 1], wide=True)
+            twin, (own,) = twin_of(model, steps[step : step + 1], wide=True)
             return retraced(twin, own, parameters).gradients[0]
 
     def alone(steps: Steps, path: Run) -> tuple[Run, Run, list[list[Jump]]]:
@@ -79,15 +84,17 @@ def judged(
     truth, one, answers = alone(steps, run)
     one = from_its_own_side(one, truth, answers, gradients_at)
     _finite(truth)
-    if not inputs:
-        truth, one = _without_inputs(truth), _without_inputs(one)
+    truth, one = _as_asked(truth, run, inputs), _as_asked(one, run, inputs)
     found = drawn_again(compare(truth, run, start, one), run, errors_at)
     return beside_kinks(found, run, answers, gradients_at)
 
 
-def _without_inputs(run: Run) -> Run:
-    kept = [{name: x for name, x in step.items() if not name.startswith("input ")} for step in run.gradients]
-    return replace(run, gradients=kept)
+def _as_asked(truth: Run, run: Run, inputs: bool) -> Run:
+    """What of the truth a run can be held to: with the gradients of inputs or without, with outputs where it gives any."""
+    if not inputs:
+        kept = [{name: x for name, x in step.items() if not name.startswith("input ")} for step in truth.gradients]
+        truth = replace(truth, gradients=kept)
+    return truth if any(run.outputs) else replace(truth, outputs=[{} for _ in truth.outputs])
 
 
 def _finite(truth: Run) -> None:
@@ -99,14 +106,16 @@ def _finite(truth: Run) -> None:
             )
 
 
-def _traced(model: torch.nn.Module, steps: Steps, run: Run, wide: bool) -> tuple[Run, list[list[Question]]]:
+def _traced(
+    model: torch.nn.Module, steps: Steps, run: Run, wide: bool, scale: float = LOSS_SCALE
+) -> tuple[Run, list[list[Question]]]:
     """The model on this process where every step starts from the parameters of ``run``, and what it decided per step."""
-    twin, own = _twin(model, steps, wide)
+    twin, own = twin_of(model, steps, wide)
     found, asked = Run(before=run.before, parameters=run.parameters), []
     for number, before in enumerate(run.before):
         with all_double(wide), Decisions() as decisions:
             last = number + 1 == len(run.before)
-            step = retraced(twin, own[number], before, inputs=last)
+            step = retraced(twin, own[number], before, inputs=last, scale=scale)
         asked.append(decisions.questions)
         found.losses += step.losses
         found.outputs += step.outputs
@@ -120,7 +129,7 @@ def dtype_of(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype.to_real() for p in model.parameters()), torch.float32)
 
 
-def _twin(model: torch.nn.Module, steps: Steps, wide: bool) -> tuple[torch.nn.Module, Steps]:
+def twin_of(model: torch.nn.Module, steps: Steps, wide: bool) -> tuple[torch.nn.Module, Steps]:
     """Copies of a model and its batches, in float64 if ``wide``."""
     twin = copy.deepcopy(model)
 

@@ -9,7 +9,7 @@ run had before each step, and :func:`replayed` computes what AdamW, on one proce
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -33,6 +33,24 @@ LOSS_SCALE = 0.37
 """Losses are scaled before they go back, as a scaler of gradients does it: a scale that gets lost is seen."""
 LEARNING_RATE = 1e-3
 EPSILON = 1e-8
+
+
+def adamw(parameters: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+    """The optimizer of runs that bring none."""
+    return torch.optim.AdamW(parameters.values(), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
+
+
+class Training(NamedTuple):
+    """How a run trains: what scales its losses, its optimizer for parameters by name, what happens to gradients before an
+    update (given the optimizer and the step, counted from zero), and how many roundings an update may differ."""
+
+    scale: float = LOSS_SCALE
+    optimizer: Callable[[Mapping[str, Tensor]], torch.optim.Optimizer] = adamw
+    before_update: Callable[[torch.optim.Optimizer, int], None] = lambda optimizer, step: None
+    roundings: float = 4.0
+
+
+OURS = Training()
 
 
 class Copies(NamedTuple):
@@ -68,9 +86,15 @@ class Run:
 
 
 def train(
-    model: torch.nn.Module, steps: Steps, keep: bool, together: bool = False, shows: bool = False, inputs: bool = True
+    model: torch.nn.Module,
+    steps: Steps,
+    keep: bool,
+    together: bool = False,
+    shows: bool = False,
+    inputs: bool = True,
+    how: Training = OURS,
 ) -> Run:
-    """Train with AdamW and keep what is to be compared.
+    """Train (with AdamW, unless ``how`` says otherwise) and keep what is to be compared.
 
     ``together``: all ranks train this model, each its share, and rank 0 learns what the others hold (``keep`` is false on
     the others, which only take part). ``shows``: the model returns its draws too. ``inputs``: the last pass of the last
@@ -87,14 +111,14 @@ def train(
         for kind in kinds:
             yield {name: x for (what, name), x in found.tensors.items() if what == kind} if keep else {}
 
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = _optimizer(trained) if trained else None  # a stage may have none
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = how.optimizer(trained) if trained else None  # a stage may have none
     for step, batches in enumerate(steps, 1):
         (before,) = whole(f" before step {step}", parameter=dict(model.named_parameters()))
         run.before.append(before)
         model.zero_grad()
         with counting() if step == 1 else nullcontext() as performed:
-            made = _step(model, batches, inputs and step == len(steps), shows)
+            made = _step(model, batches, inputs and step == len(steps), shows, how.scale)
         run.sent = run.sent or performed
         losses, outputs, gradients, draws = whole(
             f" at step {step}", loss=made.losses, output=made.outputs, gradient=made.gradients, draw=made.draws
@@ -105,6 +129,7 @@ def train(
         count = len(draws) // len(batches)
         run.draws.append([list(draws.values())[n * count : (n + 1) * count] for n in range(len(batches))])
         if optimizer is not None:
+            how.before_update(optimizer, step - 1)
             optimizer.step()
     run.parameters, run.buffers = whole(
         " at the end", parameter=dict(model.named_parameters()), buffer=dict(model.named_buffers())
@@ -113,7 +138,11 @@ def train(
 
 
 def retraced(
-    model: torch.nn.Module, batches: Sequence[Batch], parameters: Mapping[str, Tensor], inputs: bool = True
+    model: torch.nn.Module,
+    batches: Sequence[Batch],
+    parameters: Mapping[str, Tensor],
+    inputs: bool = True,
+    scale: float = LOSS_SCALE,
 ) -> Run:
     """What ``model`` computes on this process in a step that starts from these parameters.
 
@@ -123,23 +152,25 @@ def retraced(
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name])
             parameter.grad = None
-    made = _step(model, batches, inputs, shows=False)
+    made = _step(model, batches, inputs, shows=False, scale=scale)
     kept = (made.outputs, made.gradients, dict(model.named_buffers()))
     outputs, gradients, buffers = (gathered(tensors, False).tensors for tensors in kept)
     loss = statistics.mean(float(loss) for loss in made.losses.values())
     return Run(losses=[loss], outputs=[outputs], gradients=[gradients], buffers=buffers)
 
 
-def replayed(start: Mapping[str, Tensor], run: Run) -> list[dict[str, Tensor]]:
-    """The parameters after every step that AdamW makes, on one process, of ``start`` and the gradients of a run."""
+def replayed(start: Mapping[str, Tensor], run: Run, how: Training = OURS) -> list[dict[str, Tensor]]:
+    """The parameters after every step that the optimizer makes, on one process, of ``start`` and a run's gradients."""
     parameters = {name: torch.nn.Parameter(tensor.detach().clone()) for name, tensor in start.items()}
     trained = [name for name in parameters if any(name in gradients for gradients in run.gradients)]
-    optimizer = _optimizer(parameters[name] for name in trained) if trained else None
+    optimizer = how.optimizer({name: parameters[name] for name in trained}) if trained else None
     after = []
-    for gradients in run.gradients:
+    for step, gradients in enumerate(run.gradients):
         for name in trained:
-            parameters[name].grad = gradients.get(name)
+            gradient = gradients.get(name)  # a copy: what happens to it before the update is not the run's
+            parameters[name].grad = None if gradient is None else gradient.clone()
         if optimizer is not None:
+            how.before_update(optimizer, step)
             optimizer.step()
         after.append({name: parameter.detach().clone() for name, parameter in parameters.items()})
     return after
@@ -154,7 +185,7 @@ class _Made(NamedTuple):
     draws: dict[str, Tensor]
 
 
-def _step(model: torch.nn.Module, batches: Sequence[Batch], inputs: bool, shows: bool) -> _Made:
+def _step(model: torch.nn.Module, batches: Sequence[Batch], inputs: bool, shows: bool, scale: float) -> _Made:
     """All passes of one step: their gradients are added up, those of replicas in the last pass."""
     made, trained = _Made({}, {}, {}, {}), dict[str, Tensor](model.named_parameters())
     for number, batch in enumerate(batches, 1):
@@ -162,12 +193,14 @@ def _step(model: torch.nn.Module, batches: Sequence[Batch], inputs: bool, shows:
         when = "" if last else f" of pass {number}"
         held_back = getattr(model, "no_sync", nullcontext)
         with nullcontext() if last or not torch.is_grad_enabled() else held_back():
-            trained |= _pass(model, batch, inputs and last, shows, made, when)
+            trained |= _pass(model, batch, inputs and last, shows, made, when, scale)
     found = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
     return made._replace(gradients=found)
 
 
-def _pass(model: torch.nn.Module, batch: Batch, inputs: bool, shows: bool, made: _Made, when: str) -> dict[str, Tensor]:
+def _pass(
+    model: torch.nn.Module, batch: Batch, inputs: bool, shows: bool, made: _Made, when: str, scale: float
+) -> dict[str, Tensor]:
     """One pass; gives the inputs that ask for a gradient."""
     # Containers of its own for every pass: a model may write into those that it is given (Hugging Face's caches grow).
     args, kwargs = map_tree(_asking if inputs else (lambda leaf: leaf), (batch.args, dict(batch.kwargs)))
@@ -184,7 +217,7 @@ def _pass(model: torch.nn.Module, batch: Batch, inputs: bool, shows: bool, made:
     )
     made.draws.update({f"{place}{when}": drawn[place] for place in range(len(drawn))})
     if torch.is_grad_enabled():
-        (loss * LOSS_SCALE).backward()
+        (loss * scale).backward()
     leaves = flatten_with_paths((args, kwargs)) if inputs else []
     return {f"input {readable(path)}": x for path, x in leaves if isinstance(x, Tensor) and x.requires_grad}
 
@@ -229,10 +262,6 @@ def loss_of(output: Any) -> Tensor:
 
 def _in_turn(tensor: Tensor) -> Tensor:
     return (torch.arange(tensor.numel(), device=tensor.device) % 3 + 1).view(tensor.shape)
-
-
-def _optimizer(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(list(parameters), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
 
 
 def _copies(found: Gathered, when: str) -> list[Copies]:

@@ -165,6 +165,22 @@ def _from_file(path: Path, function: str, sizes: dict[str, int | None]) -> zoo.B
     return model, tuple(args), kwargs
 
 
+def function_from(reference: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` names.
+
+    >>> function_from("train.py")
+    Traceback (most recent call last):
+    shardwright.errors.ModelError: 'train.py' names no function of a file. Write path/to/file.py:function.
+    """
+    match = FILE_FUNCTION.fullmatch(reference)
+    if match is None:
+        raise ModelError(f"{reference!r} names no function of a file.", "Write path/to/file.py:function.")
+    path = Path(match["path"])
+    if not path.is_file():
+        raise ModelError(f"There is no file {str(path)!r}.", "Give path/to/file.py:function.")
+    return _load(path, match["function"])
+
+
 def _load(path: Path, function: str) -> Callable[..., Any]:
     path = path.absolute()
     spec = importlib.util.spec_from_file_location(path.stem, path)
