@@ -253,12 +253,14 @@ def _step(model: Any, run: Any, buffers: dict[str, Any]) -> tuple[Any, dict[str,
     import torch
 
     from shardwright.frontend.containers import register_containers
+    from shardwright.frontend.guards import one_process
     from shardwright.verification.recorded import loss_of
 
     _restore(model, buffers)
     model.zero_grad()
     torch.manual_seed(0)
-    output = run()
+    with one_process():
+        output = run()
     register_containers(output)  # so that what a cache holds counts before the first capture too
     loss = loss_of(output)
     loss.backward()

@@ -139,3 +139,49 @@ def test_how_many_are_selected_is_assumed_where_nothing_else_helps() -> None:
     replay(graph, model, (x, mask.flip(1)))
     with pytest.raises(AssumptionBroken, match="captured for"):
         replay(graph, model, (x, torch.ones_like(mask)))
+
+
+class Hit(nn.Module):
+    """LongCat-Flash: goes through the experts that somebody chose, each by a tensor of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        found = torch.zeros_like(x)
+        for expert in torch.bincount(chosen, minlength=3).nonzero():
+            number = int(expert.item())
+            if number < 3:
+                (rows,) = torch.where(chosen == number)
+                found = found.index_add(0, rows, x[rows] @ self.weights[number])
+        return found
+
+
+def test_a_tensor_of_one_number_is_that_number() -> None:
+    torch.manual_seed(0)
+    model, x = Hit(), torch.randn(6, 4)
+    graph = faithful(model, (x, torch.tensor([0, 2, 2, 0, 2, 0])), meta=False)
+    with pytest.raises(AssumptionBroken, match="captured for"):
+        replay(graph, model, (x, torch.tensor([0, 1, 1, 0, 1, 0])))
+
+
+class Contrasting(nn.Module):
+    """FLAVA: gathers from other processes where there are any."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            others = [torch.zeros_like(x) for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather(others, x)
+            x = torch.cat(others)
+        return x @ x.T
+
+
+def test_a_captured_model_is_that_of_one_process() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert targets(capture(Contrasting(), (torch.randn(3, 4),))) == ["aten.numpy_T.default", "aten.matmul.default"]
+        assert torch.distributed.is_initialized()
+    finally:
+        torch.distributed.destroy_process_group()

@@ -108,9 +108,30 @@ class CastsOnWrite(Layered):
         return hidden
 
 
+class Divides(Layered):
+    """DAB-DETR: its operator in place and its functional one have differently named overloads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        powers = torch.arange(6, dtype=torch.float32)
+        powers //= 2
+        powers.copy_(3.0**powers)
+        return self.linear(x).mul_(powers)
+
+
+class HasNoInverse(Layered):
+    """Writes through a view that functionalisation of our own cannot take back: PyTorch's leaves copies, which have no
+    derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.zeros(4, 6, dtype=torch.float64)
+        hidden.unfold(1, 3, 3)[:, 0].copy_(self.linear(x)[:, :3])
+        hidden[0].copy_(self.linear(x)[0, :1])
+        return hidden
+
+
 MODELS = [
     ReluInPlace, Chain, ReadsAfterWrite, WritesSlice, WritesThroughTwoViews, WritesPermuted, WritesPieces, WritesMasked,
-    CastsOnWrite,
+    CastsOnWrite, Divides, HasNoInverse,
 ]  # fmt: skip
 
 
@@ -278,6 +299,20 @@ def test_writing_through_detach_is_refused() -> None:
     with pytest.raises(CaptureError, match="writes into a detached tensor") as refusal:
         capture(WriteThroughDetach(), (torch.randn(4, 6),))
     assert "test_inplace.py" in refusal.value.message
+
+
+class ClampsItsWeight(Layered):
+    """FLAVA's temperature, Gemma-3n's coefficients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.linear.weight.data.clamp_(-1, 1)
+        return self.linear(x)
+
+
+def test_a_parameter_bounded_in_the_forward_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(CaptureError, match=r"test_inplace.py:\d+") as refusal:
+        capture(ClampsItsWeight(), (torch.randn(4, 6),))
+    assert "after the optimizer's step" in refusal.value.remedy
 
 
 class Placed(nn.Module):

@@ -159,7 +159,7 @@ class _Assuming(TorchFunctionMode):
                 "Keep it a tensor (no float(), no math functions; item() may be compared), or pass it in as an argument.",
             )
         else:
-            asked = tensors[0]
+            asked = tensors[0] if isinstance(answer, list) else tensors[0].reshape(())  # item() takes a single one out
         torch.ops.shardwright.assumed(asked, json.dumps(answer), line)
         return answer
 

@@ -36,7 +36,7 @@ from shardwright.frontend.convert import convert
 from shardwright.frontend.diagnose import calls_int, explain_failure, looks_at_data
 from shardwright.frontend.fake import stand_in
 from shardwright.frontend.functionalise import functionalise
-from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, whole_functions
+from shardwright.frontend.guards import ReplacedFunctions, as_in_eager_mode, one_process, whole_functions
 from shardwright.frontend.masks import dense_masks
 from shardwright.frontend.prune import assumptions
 from shardwright.frontend.randomness import inert_randomness
@@ -111,7 +111,7 @@ def _answers(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     if not _all_real((args, kwargs, *model.parameters(), *model.buffers())):
         return None
     try:
-        with _quiet():
+        with _quiet(), one_process():
             return answers_of(model, args, kwargs)
     except Exception as error:
         raise explain_failure(error, model, True) from error
@@ -134,7 +134,7 @@ def _captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     traced = model
     try:
         with ExitStack() as while_tracing:
-            changes = (_quiet, short_traces, unwritten_modules, whole_functions, inert_randomness)
+            changes = (_quiet, short_traces, unwritten_modules, whole_functions, inert_randomness, one_process)
             for change in (*changes, skipped_checks, batched_operators, without_torchscript):
                 while_tracing.enter_context(change())
             while_tracing.enter_context(ReplacedFunctions())

@@ -41,7 +41,7 @@ def functionalise(program: ExportedProgram) -> ExportedProgram:
     if any(_written(node) for node in program.graph.nodes):
         _refuse_hidden_writes(program)
         if any(not _manageable(node) for node in program.graph.nodes):
-            return program.run_decompositions({})
+            return _without_copies(program.run_decompositions({}))
         _Families(program).rewrite()
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     for node in order:
@@ -74,11 +74,13 @@ def _refuse_hidden_writes(program: ExportedProgram) -> None:
                 )
         elif node.target is not torch.ops.aten.detach.default and tracked & set(node.all_input_nodes):
             tracked.add(node)
-        if any(_detached_from(target) in tracked for target in _written(node)):
+        for root in tracked.intersection(filter(None, map(_detached_from, _written(node)))):
             raise CaptureError(
                 f"The model writes into a detached tensor at {source_of(node)} (module {module_of(node)!r}), and so into "
                 "one that has a gradient, behind the back of autograd.",
-                "Write into a copy: detach().clone().",
+                "Write into a copy: detach().clone()."
+                if root.op != "placeholder"
+                else "Bound a parameter after the optimizer's step (under torch.no_grad()), or clamp what is read of it.",
             )
 
 
@@ -110,7 +112,11 @@ def _twin(node: Node) -> Any:
     if not name.endswith("_") or len(_written(node)) != 1:
         return None
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    return getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
+    twin = getattr(packet, node.target._overloadname, None)  # type: ignore[union-attr]
+    if twin is None and (plain := getattr(packet, "default", None)) is not None:  # floor_divide_.Tensor
+        kinds = [[str(a.type) for a in each._schema.arguments] for each in (node.target, plain)]  # type: ignore[union-attr]
+        twin = plain if kinds[0] == kinds[1] else None
+    return twin
 
 
 def _manageable(node: Node) -> bool:
@@ -174,14 +180,7 @@ class _Families:
             number = 0 if node.target is _ZERO else self._number(args[1])
             if number is not None:
                 return self._call(torch.ops.aten.full_like.default, (target, number), node, target)
-            # aten.copy has no derivative; a cast and a broadcast say the same.
-            source, shape, dtype = args[1], list(target.meta["val"].shape), target.meta["val"].dtype
-            if source.meta["val"].dtype != dtype:
-                source = self._call(torch.ops.aten.to.dtype, (source, dtype), node, target)
-                source.meta["val"] = args[1].meta["val"].to(dtype)
-            if list(source.meta["val"].shape) == shape:
-                return source
-            return self._call(torch.ops.aten.expand.default, (source, shape), node, target)
+            return _copied(self.graph, args[1], node, target)
         fresh = self._call(_twin(node), args, node, target, kwargs)
         if fresh.meta["val"].dtype != target.meta["val"].dtype:
             fresh = self._call(torch.ops.aten.to.dtype, (fresh, target.meta["val"].dtype), node, target)
@@ -199,9 +198,7 @@ class _Families:
         return value if isinstance(value, bool | int | float) else None
 
     def _call(self, function: Any, args: Any, origin: Node, like: Node, kwargs: Any = None) -> Node:
-        fresh = self.graph.call_function(function, tuple(args), dict(kwargs or {}))
-        fresh.meta = {**origin.meta, "val": like.meta["val"]}
-        return fresh
+        return _call(self.graph, function, args, origin, like.meta["val"], kwargs)
 
     def _write(self, member: Node, fresh: Node) -> None:
         """Give ``member`` a new value and hand it up to the root."""
@@ -239,6 +236,31 @@ class _Families:
             again = self.graph.node_copy(node, lambda n: self._current(n) if n is above else self.value.get(n, n))
         self._hold(node, again)
         return again
+
+
+def _call(graph: torch.fx.Graph, function: Any, args: Any, origin: Node, value: Any, kwargs: Any = None) -> Node:
+    fresh = graph.call_function(function, tuple(args), dict(kwargs or {}))
+    fresh.meta = {**origin.meta, "val": value}
+    return fresh
+
+
+def _copied(graph: torch.fx.Graph, source: Node, origin: Node, target: Node) -> Node:
+    """What ``target`` is when ``source`` was copied into it: aten.copy has no derivative, a cast and a broadcast have."""
+    held, wanted = source.meta["val"], target.meta["val"]
+    if held.dtype != wanted.dtype:
+        source = _call(graph, torch.ops.aten.to.dtype, (source, wanted.dtype), origin, held.to(wanted.dtype))
+    if held.shape != wanted.shape:
+        source = _call(graph, torch.ops.aten.expand.default, (source, list(wanted.shape)), origin, wanted)
+    return source
+
+
+def _without_copies(program: ExportedProgram) -> ExportedProgram:
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.copy.default:
+            with program.graph.inserting_before(node):
+                node.replace_all_uses_with(_copied(program.graph, node.args[1], node, node.args[0]))
+            program.graph.erase_node(node)
+    return program
 
 
 def _functional_batch_norm(program: ExportedProgram, node: Node, order: dict[Node, int]) -> None:

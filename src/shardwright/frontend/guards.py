@@ -50,6 +50,20 @@ def whole_functions() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Models that ask for a process group hear that there is none: a plan splits what one process computes, and what FLAVA
+    would gather from the others by itself would be gathered twice."""
+    with ExitStack() as stack:
+        for name, answer in (("is_initialized", False), ("get_rank", 0), ("get_world_size", 1)):
+            stack.enter_context(replaced(torch.distributed, name, _always(answer)))
+        yield
+
+
+def _always(answer: Any) -> Any:
+    return lambda real: lambda *args, **kwargs: answer
+
+
 def _refuse_packing(*_: Any) -> Any:
     """Packed sequences have as many rows as all lengths together."""
     raise CaptureError(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwright._torch_compat import map_tree
 from shardwright.errors import RunError
+from shardwright.frontend.guards import one_process
 from shardwright.verification.batches import Batch, Steps
 from shardwright.verification.compare import TIMES, Comparison, compare
 from shardwright.verification.decisions import Decisions, Jump, Question, jumps
@@ -30,7 +31,7 @@ Tensors = Mapping[str, Tensor]
 def truth_of(model: torch.nn.Module, steps: Steps, how: Training = OURS) -> Run:
     """The unmodified model trained on this process in float64; the model itself stays as it is."""
     twin, own = twin_of(model, steps, wide=True)
-    with all_double():
+    with all_double(), one_process():
         return train(twin, own, keep=True, how=how)
 
 
@@ -65,7 +66,7 @@ def judged(
         return stepwise if all(item.agrees for item in stepwise) else whole
 
     def gradients_at(step: int, parameters: Tensors, turned: Sequence[Jump]) -> Tensors:
-        with all_double(), Decisions(turned):
+        with all_double(), one_process(), Decisions(turned):
             twin, (own,) = twin_of(model, steps[step : step + 1], wide=True)
             return retraced(twin, own, parameters).gradients[0]
 
@@ -113,7 +114,7 @@ def _traced(
     twin, own = twin_of(model, steps, wide)
     found, asked = Run(before=run.before, parameters=run.parameters), []
     for number, before in enumerate(run.before):
-        with all_double(wide), Decisions() as decisions:
+        with all_double(wide), one_process(), Decisions() as decisions:
             last = number + 1 == len(run.before)
             step = retraced(twin, own[number], before, inputs=last, scale=scale)
         asked.append(decisions.questions)

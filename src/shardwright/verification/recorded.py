@@ -248,7 +248,7 @@ def loss_of(output: Any) -> Tensor:
         return output
     named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(named, Tensor):
-        return named
+        return named if named.numel() == 1 else named.mean()  # DAC: one per row
     leaves = [leaf for leaf in flatten_tree(output)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     trained = [leaf for leaf in leaves if leaf.requires_grad or not torch.is_grad_enabled()]
     if not trained:

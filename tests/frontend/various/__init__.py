@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tests.frontend.various import images, relations, sequences, trainings
+from tests.frontend.various import images, relations, science, sequences, trainings, vision
 from tests.frontend.various.registry import MODELS, build
 
-__all__ = ["MODELS", "build", "images", "relations", "sequences", "trainings"]
+__all__ = ["MODELS", "build", "images", "relations", "science", "sequences", "trainings", "vision"]
