@@ -67,7 +67,7 @@ class Like:
             shape = mesh_text([("stage", stages)] * (stages > 1) + [*plan.stages[0].strategy.axes])
             ratio = f"{p.step_seconds / first:.2f}×" if first else "–"
             row = [name, shape, seconds_text(p.step_seconds), ratio, bytes_text(p.memory_bytes)]
-            found.append([*row, f"{seconds_text(p.exposed_seconds)} exposed", "yes" if p.fits else "no"])
+            found.append([*row, seconds_text(p.exposed_seconds), "yes" if p.fits else "no"])
         return found
 
     def document(self) -> dict[str, Any]:
@@ -125,8 +125,9 @@ def print_like(like: Like, ours: Plan) -> None:
     console.print(f"{source}: {like.theirs.configuration.summary()}", markup=False, highlight=False)
     table(
         f"{source} beside what was found",
-        ["plan", "mesh", "step (simulated)", "ratio", "memory/device", "communication", "fits"],
+        ["plan", "mesh", "step", "ratio", "memory", "exposed", "fits"],
         like.rows(ours),
+        spare=("mesh",),
         caption=headline(like.differences) if like.differences else "",
     )
     for change in like.changes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from math import isfinite
 from typing import Any
 
+from rich.box import Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shardwright.units import bytes_text, seconds_text
 
@@ -26,6 +29,9 @@ __all__ = [
     "table",
 ]
 
+RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+"""A rule below the head and nothing else, which leaves 80 columns to what is said."""
+
 console = Console() if Console().is_terminal else Console(width=140)
 messages = Console(stderr=True)
 
@@ -34,14 +40,50 @@ def mesh_text(axes: Any) -> str:
     return " × ".join(f"{name} {size}" for name, size in axes)
 
 
-def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> None:
-    """Print one table: first column left, the others right."""
-    grid = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
-    for number, column in enumerate(columns):
-        grid.add_column(column, justify="left" if number == 0 else "right")
+SHORT = 10
+"""Cells of so many letters are not broken at their spaces: figures with their units."""
+
+
+def table(
+    title: str, columns: list[str], rows: list[list[str]], caption: str = "", spare: tuple[str, ...] = ()
+) -> None:
+    """Print one table: first column left, the others right; no name and no figure is cut. Where the terminal is too narrow,
+    columns named in ``spare`` are left out, in that order, and the caption says which."""
+    cells = [list(column) for column in zip(columns, *rows, strict=True)]
+    least = [max(map(_least_width, column)) for column in cells]
+    shown, missing = list(range(len(columns))), []
+    for name in spare:
+        if sum(least[n] for n in shown) <= _room(shown):
+            break
+        shown.remove(columns.index(name))
+        missing.append(name)
+    if missing:
+        caption = f"{caption} Left out, the terminal being narrow: {', '.join(missing)}.".strip()
+    widths = {n: max(Text.from_markup(cell).cell_len for cell in cells[n]) for n in shown}
+    while sum(widths.values()) > _room(shown):
+        widest = max(shown, key=lambda n: (widths[n] > least[n], widths[n]))
+        if widths[widest] == least[widest]:
+            break  # lines are folded by the terminal
+        widths[widest] -= 1
+    grid = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left", box=RULED)
+    grid.show_edge, grid.pad_edge, grid.padding = False, False, (0, 1, 0, 0)
+    for number in shown:
+        side: Any = "left" if number == 0 else "right"
+        grid.add_column(columns[number], justify=side, width=widths[number], overflow="fold")
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*[row[number] for number in shown])
     console.print(grid)
+
+
+def _room(shown: Sequence[int]) -> int:
+    """What the terminal has for the cells of a row, two spaces between them."""
+    return console.width - 2 * (len(shown) - 1)
+
+
+def _least_width(cell: str) -> int:
+    """How narrow a column may be for this cell."""
+    text = Text.from_markup(cell)
+    return text.cell_len if text.cell_len <= SHORT else max(cell_len(word) for word in text.plain.split())
 
 
 def finite(number: float) -> float | None:

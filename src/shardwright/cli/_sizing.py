@@ -129,9 +129,10 @@ def show_answer(answer: Answer, as_json: bool) -> None:
         )
     table(
         answer.question,
-        ["cluster", "batch", "step (simulated)", "tokens/s", "per device", unit, "memory/device", "mesh"],
+        ["cluster", "batch", "step", "tokens/s", "per device", unit, "memory", "mesh"],
         lines,
-        caption=answer.sentence,
+        caption=f"Simulated steps; memory is a device's. {answer.sentence}",
+        spare=("mesh", "per device"),
     )
     console.print("per device: tokens a second and device against the first row.")
 

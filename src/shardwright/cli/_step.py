@@ -39,9 +39,12 @@ def print_stages(plan: Plan) -> None:
         ranks = f"{stage.ranks[0]}–{stage.ranks[-1]}" if len(stage.ranks) > 1 else str(stage.ranks[0])
         rows.append([str(number), str(len(stage.operators)), ranks, mesh_text(stage.strategy.axes), *told])
     title = f"{_counted(len(plan.stages), 'stage')}, {_counted(plan.microbatches, 'micro-batch', 'es')}"
-    caption = "bubble: share of the step that a device idles; exposed: seconds in which it only waits for communication"
-    heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed", "memory/device"]
-    table(title, heads, rows, caption)
+    caption = (
+        "Bubble: share of the step that a device idles; exposed: seconds in which it only waits for communication; "
+        "memory: of a device."
+    )
+    heads = ["stage", "operators", "ranks", "mesh", "busy", "bubble", "exposed", "memory"]
+    table(title, heads, rows, caption, spare=("operators",))
 
 
 def _counted(count: int, what: str, more: str = "s") -> str:

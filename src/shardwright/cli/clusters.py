@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from shardwright.cli._show import table
 
 
 def clusters(
@@ -21,10 +21,9 @@ def clusters(
     """
     from shardwright.cluster import cluster_to_toml, meshes, parse_cluster, preset, preset_names
 
-    console = Console()
     if cluster is None:
         rows = [_device(preset(name)[0].device) for name in preset_names()]
-        _print(console, "devices", rows, as_json)
+        _print("devices", rows, as_json)
         return
     found = parse_cluster(cluster)
     if toml:
@@ -39,7 +38,7 @@ def clusters(
         }
         for mesh in meshes(found)
     ]
-    _print(console, f"{found.name}: {found.size} × {found.device.name}", rows, as_json)
+    _print(f"{found.name}: {found.size} × {found.device.name}", rows, as_json)
 
 
 def _device(device: Any) -> dict[str, Any]:
@@ -53,11 +52,9 @@ def _device(device: Any) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
+def _print(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, ensure_ascii=False))
         return
-    table = Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*("–" if value is None else str(value) for value in row.values()))
-    console.print(table)
+    cells = [["–" if value is None else str(value) for value in row.values()] for row in rows]
+    table(title, list(rows[0]), cells)

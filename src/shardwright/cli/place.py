@@ -112,6 +112,7 @@ def place(
             for row in rows
         ],
         caption=f"Limited by {limiting(rows)}. Solved in {found.seconds:.2f} s. {prices}",
+        spare=("synchronising", "sending", "receiving"),
     )
 
 

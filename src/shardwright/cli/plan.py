@@ -272,7 +272,7 @@ def plan(
     if frontier:
         table(
             "Step time against memory per device",
-            ["memory/device", "step (simulated)", "mesh"],
+            ["memory of a device", "simulated step", "mesh"],
             [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in curve],
         )
     for path in (output, *beside, html):
@@ -327,7 +327,7 @@ def _print(found: Any) -> None:
         p = candidate.prediction
         name = "found" if candidate.name == "auto" else candidate.name
         if p is None:
-            rows.append([name, "–", "–", "–", "–", "–", f"no: {candidate.note}"])
+            rows.append([name, "–", "–", "–", "–", "–", "–", f"no: {candidate.note}"])
             continue
         rows.append(
             [
@@ -336,17 +336,16 @@ def _print(found: Any) -> None:
                 seconds_text(p.step_seconds),
                 f"{p.step_seconds / fastest:.2f}×" if fastest else "–",
                 bytes_text(p.memory_bytes),
-                "summed, none hidden"
-                if candidate.mesh[0][0] == "stage"
-                else f"{bytes_text(p.communication_bytes)}, {seconds_text(p.exposed_seconds)} exposed",
+                *sent_texts(candidate),
                 fits_text(candidate),
             ]
         )
     table(
         f"{found.model or 'model'} on {found.cluster.name}",
-        ["strategy", "mesh", "step (simulated)", "ratio", "memory/device", "communication/device", "fits"],
+        ["strategy", "mesh", "step", "ratio", "memory", "sent", "exposed", "fits"],
         rows,
-        caption=f"{proof_text(found)} Planned in {found.proof.seconds:.1f} s. Prices: {found.calibration}.",
+        caption=f"{COLUMNS} {proof_text(found)} Planned in {found.proof.seconds:.1f} s. Prices: {found.calibration}.",
+        spare=("mesh", "sent", "exposed"),
     )
     for note in found.notes:
         console.print(note)
@@ -355,6 +354,20 @@ def _print(found: Any) -> None:
         console.print(
             f"{len(found.replicated)} operators have no rule and run whole on every rank: {seconds_text(total)}."
         )
+
+
+COLUMNS = (
+    "Simulated steps; memory and bytes sent are a device's; exposed: communicating or waiting for it, nothing else."
+)
+"""What the columns of plans mean."""
+
+
+def sent_texts(candidate: Any) -> list[str]:
+    """The bytes that a device sends in a step, and the seconds in which it does nothing else."""
+    p = candidate.prediction
+    if candidate.mesh[0][0] == "stage":
+        return ["–", "all (summed)"]
+    return [bytes_text(p.communication_bytes), seconds_text(p.exposed_seconds)]
 
 
 def fits_text(candidate: Any) -> str:
