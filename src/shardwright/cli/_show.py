@@ -29,7 +29,7 @@ __all__ = [
     "table",
 ]
 
-RULED = Box("    \n    \n ── \n    \n ── \n ── \n    \n    \n")
+RULED = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 """A rule below the head and nothing else, which leaves 80 columns to what is said."""
 
 console = Console() if Console().is_terminal else Console(width=140)
