@@ -153,6 +153,7 @@ class Reader:
 
 
 def _tidied(text: str) -> str:
+    text = text.replace(f"{Path.cwd()}/", "").replace(f"{Path.cwd().name}/", "")
     return "".join(line.rstrip() + "\n" for line in text.strip("\n").splitlines())
 
 

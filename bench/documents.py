@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-RUN = (README,)
+RUN = (README, *(ROOT / "docs" / name for name in ("getting-started.md", "concepts.md", "how-to.md")))
 """Documents that a reader follows, and whose blocks run."""
 RESULTS = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PICTURES = ROOT / "docs" / "pictures"

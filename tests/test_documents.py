@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +54,10 @@ def test_commands_and_reference_are_those_of_the_code() -> None:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers() -> Iterator[dict[str, Any]]:
     """What came of following every document, in its order, in one process that begins in an empty folder."""
-    folder = tmp_path_factory.mktemp("reader")
-    return documents.followed(documents.RUN, folder) | {"folder": folder}
+    with tempfile.TemporaryDirectory() as folder:  # whose name is short enough for the titles of tables
+        yield documents.followed(documents.RUN, Path(folder)) | {"folder": folder}
 
 
 @pytest.mark.parametrize("document", documents.RUN, ids=lambda path: path.name)
@@ -82,3 +85,15 @@ def test_a_block_that_fails_or_says_something_else_is_noticed(tmp_path: Path) ->
     ]  # fmt: skip
     assert len(answer["stale"]) == 1
     assert "0.0.0" in answer["stale"][0]
+
+
+TERM = re.compile(r"^\*\*([^*]+)\*\*(?: \(`([\w.]+)`\))?: ", re.MULTILINE)
+
+
+def test_every_word_of_the_glossary_stands_in_the_code() -> None:
+    terms = TERM.findall((ROOT / "docs" / "glossary.md").read_text())
+    assert [term.lower() for term, _ in terms] == sorted(term.lower() for term, _ in terms)
+    assert len(terms) > 30
+    for term, path in terms:
+        if path:
+            assert pkgutil.resolve_name(path) is not None, term
