@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shardwright import schedules, testing
     from shardwright.cluster import Cluster, Device, Link, Node, parse_cluster
     from shardwright.errors import Infeasible, ShardwrightError
+    from shardwright.exchange.exporting import export
     from shardwright.frontend import capture
     from shardwright.integrations.accelerator import Accelerator
     from shardwright.integrations.lightning import ShardwrightStrategy
@@ -74,6 +75,7 @@ __all__ = [
     "clip_gradients",
     "describe",
     "explain",
+    "export",
     "find_schedule",
     "frontier",
     "known_schedule",
@@ -121,6 +123,7 @@ _HOME = {
     "clip_gradients": "shardwright.runtime.clipping",
     "describe": "shardwright.operators",
     "explain": "shardwright.reports.explaining",
+    "export": "shardwright.exchange.exporting",
     "find_schedule": "shardwright.search.schedule",
     "frontier": "shardwright.planner.whole_way",
     "known_schedule": "shardwright.schedules",

@@ -133,7 +133,7 @@ def test_what_is_lost_is_named():
     assert {r.key for r in nearest(c, "accelerate").unsaid} == {"microbatch", "microbatches", "batch", "optimizer"}
     pipelined = replace(c, devices=16, pipeline=2, tensor=1, schedule="zb-h1", shard=8, batch=8, cuts=("layers.1",))
     assert {r.key for r in nearest(pipelined, "deepspeed").lost} == {"schedule", "cuts", "recompute"}
-    assert {r.key for r in nearest(replace(pipelined, context=2, devices=32, batch=16), "fsdp2").lost} >= {"context"}
+    assert {r.key for r in nearest(replace(pipelined, context=2, devices=32, batch=16), "pytorch").lost} >= {"context"}
 
 
 def test_a_script_that_starts_nothing_is_refused():

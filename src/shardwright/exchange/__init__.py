@@ -4,6 +4,7 @@ One file per format. What a file says and a plan cannot do, or the other way rou
 """
 
 from shardwright.exchange.configuration import Configuration, ConfigurationError, Remark
+from shardwright.exchange.exporting import Export, export
 from shardwright.exchange.reading import read_configuration
 
-__all__ = ["Configuration", "ConfigurationError", "Remark", "read_configuration"]
+__all__ = ["Configuration", "ConfigurationError", "Export", "Remark", "export", "read_configuration"]

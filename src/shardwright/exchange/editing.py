@@ -231,5 +231,5 @@ def _added(text: str, said: str) -> str:
             return f"{text[: found.start(1)]}{said} {text[found.start(1) :]}"
     started = list(re.finditer(r"[\w./${}-]+\.py\b", text))
     if not started:
-        raise ConfigurationError("The script starts no Python file.", "Export without --from, and put the options in.")
+        raise ConfigurationError("The script starts no Python file.", "Export without --base, and put the options in.")
     return f"{text[: started[-1].end()]} {said}{text[started[-1].end() :]}"

@@ -98,7 +98,7 @@ ENGINES: dict[str, Engine] = {
             ("optimizer", "the training script makes it"),
         ),
     ),
-    "fsdp2": Engine(
+    "pytorch": Engine(
         "plain PyTorch",
         context=False,
         schedules=tuple(name for name in torchtitan.NAMES if name in ("gpipe", "1f1b")),
@@ -192,7 +192,7 @@ def canonical(configuration: Configuration) -> Configuration:
     """The same decisions in one form: what has no meaning at a degree of one is as where nothing is said, and gathered
     parameters that stay until backward are ZeRO's second stage however an engine calls it.
 
-    >>> canonical(Configuration("fsdp2", shard=2, reshard=False)).sharding
+    >>> canonical(Configuration("pytorch", shard=2, reshard=False)).sharding
     'gradients'
     """
     c = configuration
@@ -268,7 +268,7 @@ class _Walk:
         if c.tensor == 1 or not c.modules:
             raise ConfigurationError(
                 "The plan cuts no weights by features, and a tp_plan says nothing else.",
-                "Say --to accelerate or --to fsdp2.",
+                "Say --to accelerate or --to pytorch.",
             )
         ways = [(name, size) for name, size in (("replicate", c.replicate), ("shard", c.shard), ("context", c.context))]
         for name, size in [*ways, ("pipeline", c.pipeline)]:
@@ -385,7 +385,7 @@ class _Walk:
         share = self.c.recomputed_share
         if self.c.recompute == BLOCKS and share < 1:
             near = 1 / max(round(1 / share), 1) if engine.shares else 1.0
-            if self.name == "fsdp2":
+            if self.name == "pytorch":
                 near = share
             self._change("recomputed_share", f"{near:.0%}: {engine.title} says no other share", recomputed_share=near)
         if c.precision not in engine.precision:

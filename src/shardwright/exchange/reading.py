@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shardwright.exchange import accelerate, deepspeed, fsdp2, hugging_face, megatron, torchtitan
+from shardwright.exchange import accelerate, deepspeed, hugging_face, megatron, plain_pytorch, torchtitan
 from shardwright.exchange.configuration import Configuration, ConfigurationError
 from shardwright.files import read_json
 
@@ -14,7 +14,7 @@ READERS: dict[str, Callable[[str], Configuration]] = {
     "megatron": megatron.read,
     "deepspeed": deepspeed.read,
     "accelerate": accelerate.read,
-    "fsdp2": fsdp2.read,
+    "pytorch": plain_pytorch.read,
     "hf": hugging_face.read,
 }
 """By the engine's name."""
@@ -25,7 +25,7 @@ SUFFIXES = {
     ".txt": "megatron",
     ".yaml": "accelerate",
     ".yml": "accelerate",
-    ".py": "fsdp2",
+    ".py": "pytorch",
 }
 
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from shardwright.exchange import accelerate, deepspeed, editing, fsdp2, hugging_face, megatron, torchtitan
+from shardwright.exchange import accelerate, deepspeed, editing, hugging_face, megatron, plain_pytorch, torchtitan
 from shardwright.exchange.configuration import Configuration, ConfigurationError, flattened
 from shardwright.exchange.expressing import Nearest, canonical, nearest
 from shardwright.exchange.shell import command_words
@@ -21,7 +21,7 @@ WRITERS: dict[str, Writer] = {
     "megatron": megatron.write,
     "deepspeed": deepspeed.write,
     "accelerate": accelerate.write,
-    "fsdp2": fsdp2.table,
+    "pytorch": plain_pytorch.table,
     "hf": hugging_face.write,
 }
 """By the engine's name."""
@@ -31,7 +31,7 @@ SUFFIXES = {
     "megatron": "sh",
     "deepspeed": "json",
     "accelerate": "yaml",
-    "fsdp2": "py",
+    "pytorch": "py",
     "hf": "json",
 }
 
@@ -48,8 +48,8 @@ def parse(text: str, engine: str, source: str = "the written file") -> Configura
         return megatron.parse(text, source)
     if engine == "accelerate":
         return accelerate.parse(accelerate.load(text, source), source)
-    if engine == "fsdp2":
-        return fsdp2.parse(text, source)
+    if engine == "pytorch":
+        return plain_pytorch.parse(text, source)
     values = json.loads(text)
     return deepspeed.parse(values, source) if engine == "deepspeed" else hugging_face.of_plan(values["tp_plan"], source)
 
@@ -84,7 +84,7 @@ def written(found: Nearest, beside: str | None = None, source: str = "") -> str:
         where = "The file it was to be changed in" if beside is not None else "What was written"
         raise ConfigurationError(
             f"{where} does not say {said.summary()} when it is read back.",
-            "Export without --from, and put in what it says." if beside is not None else "Tell us: it is our mistake.",
+            "Export without --base, and put in what it says." if beside is not None else "Tell us: it is our mistake.",
         )
     return text
 
@@ -110,8 +110,8 @@ def _says(found: Nearest, source: str) -> Callable[[str], bool]:
 
 
 def _changed(beside: str, text: str, engine: str, right: Callable[[str], bool]) -> str:
-    if engine == "fsdp2":
-        raise ConfigurationError("A parallelize.py is written whole.", "Leave --from out.")
+    if engine == "pytorch":
+        raise ConfigurationError("A parallelize.py is written whole.", "Leave --base out.")
     table: dict[str, Any]
     if engine == "torchtitan":
         table, apply = flattened(torchtitan.load(text, "")), editing.toml

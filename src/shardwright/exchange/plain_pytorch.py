@@ -44,7 +44,7 @@ def parse(text: str, source: str) -> Configuration:
                 return of_table(values, source)
     raise ConfigurationError(
         f"{source} has no table {NAME} of plain values.",
-        "Only files that `shardwright export --to fsdp2` wrote are read.",
+        "Only files that `shardwright export --to pytorch` wrote are read.",
     )
 
 
@@ -56,7 +56,7 @@ def of_table(values: dict[str, Any], source: str) -> Configuration:
         if name in given:
             given[name] = tuple(tuple(one) if isinstance(one, list | tuple) else one for one in given[name])
     try:
-        return Configuration(engine="fsdp2", source=source, **given, **keys.lists())
+        return Configuration(engine="pytorch", source=source, **given, **keys.lists())
     except TypeError as problem:
         raise ConfigurationError(f"{source}: {problem}.", "Export the plan again.") from None
 
@@ -64,6 +64,6 @@ def of_table(values: dict[str, Any], source: str) -> Configuration:
 def table(configuration: Configuration) -> str:
     """The table as it stands in the file."""
     said = configuration.decisions()
-    plain = Configuration("fsdp2").decisions()
+    plain = Configuration("pytorch").decisions()
     lines = [f"    {name!r}: {value!r}," for name, value in said.items() if value != plain[name]]
     return "\n".join([f"{NAME} = {{", *lines, "}"])
