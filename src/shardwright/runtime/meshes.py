@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import functools
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +22,8 @@ _MESHES: dict[Any, Any] = {}
 """Meshes over the default process group, which stands beside them: made once, because each of several axes costs process
 groups (NCCL communicators, threads of gloo). Models may share them: whatever is sent, all ranks send in the same order."""
 
-LETTING_GO_SECONDS = 0.1
-"""What gloo's threads are given at the end of the process."""
+LETTING_GO_SECONDS, MOST_LETTING_GO_SECONDS = 0.1, 2.0
+"""What gloo's threads are given at the end of the process: so long, and longer while one of them has work to do."""
 
 
 def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
@@ -44,9 +46,31 @@ def known_mesh(ranks: tuple[int, ...], axes: Axes, kind: str) -> DeviceMesh:
 def _let_go_at_the_end() -> None:
     """A thread of gloo's takes the interpreter's lock to let go of what its last collective held, some time after that is
     said to be over; where the interpreter has begun to end by then, it aborts a process whose work is done
-    (https://github.com/pytorch/pytorch/pull/179291). So this one sleeps for a moment, last of all that is done at exit."""
+    (https://github.com/pytorch/pytorch/pull/179291). So this one sleeps for a moment, last of all that is done at exit; on a
+    busy machine, where a thread may have to wait for a processor, until none does."""
     if dist.get_backend() != "nccl":
-        atexit.register(time.sleep, LETTING_GO_SECONDS)
+        atexit.register(_let_go)
+
+
+def _let_go() -> None:
+    until = time.monotonic() + MOST_LETTING_GO_SECONDS
+    time.sleep(LETTING_GO_SECONDS)
+    while _others_run() and time.monotonic() < until:
+        time.sleep(LETTING_GO_SECONDS)
+
+
+def _others_run() -> bool:
+    """Whether another thread of this process has a processor or waits for one; not told outside of Linux."""
+    mine = threading.get_native_id()
+    return any(_state(task) == "R" for task in Path("/proc/self/task").glob("*") if task.name != str(mine))
+
+
+def _state(task: Path) -> str:
+    """The letter behind a thread's name in its line of status; none where it has ended meanwhile."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def kind_of_device(device: torch.device | str | None) -> str:
