@@ -17,18 +17,18 @@ from shardwright.operators.families import normalisations
 from shardwright.program import Phase
 from shardwright.program.instructions import REDUCE
 from shardwright.runtime import (
-    borders,
+    boundary,
     buckets,
+    communication,
+    computation,
     execution,
     executor,
-    homeward,
+    gradient_reduction,
     inputs,
-    operating,
-    part,
+    stage_program,
     ties,
-    travelling,
 )
-from shardwright.runtime.fetched import Lying
+from shardwright.runtime.deferred_results import ResultParts
 
 
 def first_for_ever(key: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,12 +50,12 @@ def _(stack: ExitStack) -> None:
 
 @mutation("first batch for ever in a pipeline", words)
 def _(stack: ExitStack) -> None:
-    around(stack, borders.Border, "_piece", first_for_ever(lambda self, key, part, name, given: (key, name)))
+    around(stack, boundary.Boundary, "_piece", first_for_ever(lambda self, key, part, name, given: (key, name)))
 
 
 @mutation("parameters gathered once", perceptron)
 def _(stack: ExitStack) -> None:
-    around(stack, travelling, "packed_shards", first_for_ever(lambda shards, steps: tuple(map(id, steps))))
+    around(stack, communication, "packed_shards", first_for_ever(lambda shards, steps: tuple(map(id, steps))))
 
 
 @mutation("loss of the step before", perceptron)
@@ -66,7 +66,7 @@ def _(stack: ExitStack) -> None:
         known, losses[name] = losses.get(name, value), value
         return original(self, name, value + (known - value).detach())
 
-    around(stack, borders.Border, "handed_out", before)
+    around(stack, boundary.Boundary, "handed_out", before)
 
 
 @mutation("loss scale lost", perceptron)
@@ -85,7 +85,7 @@ def _(stack: ExitStack) -> None:
 
 @mutation("accumulation keeps the last pass", perceptron)
 def _(stack: ExitStack) -> None:
-    around(stack, homeward.Homeward, "_arrive", last_only)
+    around(stack, gradient_reduction.GradientReduction, "_arrive", last_only)
 
 
 @mutation("accumulation keeps the last micro-batch", deep)
@@ -94,7 +94,7 @@ def _(stack: ExitStack) -> None:
         staged = REDUCE in self.program.sections  # kept back until all micro-batches are through
         return last_only(original, self, instruction) if staged else original(self, instruction)
 
-    around(stack, homeward.Homeward, "_arrive", in_stages)
+    around(stack, gradient_reduction.GradientReduction, "_arrive", in_stages)
 
 
 def last_only(original: Any, self: Any, instruction: Any) -> Any:
@@ -114,7 +114,7 @@ def _(stack: ExitStack) -> None:
         one = original(self, arrived, place, microbatch)
         return one if one is None or microbatch + 1 < len(self._micro.sizes) else one * 0
 
-    around(stack, borders.Border, "arriving", but_the_last)
+    around(stack, boundary.Boundary, "arriving", but_the_last)
 
 
 @mutation("first micro-batch twice", words)
@@ -123,7 +123,7 @@ def _(stack: ExitStack) -> None:
         stage, _ = key
         return original(self, (stage, 0), *rest)
 
-    around(stack, borders.Border, "_piece", first)
+    around(stack, boundary.Boundary, "_piece", first)
 
 
 @mutation("micro-batches in another order", words)
@@ -132,7 +132,7 @@ def _(stack: ExitStack) -> None:
         ways = replace(self.output, exits=self.output.exits[::-1])
         return original(self._replace(output=ways, parts=self.parts[::-1]), telling)
 
-    around(stack, Lying, "whole", reversed_parts)
+    around(stack, ResultParts, "whole", reversed_parts)
 
 
 @mutation("tied stages not summed", words)
@@ -154,12 +154,12 @@ def _(stack: ExitStack) -> None:
 
         return scaled
 
-    around(stack, operating.Operators, "forward", off)
+    around(stack, computation.Computation, "forward", off)
 
 
 @mutation("recomputation draws another mask", deep)
 def _(stack: ExitStack) -> None:
-    around(stack, operating, "set_random_state", lambda original, state, device: None)
+    around(stack, computation, "set_random_state", lambda original, state, device: None)
 
 
 @mutation("dropout alike in every step", forgetting)
@@ -214,4 +214,4 @@ def _(stack: ExitStack) -> None:
 
 @mutation("buffers never updated", pictures)
 def _(stack: ExitStack) -> None:
-    around(stack, part.Part, "store", lambda original, self, values: None)
+    around(stack, stage_program.StageProgram, "store", lambda original, self, values: None)

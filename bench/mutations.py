@@ -24,7 +24,15 @@ from torch import Tensor
 
 from shardwright.lowering import collectives, randomness
 from shardwright.program import binding
-from shardwright.runtime import borders, buckets, bundles, homeward, part, summing, travelling
+from shardwright.runtime import (
+    boundary,
+    bucket_reduction,
+    buckets,
+    bundles,
+    communication,
+    gradient_reduction,
+    stage_program,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -72,7 +80,7 @@ def _(stack: ExitStack) -> None:
         if dist.get_rank():
             self._pieces[0].copy_(mine)
 
-    around(stack, summing.Summing, "finish", own)
+    around(stack, bucket_reduction.BucketReduction, "finish", own)
 
 
 @mutation("extra 1/p", perceptron)
@@ -81,7 +89,7 @@ def _(stack: ExitStack) -> None:
         original(self, *args, **options)
         self._pieces[0].div_(dist.get_world_size())
 
-    around(stack, summing.Summing, "finish", averaged)
+    around(stack, bucket_reduction.BucketReduction, "finish", averaged)
 
 
 @mutation("all-reduce dropped", perceptron)
@@ -108,7 +116,7 @@ def _(stack: ExitStack) -> None:
 
         return last_only
 
-    around(stack, homeward.Homeward, "_accumulate", forgetful)
+    around(stack, gradient_reduction.GradientReduction, "_accumulate", forgetful)
 
 
 @mutation("swapped gather", perceptron)
@@ -117,7 +125,7 @@ def _(stack: ExitStack) -> None:
         parts = stacked.chunk(line.size)
         return original(torch.cat([parts[1], parts[0], *parts[2:]]), dim, extent, line)
 
-    for owner in (collectives, travelling):
+    for owner in (collectives, communication):
         around(stack, owner, "in_place", swapped)
 
 
@@ -155,7 +163,7 @@ def _(stack: ExitStack) -> None:
         if not last_rank():
             original(self, values)
 
-    around(stack, part.Part, "store", never)
+    around(stack, stage_program.StageProgram, "store", never)
 
 
 @mutation("halved logits", words)
@@ -163,7 +171,7 @@ def _(stack: ExitStack) -> None:
     def halved(original: Any, self: Any, name: str, value: Tensor) -> Any:
         return original(self, name, value * 0.5 if value.numel() > 1 else value)
 
-    around(stack, borders.Border, "handed_out", halved)
+    around(stack, boundary.Boundary, "handed_out", halved)
 
 
 @mutation("a rank's second update doubled", perceptron)

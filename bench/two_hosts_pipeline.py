@@ -140,7 +140,7 @@ def _fully_sharded() -> tuple[Any, tuple[Any, ...]]:
 
 def _clocked_waits() -> list[float]:
     """A clock of the seconds that a rank of a pipeline waits for others."""
-    from shardwright.runtime import fetched, mail
+    from shardwright.runtime import deferred_results, point_to_point
 
     total = [0.0]
 
@@ -156,9 +156,9 @@ def _clocked_waits() -> list[float]:
 
         setattr(owner, name, wait)
 
-    clocked(mail.Mail, "receive")
-    clocked(mail.Mail, "finish")
-    clocked(fetched.Fetched, "whole")
+    clocked(point_to_point.PointToPoint, "receive")
+    clocked(point_to_point.PointToPoint, "finish")
+    clocked(deferred_results.ResultParts, "whole")
     return total
 
 

@@ -208,7 +208,7 @@ def other_strides_every_step(rank: int, name: str) -> tuple[int, int]:
             for path, parameter in reference.named_parameters():
                 gradient = whole(parallel.get_parameter(path).grad)
                 torch.testing.assert_close(gradient, parameter.grad, rtol=1e-8, atol=1e-11, msg=f"{path}, {lies}")
-        traced += sum(found.traced for found in parallel._planned.executor._operators._derivatives.values())
+        traced += sum(found.traced for found in parallel._planned.executor._computation._derivatives.values())
     return len(chosen), traced
 
 

@@ -24,7 +24,7 @@ from shardwright.planner.judging import judge
 from shardwright.planner.proposals import Laid, LaidOut, on_one_mesh
 from shardwright.plans import Prediction, Stage
 from shardwright.program import build
-from shardwright.program.border import arriving
+from shardwright.program.boundary import arriving
 from shardwright.program.pipeline import Pipeline
 from shardwright.schedules import known_schedule
 from shardwright.verification.forced_pipelines import forced_pipeline

@@ -449,7 +449,7 @@ def moved_work(rank: int, kind: str, folder: str) -> None:
     ours, theirs = parallelize(copy.deepcopy(model), plan, graph=graph), copy.deepcopy(model)
     optimizer, single = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (ours, theirs))
     assistant = assist(ours, optimizer)
-    assistant._levers[0].mover.traces = False
+    assistant._movers[0].mover.traces = False
     far, rows = [train(ours, optimizer, 1)[0] - train(theirs, single, 1)[0]], assistant.rows
     total = sum(rows)
     assert total > 2 and len(rows) >= 2

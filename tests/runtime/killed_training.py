@@ -63,7 +63,7 @@ def main() -> None:
                 return exchange(*given)
 
             recut.exchanged = exchanged
-            weights = assistant._levers[0].mover.shares.weights
+            weights = assistant._movers[0].mover.shares.weights
             if not weights:  # where no parameter moves: after the program for the new rows is built
 
                 def prepared(*given: Any, at: str = moment) -> Any:

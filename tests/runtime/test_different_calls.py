@@ -15,7 +15,7 @@ from runtime.workers import device_mesh
 from shardwright.errors import RunError
 from shardwright.frontend import capture
 from shardwright.program.steps import Line
-from shardwright.runtime import meeting, parallelize
+from shardwright.runtime import handshake, parallelize
 
 
 def parallel(kind: str) -> tuple[Any, torch.Tensor]:
@@ -77,8 +77,8 @@ def test_a_rank_that_has_ended_or_never_comes_is_spoken_of(monkeypatch, trouble)
     def gathering(*_: Any) -> Any:
         raise RuntimeError(trouble)
 
-    monkeypatch.setattr(meeting, "start_gathering", gathering)
-    told = meeting.Meeting([Line("group", 2, 0)], torch.tensor([0, 1]), torch.device("cpu"))
+    monkeypatch.setattr(handshake, "start_gathering", gathering)
+    told = handshake.Handshake([Line("group", 2, 0)], torch.tensor([0, 1]), torch.device("cpu"))
     with pytest.raises(RunError, match="calls the model without gradients, and not all others do") as caught:
-        told.tell(meeting.kind(meeting.WITHOUT_GRADIENTS))
+        told.tell(handshake.kind(handshake.WITHOUT_GRADIENTS))
     assert trouble in caught.value.message and "`if rank == 0:`" in caught.value.remedy

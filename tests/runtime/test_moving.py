@@ -25,7 +25,7 @@ from shardwright.graph.repeats import block_paths, span_of
 from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
 from shardwright.runtime import parallelize, survivors
-from shardwright.runtime.assistant.fewer import on_fewer
+from shardwright.runtime.assistant.drop_ranks import without_ranks
 from shardwright.runtime.assistant.movable import Shares
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.moving import move
@@ -86,7 +86,7 @@ def farthest(parallel: Any, model: torch.nn.Module) -> float:
 def on_some(graph: Graph, plan: Plan, rows: tuple[int, ...], stage: int = 0) -> Plan:
     """The plan with the first axis of a stage dealt out in these rows."""
     stages = list(plan.stages)
-    stages[stage] = on_fewer(stages[stage], Shares(0, "a", rows), rows)
+    stages[stage] = without_ranks(stages[stage], Shares(0, "a", rows), rows)
     return replace(plan, stages=tuple(stages))
 
 

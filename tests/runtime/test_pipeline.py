@@ -412,7 +412,7 @@ def delayed(rank: int) -> None:
     parallel = parallelize(model, plan, args, graph=graph)
     store = default_store()
     if rank == 0:
-        mail = parallel._planned._mail["whole"]
+        mail = parallel._planned._p2p["whole"]
         finish = mail.finish
 
         def late() -> None:

@@ -20,7 +20,7 @@ from lowering.strategies import mesh_with
 from runtime.pipelines import cut, halves, pipeline_plan, whole_strategy
 from runtime.workers import device_mesh
 from shardwright.frontend import capture
-from shardwright.runtime import operating, parallelize
+from shardwright.runtime import computation, parallelize
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.shards import whole
 
@@ -72,7 +72,7 @@ def away(rank: int, how: str, lightly: bool, fault: bool = False) -> float:
         parallel = parallelize(copy.deepcopy(model), replace(strategy, **again), (x,), **asked)
     worst = 0.0
     torch.manual_seed(3)
-    with mock.patch.object(operating, "set_random_state") if fault else nullcontext():
+    with mock.patch.object(computation, "set_random_state") if fault else nullcontext():
         for _ in range(TRACED_AFTER + 2):
             parallel.zero_grad()
             loss, *masks = parallel(x)

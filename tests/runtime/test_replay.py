@@ -147,7 +147,7 @@ class Breaking(Again):
         self.where = where
 
     def window(self):
-        if self.where != "summing" or any(flat._summing is not None for flat in self.flats):
+        if self.where != "summing" or any(flat._reduction is not None for flat in self.flats):
             self.windows += 1
             raise torch.cuda.OutOfMemoryError("no 12 bytes")
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardwright.frontend import capture
-from shardwright.runtime import operating
+from shardwright.runtime import computation
 from shardwright.verification.forced_pipelines import forced_pipeline
 from shardwright.verification.prepare import subject
 from shardwright.verification.verify import verify_rank
@@ -79,7 +79,7 @@ def test_a_stage_may_have_no_parameters(pair):
 
 
 def verified(rank: int, fault: bool):
-    with mock.patch.object(operating, "set_random_state", **({} if fault else {"new": operating.set_random_state})):
+    with mock.patch.object(computation, "set_random_state", **({} if fault else {"new": computation.set_random_state})):
         answer = verify_rank(deep, {True: plan()}, 2, forced=False, planned=True)
     return None if answer is None else (answer.agrees, answer.changes, answer.compared)
 

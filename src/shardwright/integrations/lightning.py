@@ -17,7 +17,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_only
 
 from shardwright.errors import RunError
 from shardwright.runtime import ParallelModule
-from shardwright.runtime.parts import as_part
+from shardwright.runtime.submodules import as_part
 from shardwright.runtime.whole_state import whole_state
 
 

@@ -23,7 +23,7 @@ from shardwright.errors import RunError
 from shardwright.integrations.one_process import one_process
 from shardwright.runtime import ParallelModule
 from shardwright.runtime.checkpoint import latest, load_checkpoint, load_weights, save_checkpoint
-from shardwright.runtime.parts import original_of
+from shardwright.runtime.submodules import original_of
 
 SHARDS = "shards"
 """The folder of a checkpoint that holds parameters and optimizer state as every plan can read them."""

@@ -14,7 +14,7 @@ from shardwright.errors import LoweringError
 from shardwright.operators.rules import largest_place
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Noting, Written, build
-from shardwright.program.border import arriving, cross
+from shardwright.program.boundary import arriving, cross
 from shardwright.program.stages import StageGraph
 
 

@@ -17,7 +17,7 @@ from shardwright._torch_compat import accumulation_hooks, gradient_hooks, has_ho
 from shardwright.errors import RunError
 from shardwright.program import Bucket
 from shardwright.program.steps import Line
-from shardwright.runtime.summing import Aside, Summing
+from shardwright.runtime.bucket_reduction import BucketReduction, SideStream
 from shardwright.runtime.uneven import Uneven, show_uneven
 
 
@@ -67,14 +67,14 @@ class Flat:
     """The flat tensor of one bucket. ``lines`` gives the ranks along every mesh axis, ``held`` the parameter of a name."""
 
     def __init__(
-        self, bucket: Bucket, lines: Sequence[Line], aside: Aside, held: Callable[[str], torch.nn.Parameter]
+        self, bucket: Bucket, lines: Sequence[Line], aside: SideStream, held: Callable[[str], torch.nn.Parameter]
     ) -> None:
         self.bucket, self.lines, self.aside, self.held = bucket, lines, aside, held
         self.filled: dict[str, Tensor] = {}
         self._flat: Tensor | None = None
         self._parts: dict[str, Tensor] = {}
         self._given: dict[str, Tensor] = {}
-        self._summing: Summing | None = None
+        self._reduction: BucketReduction | None = None
 
     @property
     def nbytes(self) -> int:
@@ -110,7 +110,7 @@ class Flat:
     def abandon(self) -> None:
         """Forget a pass that broke off: what it filled, and the sum that it had begun."""
         self.filled.clear()
-        self._summing = None
+        self._reduction = None
         self.release()
 
     def _in_use(self) -> bool:
@@ -122,21 +122,21 @@ class Flat:
 
     def advance(self) -> None:
         """Start the next leg of the sum."""
-        if self._summing is None:
+        if self._reduction is None:
             if not self.filled:
                 return
             assert self._flat is not None
             for tensor in self.bucket.tensors:
                 if tensor not in self.filled and tensor in self._parts:
                     self._parts[tensor].zero_()
-            self._summing = Summing(self._flat, self.bucket.way.legs, self.lines, self.aside)
-        self._summing.advance()
+            self._reduction = BucketReduction(self._flat, self.bucket.way.legs, self.lines, self.aside)
+        self._reduction.advance()
 
     def finish(self) -> None:
         """Wait for the sum."""
-        if self._summing is not None:
-            self._summing.finish()
-            self._summing = None
+        if self._reduction is not None:
+            self._reduction.finish()
+            self._reduction = None
 
     def hand_out(self, tensor: str) -> None:
         """Give a parameter its gradient, if there was one in this step."""

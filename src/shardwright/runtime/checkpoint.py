@@ -35,8 +35,8 @@ from shardwright.files import parse_json
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.runtime.checkpoint_reading import load, read_metadata
 from shardwright.runtime.checkpoint_sums import CHECKED, Writer
-from shardwright.runtime.parts import names_elsewhere
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
+from shardwright.runtime.submodules import names_elsewhere
 from shardwright.runtime.weights import check_names
 
 # Optimizer state under the names of the parameters, so that it does not depend on how they are grouped or numbered.

@@ -2,7 +2,7 @@
 
 A module has one for the call that the plan was made for, and further ones for other calls, for those whose inputs require
 gradients and for thawed parameters (:mod:`~shardwright.runtime.programs`). They share parameters and process groups, which
-belong to the module. Every call is a flight of its own (:mod:`~shardwright.runtime.flight`), and there are two protocols,
+belong to the module. Every call is a flight of its own (:mod:`~shardwright.runtime.in_flight`), and there are two protocols,
 decided from the plan alone, so that all ranks decide alike. *Deferred*: the call runs the forward passes and ``backward()``
 the rest; so where every rank's order has its forward passes first (one mesh, GPipe), where the model gives no scalar loss,
 or its loss is of all rows together (:mod:`~shardwright.runtime.tail`). *At once*: other orders run backward passes before
@@ -33,20 +33,20 @@ from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Dataflow, Result
 from shardwright.program.naming import closing_name
 from shardwright.program.tasks import Task
-from shardwright.runtime.borders import Border
-from shardwright.runtime.closing import Closing
+from shardwright.runtime.boundary import Boundary
 from shardwright.runtime.executor import Executor
-from shardwright.runtime.flight import Flight, passes
-from shardwright.runtime.homeward import KeptBack
+from shardwright.runtime.gradient_reduction import KeptBack
+from shardwright.runtime.in_flight import CallInFlight, passes
 from shardwright.runtime.inputs import matched
-from shardwright.runtime.mail import Mail
-from shardwright.runtime.part import Part
-from shardwright.runtime.performing import Eager, Performer
+from shardwright.runtime.performer import Eager, Performer
+from shardwright.runtime.point_to_point import PointToPoint
 from shardwright.runtime.profiling import named
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.recorder import step_recorder
 from shardwright.runtime.shards import constant
+from shardwright.runtime.stage_program import StageProgram
 from shardwright.runtime.stages import Stages, axis_groups
+from shardwright.runtime.step_end import StepEnd
 from shardwright.runtime.tail import Tail
 from shardwright.schedules import FORWARD, Action
 
@@ -55,28 +55,28 @@ class Execution:
     """One kind of call, ready to be made. ``rank`` is what all of a module's programs share, ``aside`` the buffers that are
     read beside the stages, whole."""
 
-    def __init__(self, stages: Stages, rank: Rank, aside: Mapping[str, Tensor], closing: Closing) -> None:
+    def __init__(self, stages: Stages, rank: Rank, aside: Mapping[str, Tensor], step_end: StepEnd) -> None:
         self.stages, self.rank, self.pipeline, self.graph = stages, rank, stages.pipeline, stages.graph
-        self.training, self._aside, self._closing = stages.training, aside, closing
+        self.training, self._aside, self._step_end = stages.training, aside, step_end
         self._micro = micro = self.pipeline.micro
         self.parts = {key: self._part(*key) for key in stages.programs}
         self.waiting: dict[int, KeptBack] = {number: {} for number in stages.own}
         """By stage, the gradients that ``no_sync`` keeps back."""
         for (number, _), part in self.parts.items():
             if not part.executor.apart:
-                part.executor.home.kept_back = self.waiting[number]
+                part.executor.reduction.kept_back = self.waiting[number]
         self.tail = None if micro.tail is None else Tail(self.pipeline, aside, rank.held, rank.device)
-        self.border = Border(self.pipeline, self.parts, rank, closing.telling)
+        self.boundary = Boundary(self.pipeline, self.parts, rank, step_end.broadcast)
         order = stages.plan.schedule
-        self.deferred = self.border.loss is None or order.forwards_first() == order
-        self.trains = stages.training and bool(self.border.roots)
+        self.deferred = self.boundary.loss is None or order.forwards_first() == order
+        self.trains = stages.training and bool(self.boundary.roots)
         """Whether a backward pass may follow."""
         every, own = [self.pipeline.steps(rank) for rank in range(dist.get_world_size())], dist.get_rank()
-        self._orders, self._mail = {}, {}
+        self._orders, self._p2p = {}, {}
         halves = {"forward": _only(every, True), "backward": _only(every, False)}
         for name, orders in (halves if self.deferred else {"whole": every, **halves}).items():
             self._orders[name] = passes(orders[own], self.parts)
-            self._mail[name] = Mail(orders, own, rank.device, stages.groups.pairs)
+            self._p2p[name] = PointToPoint(orders, own, rank.device, stages.groups.pairs)
         largest = max(micro.sizes)
         self._largest = {stage: part for (stage, size), part in self.parts.items() if size == largest}
         self.recorder = step_recorder(self.order, self._largest) if self.trains else None
@@ -84,31 +84,31 @@ class Execution:
         self._output_tree = restored_tree(self.graph.output_tree)
         self._whole: torch.nn.Module | None = None
 
-    def _part(self, number: int, size: int) -> Part:
+    def _part(self, number: int, size: int) -> StageProgram:
         stages, program = self.stages, self.stages.programs[number, size]
         mesh, part = stages.meshes[number], self.pipeline.parts[size][number]
         constants = [constant(c, program.flow, self.rank.device) for c in part.graph.constants]
         rank = replace(self.rank, mesh=mesh, groups=axis_groups(mesh), constants=constants)
-        return Part(program, part, rank, stages.decisions[number])
+        return StageProgram(program, part, rank, stages.decisions[number])
 
     def like(self, stages: Stages, home: Mapping[str, tuple[dict[str, Any], str]] | None = None) -> Execution:
         """Another kind of call of the same module; ``home``: where its parameters and buffers are, where their names are
         others."""
         rank = self.rank if home is None else replace(self.rank, home=home)
-        return Execution(stages, rank, self._aside, self._closing)
+        return Execution(stages, rank, self._aside, self._step_end)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Any:
         """Run on inputs in the order of the graph; a backward pass may follow where gradients are wanted."""
-        self._closing.telling.finish()
-        border = self.border
-        given = self._prepared(border.looked_at(inputs))
+        self._step_end.broadcast.finish()
+        boundary = self.boundary
+        given = self._prepared(boundary.looked_at(inputs))
         if torch.is_grad_enabled() and self.trains:
-            results = _Step.apply(self, self._anchor, *border.pieces(given))
+            results = _Step.apply(self, self._anchor, *boundary.pieces(given))
         else:
-            flight = self._flown([x.detach() for x in border.pieces(given)], "forward", False)
-            results = border.results(flight, False)
-        outputs = zip(border.outputs.values(), results, strict=True)
-        found = {output.name: border.handed_out(output.name, x) for output, x in outputs}
+            flight = self._flown([x.detach() for x in boundary.pieces(given)], "forward", False)
+            results = boundary.results(flight, False)
+        outputs = zip(boundary.outputs.values(), results, strict=True)
+        found = {output.name: boundary.handed_out(output.name, x) for output, x in outputs}
         if self.tail is not None:
             found |= self.tail.outputs({**{name: x.to(self.rank.device) for name, x in given.items()}, **found})
         return self._finished(found)
@@ -124,7 +124,7 @@ class Execution:
         return {**inputs, **{out.name: found[out.name] for out in graph.outputs if isinstance(out, Ref)}}
 
     @property
-    def order(self) -> list[tuple[Action, Part]]:
+    def order(self) -> list[tuple[Action, StageProgram]]:
         """The passes of a training step as they are performed, and the program of each."""
         names = ("forward", "backward") if self.deferred else ("whole",)
         return [(one.action, one.part) for name in names for one in self._orders[name]]
@@ -134,23 +134,23 @@ class Execution:
         """Whether no gradients are held back."""
         return not self.rank.gradients.hold and not any(self.waiting.values())
 
-    def _flown(self, pieces: Sequence[Tensor], which: str, keep: bool) -> Flight:
+    def _flown(self, pieces: Sequence[Tensor], which: str, keep: bool) -> CallInFlight:
         """A new flight and its first passes."""
-        by_pass, sources = self.border.by_pass(pieces), {part: part.sources() for part in self.parts.values()}
+        by_pass, sources = self.boundary.by_pass(pieces), {part: part.sources() for part in self.parts.values()}
         performer: Performer = Eager()
         if keep and self.recorder is not None:
             performer = self.recorder.performer(sources, by_pass, self._plain)
-        flight = Flight(pieces, by_pass, sources, keep, performer)
+        flight = CallInFlight(pieces, by_pass, sources, keep, performer)
         if which == "whole":
-            flight.arriving = partial(self.border.arriving, self.border.one)
-        flight.perform(self._orders[which], self._mail[which])
+            flight.arriving = partial(self.boundary.arriving, self.boundary.one)
+        flight.perform(self._orders[which], self._p2p[which])
         return flight
 
-    def called(self, pieces: Sequence[Tensor]) -> Flight:
+    def called(self, pieces: Sequence[Tensor]) -> CallInFlight:
         """What a call runs that a backward pass may follow."""
         return self._flown(pieces, "forward" if self.deferred else "whole", True)
 
-    def go_back(self, flight: Flight, arrived: Mapping[int, Tensor]) -> list[Tensor | None]:
+    def go_back(self, flight: CallInFlight, arrived: Mapping[int, Tensor]) -> list[Tensor | None]:
         """What ``backward()`` runs, from the gradients of outputs by their places; gives those of the pieces. What passes of
         other calls have held back is taken along, unless this is held back too."""
         gradients, scale = self.rank.gradients, None
@@ -158,10 +158,10 @@ class Execution:
             if not gradients.hold:
                 self._take_along()
             flight.performer = flight.performer.going_back(frozenset(arrived), self._plain)
-            flight.arriving = partial(self.border.arriving, arrived)
-            flight.perform(self._orders["backward"], self._mail["backward"])
+            flight.arriving = partial(self.boundary.arriving, arrived)
+            flight.perform(self._orders["backward"], self._p2p["backward"])
         else:
-            loss = self.border.loss
+            loss = self.boundary.loss
             if others := [place for place in arrived if place != loss]:
                 raise RunError(
                     f"A gradient arrives at output {others[0]} of a pipeline, which went back from its loss already.",
@@ -180,14 +180,14 @@ class Execution:
             if self not in gradients.holding:
                 gradients.holding.append(self)
         elif self.pipeline.reduces_inside:
-            self._closing.finish(scaled=True)
+            self._step_end.finish(scaled=True)
         else:
-            with self._closing.around(scaled=self.deferred or scale is not None):
+            with self._step_end.around(scaled=self.deferred or scale is not None):
                 if not (self._plain and performer.reduce(scale)):
                     self._hold_back(performer, scale)
                     self._bring_home()
         performer.finish()
-        return list(self.border.gradients(flight, scale))
+        return list(self.boundary.gradients(flight, scale))
 
     def _hold_back(self, performer: Performer, scale: Tensor | None) -> None:
         """Gradients of a flight are added to those that wait already."""
@@ -208,7 +208,7 @@ class Execution:
 
     def reduce(self) -> None:
         """Gradients that were kept back are summed and given to the parameters."""
-        with self._closing.around(scaled=False):
+        with self._step_end.around(scaled=False):
             self._bring_home()
 
     def _bring_home(self) -> None:
@@ -237,7 +237,7 @@ class Execution:
         return any(draws(op, analyse(op, self.graph.tensors).kind) for op in self.graph.ops)
 
     @property
-    def only(self) -> Part:
+    def only(self) -> StageProgram:
         """What this rank runs, where that is one program."""
         (part,) = self.parts.values()
         return part
@@ -285,7 +285,7 @@ class Execution:
         for output, value in zip(flow.outputs, results, strict=True):
             if isinstance(output, Result):
                 found[flow.values[output.value].tensor] = value
-        return self._finished({name: self.border.handed_out(name, value) for name, value in found.items()})
+        return self._finished({name: self.boundary.handed_out(name, value) for name, value in found.items()})
 
     @torch.compiler.assume_constant_result  # performed, not traced, when the compiler comes by
     def _emitted(self) -> bool:
@@ -306,10 +306,10 @@ class _Step(torch.autograd.Function):
     def forward(ctx: Any, execution: Execution, anchor: Tensor, *pieces: Tensor) -> Any:
         ctx.execution = execution
         ctx.flight = flight = execution.called([x.detach() for x in pieces])
-        border = execution.border
-        results = border.results(flight, True)
+        boundary = execution.boundary
+        results = boundary.results(flight, True)
         ctx.mark_non_differentiable(
-            *[x for place, x in zip(border.outputs, results, strict=True) if place not in border.roots]
+            *[x for place, x in zip(boundary.outputs, results, strict=True) if place not in boundary.roots]
         )
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -322,7 +322,7 @@ class _Step(torch.autograd.Function):
                 "A second backward pass goes through the same forward pass of a parallelized module.",
                 "What it needs is freed by the first: add the losses up before backward(), or run the forward pass again.",
             )
-        arrived = {p: g for p, g in zip(ctx.execution.border.outputs, gradients, strict=True) if g is not None}
+        arrived = {p: g for p, g in zip(ctx.execution.boundary.outputs, gradients, strict=True) if g is not None}
         return None, None, *ctx.execution.go_back(flight, arrived)
 
 

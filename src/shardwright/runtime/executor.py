@@ -21,13 +21,13 @@ from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import instruction_name
 from shardwright.program.passes import reduced_apart
 from shardwright.runtime.actions import Action, Run
+from shardwright.runtime.bucket_reduction import SideStream
 from shardwright.runtime.buckets import Flat
-from shardwright.runtime.homeward import Homeward, KeptBack
-from shardwright.runtime.operating import Operators
+from shardwright.runtime.communication import Communication, nothing
+from shardwright.runtime.computation import Computation
+from shardwright.runtime.gradient_reduction import GradientReduction, KeptBack
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.regions import Compiled, Row, numbers_of
-from shardwright.runtime.summing import Aside
-from shardwright.runtime.travelling import Travels, nothing
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
 Instead = Callable[[Run, int], bool]
@@ -47,11 +47,11 @@ class Executor:
         """Called before every row of a pass that is recorded."""
         self.passes = 0
         lines = [rank.line(self.flow.place.line(axis)) for axis in range(len(self.flow.place.axes))]
-        aside = Aside()
+        aside = SideStream()
         self.flats = [Flat(bucket, lines, aside, rank.held) for bucket in program.buckets]
-        self.home = Homeward(program, rank, self.flats)
-        self._operators = Operators(program, rank)
-        self._kinds = {**Travels(program, rank, self.flats).kinds, **self.home.kinds}
+        self.reduction = GradientReduction(program, rank, self.flats)
+        self._computation = Computation(program, rank)
+        self._kinds = {**Communication(program, rank, self.flats).kinds, **self.reduction.kinds}
         self.apart = REDUCE in program.sections
         """Whether passes keep gradients back, which :meth:`reduce` brings home."""
         rows = [(n, self._action(i, keep=True), i.last) for n, i in enumerate(program.instructions)]
@@ -79,7 +79,7 @@ class Executor:
     def settle(self) -> None:
         """From the next pass on run what is traced: at once, where it is known that many passes will follow."""
         self.passes = max(self.passes, TRACED_AFTER + 1)
-        self._operators.settle()
+        self._computation.settle()
 
     def result(self, run: Run, value: int) -> Tensor:
         """A value that is handed out."""
@@ -97,7 +97,7 @@ class Executor:
         table = _unless(instead, self._fused(kind))
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
-        self.home.hold = self.apart or self.rank.gradients.hold
+        self.reduction.hold = self.apart or self.rank.gradients.hold
         with torch.no_grad():
             self._perform(table, run)
         if kind == INPUT:
@@ -107,7 +107,7 @@ class Executor:
 
     def weights(self, run: Run) -> dict[int, Tensor | None]:
         """The second half of a backward pass."""
-        self.home.hold = True
+        self.reduction.hold = True
         with torch.no_grad():
             self._perform(self._fused(WEIGHT), run)
         run.spent, run.slots = True, []
@@ -118,12 +118,12 @@ class Executor:
         if REDUCE not in self._rows:
             way = {*reduced_apart(self.program).sections[REDUCE]}
             self._rows[REDUCE] = [row for row in self._rows[BACKWARD] if row[0] in way]
-        before, self.home.kept_back, self.home.hold = self.home.kept_back, kept_back, False
+        before, self.reduction.kept_back, self.reduction.hold = self.reduction.kept_back, kept_back, False
         try:
             with torch.no_grad():
                 self._perform(_unless(instead, self._rows[REDUCE]), Run([None] * len(self.program.slots)))
         finally:  # passes that are followed by a reduction say anew where they keep gradients
-            self.home.kept_back = {} if self.apart else before
+            self.reduction.kept_back = {} if self.apart else before
 
     def _fused(self, kind: str) -> list[Row]:
         """The rows of a section, compiled region by region where that is wanted and every one of them need not be seen."""
@@ -184,9 +184,9 @@ class Executor:
     def _action(self, instruction: Instruction, keep: bool) -> Action:
         kind = instruction.kind
         if kind is Kind.OPERATOR and instruction.phase is not Phase.BACKWARD:
-            return self._operators.forward(instruction, keep)
+            return self._computation.forward(instruction, keep)
         if kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT):
-            return self._operators.gradients(instruction)
+            return self._computation.gradients(instruction)
         return nothing if kind is Kind.EXCHANGE else self._kinds[kind](instruction)
 
 

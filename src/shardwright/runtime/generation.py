@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import RunError
-from shardwright.runtime.parts import Standing, as_original, original_of
+from shardwright.runtime.submodules import StandIn, as_original, original_of
 
 SHORTEST = 16
 _ALONG_THE_TEXT = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "cache_position")
@@ -26,7 +26,7 @@ _OTHER_WAYS = ("past_key_values", "cache_implementation", "assistant_model", "pr
 """Options of the library's loop that come with ways of their own to treat a cache."""
 
 
-def generate(parallel: Standing, *args: Any, **kwargs: Any) -> Any:
+def generate(parallel: StandIn, *args: Any, **kwargs: Any) -> Any:
     """What ``generate`` of the model's class gives for its parallelized module.
 
     Every rank calls it alike; where tokens are sampled, with the same seed (``torch.manual_seed``).

@@ -20,9 +20,9 @@ from shardwright.frontend.gradients import with_input_gradients
 from shardwright.graph import Graph
 from shardwright.operators import record
 from shardwright.program import Decisions
-from shardwright.program.border import whole_layout
+from shardwright.program.boundary import whole_layout
 from shardwright.program.dataflow import Dataflow
-from shardwright.runtime.border import Bound, Inputs, entrance
+from shardwright.runtime.boundary_steps import Bound, Inputs, input_steps
 
 _KEY = re.compile(r"\[(?:'((?:[^'\\]|\\.)*)'|(\d+))\]")
 
@@ -95,7 +95,7 @@ class Arguments:
         self._images = _images(flow.graph) if device.type == "cuda" else set()
         names = [entry.tensor for entry in flow.graph.inputs if entry.tensor is not None]
         resting = flow.strategy.resting
-        self.as_kept = {name: entrance(flow, decisions, name, resting[name], bound) for name in names}
+        self.as_kept = {name: input_steps(flow, decisions, name, resting[name], bound) for name in names}
         """Of inputs that lie as the plan keeps them: on the way back their gradients are summed between ranks that hold the
         same."""
         self._crossings = self.as_kept
@@ -104,7 +104,7 @@ class Arguments:
             self.shapes = {name: flow.local_shape(name, resting[name]) for name in names}
         else:
             self._crossings = {
-                name: entrance(flow, decisions, name, whole_layout(resting[name]), bound)
+                name: input_steps(flow, decisions, name, whole_layout(resting[name]), bound)
                 for name in names
                 if name not in received
             }

@@ -64,13 +64,13 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
         launcher = "torchrun" if "LOCAL_RANK" in environment else "Kubernetes"
         rank, count = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         local = _number(environment, "LOCAL_RANK", 0)
-        return Task(launcher, rank, count, local, *_meeting(environment, launcher, alone=count == 1))
+        return Task(launcher, rank, count, local, *_rendezvous(environment, launcher, alone=count == 1))
     for launcher, rank_name, size, local_rank, local_size in _MPI:
         if rank_name in environment and size in environment:
             rank, count = _number(environment, rank_name), _number(environment, size)
             alone = count == 1 or _number(environment, local_size, 0) == count
             return Task(
-                launcher, rank, count, _number(environment, local_rank, 0), *_meeting(environment, launcher, alone)
+                launcher, rank, count, _number(environment, local_rank, 0), *_rendezvous(environment, launcher, alone)
             )
     if "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment:  # not in the batch script itself
         rank, count = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_NTASKS")
@@ -81,7 +81,7 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
     return None
 
 
-def _meeting(environment: Mapping[str, str], launcher: str, alone: bool) -> tuple[str, int]:
+def _rendezvous(environment: Mapping[str, str], launcher: str, alone: bool) -> tuple[str, int]:
     address = environment.get("MASTER_ADDR", "127.0.0.1" if alone else None)
     if address is None:
         raise RunError(

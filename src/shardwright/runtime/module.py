@@ -31,19 +31,19 @@ from shardwright.plans import Plan
 from shardwright.program import Decisions, Program
 from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.agreement import agree, contents, digest
-from shardwright.runtime.border import Inputs, Outputs
+from shardwright.runtime.boundary_steps import Inputs, Outputs
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options
-from shardwright.runtime.closing import Closing
 from shardwright.runtime.execution import Execution
 from shardwright.runtime.generation import generate
-from shardwright.runtime.meeting import NEW_CALL, WITH_GRADIENTS, WITHOUT_GRADIENTS, Meeting, kind
-from shardwright.runtime.parts import Owning, original_of
+from shardwright.runtime.handshake import NEW_CALL, WITH_GRADIENTS, WITHOUT_GRADIENTS, Handshake, kind
 from shardwright.runtime.pretrained import save_pretrained
-from shardwright.runtime.programs import Prepared, Programs, Surroundings
+from shardwright.runtime.programs import ModuleContext, Prepared, Programs
 from shardwright.runtime.rank import Gradients, Rank
 from shardwright.runtime.rows import Rows
 from shardwright.runtime.same_rows import SameRows
 from shardwright.runtime.stages import Stages, axis_groups
+from shardwright.runtime.step_end import StepEnd
+from shardwright.runtime.submodules import SplitModel, original_of
 from shardwright.runtime.template import Template
 
 _PUBLIC = ("plan", "pipeline", "program", "graph", "mesh", "device", "groups", "gradients", "draws", "decisions")
@@ -68,7 +68,7 @@ class Options:
     expected: tuple[Graph, ...] = ()
 
 
-class ParallelModule(Owning):
+class ParallelModule(SplitModel):
     """One rank's share of a model. Made by :func:`shardwright.parallelize`, not by hand.
 
     ``plan``, ``graph``, ``pipeline`` (how it is cut), ``mesh`` (of this rank's first stage), ``device``, ``gradients`` and
@@ -98,7 +98,7 @@ class ParallelModule(Owning):
         self._own(parameters, [b for b in self._graph.buffers if b.tensor in held], tensors)
         fake = dist.get_backend() == "fake"
         lines, ranks = stages.lines, stages.table
-        self._meeting = Meeting(lines if stages.on_one_mesh or not fake else [], ranks, self._device)
+        self._handshake = Handshake(lines if stages.on_one_mesh or not fake else [], ranks, self._device)
         compared = options.compare_batches if lines and not fake and ranks.numel() > 1 else 0
 
         def watch(graph: Graph, resting: Mapping[str, Layout] | None) -> SameRows:
@@ -106,11 +106,11 @@ class ParallelModule(Owning):
             layouts: Mapping[str, Layout] = dict.fromkeys(names, (Replicate(),) * len(lines))
             if options.inputs == "local" and resting is not None:
                 layouts = {name: resting[name] for name in names}
-            return SameRows(self._meeting, layouts, ranks, compared)
+            return SameRows(self._handshake, layouts, ranks, compared)
 
         self._rows = Rows(stages, options.calling) if options.inputs == "rows" else None
-        self._closing = Closing(self, stages, parameters, self._meeting)
-        self._all_stages = self._closing.all_stages
+        self._step_end = StepEnd(self, stages, parameters, self._handshake)
+        self._all_stages = self._step_end.all_stages
         rank = Rank(
             mesh=stages.mesh,
             device=self._device,
@@ -125,14 +125,14 @@ class ParallelModule(Owning):
         )
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         self._plan, self._pipeline, self._mesh, self._stages = stages.plan, stages.pipeline, stages.mesh, stages
-        self._planned = planned = Execution(stages, rank, self._aside, self._closing)
+        self._planned = planned = Execution(stages, rank, self._aside, self._step_end)
         self._draws, alone = planned.draws, len(planned.parts) == 1
         self._program: Program | None = planned.program if alone else None
         self._decisions: Decisions | None = planned.decisions if alone else None
         self._groups: Mapping[str, str] | None = axis_groups(self._mesh) if alone else None
         self._met, self._last_kind = False, 0
         self._take_modes(original)
-        around = Surroundings(
+        around = ModuleContext(
             calling=options.calling,
             template=options.template,
             homes={path: self._home[p.tensor] for p in parameters for path in p.paths}
@@ -223,7 +223,7 @@ class ParallelModule(Owning):
     def _meet_for_new_call(self) -> None:
         """Before a capture of some seconds, which others would wait for in a call of their own."""
         if self._met:
-            self._meeting.tell(kind(NEW_CALL), at_once=True)
+            self._handshake.tell(kind(NEW_CALL), at_once=True)
 
     def _meet(self, inputs: Mapping[str, Tensor]) -> None:
         """Before the first step: are all ranks there, with the same whole batch, byte by byte?"""

@@ -21,12 +21,12 @@ from shardwright.plans import Plan
 from shardwright.runtime.materialise import aside_of, refuse_uneven_rest
 from shardwright.runtime.meshes import check_processes
 from shardwright.runtime.module import Options, ParallelModule
-from shardwright.runtime.parts import Owning
 from shardwright.runtime.recut import Moving, Resting
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stages import Stages
+from shardwright.runtime.submodules import SplitModel
 
-Ready = tuple[dict[str, Resting], Callable[[dict[str, Any]], Owning]]
+Ready = tuple[dict[str, Resting], Callable[[dict[str, Any]], SplitModel]]
 """Where everything will lie, and what makes a module of it."""
 
 

@@ -32,8 +32,8 @@ from shardwright._torch_compat import (
     wrapper_tensor,
 )
 from shardwright.errors import RunError
-from shardwright.runtime.fetched import Whole
-from shardwright.runtime.meeting import NORM, Meeting, kind
+from shardwright.runtime.deferred_results import Whole
+from shardwright.runtime.handshake import NORM, Handshake, kind
 from shardwright.runtime.shards import whole
 from shardwright.runtime.uneven import Uneven
 
@@ -55,19 +55,19 @@ _pipelines = count()
 class AllStages:
     """The ranks whose gradients together are those of one model; ``idle`` are those that have none to bring."""
 
-    meeting: Meeting
+    handshake: Handshake
     idle: tuple[int, ...]
     number: int
 
     @staticmethod
-    def of(meeting: Meeting, idle: Sequence[int]) -> AllStages:
+    def of(handshake: Handshake, idle: Sequence[int]) -> AllStages:
         """Every rank makes these for the same models in the same order, and so they have the same numbers."""
-        return AllStages(meeting, tuple(idle), next(_pipelines))
+        return AllStages(handshake, tuple(idle), next(_pipelines))
 
     def told(self, mine: Tensor, order: float) -> Tensor:
         """The numbers of all ranks; each brings one of float64."""
         site = zlib.crc32(f"{order} {_caller()}".encode())
-        return self.meeting.tell(kind(NORM, site), {1: mine.view(torch.int64)})[:, 1].view(torch.float64)
+        return self.handshake.tell(kind(NORM, site), {1: mine.view(torch.int64)})[:, 1].view(torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +246,7 @@ def _norm_of_all(ones: Sequence[_One | Tensor], order: float, stages: Iterable[A
     others = [one.to(torch.float64) for one in ones if not isinstance(one, _One)]
     numbers = [_together(_counted(torch.stack(others), order), order)] if others else []
     for each in sorted(found, key=lambda each: each.number):
-        numbers.append(_together(each.told(_brought(found[each], order, each.meeting.device), order), order))
+        numbers.append(_together(each.told(_brought(found[each], order, each.handshake.device), order), order))
     return _root(_together(torch.stack(numbers), order), order) if numbers else torch.zeros((), dtype=torch.float64)
 
 

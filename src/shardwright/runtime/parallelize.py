@@ -29,8 +29,8 @@ from shardwright.plans import Plan
 from shardwright.plans.stages import stage_text
 from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, common_graph, digest, sample
-from shardwright.runtime.assistant.asking import assist_if_asked
-from shardwright.runtime.border import Inputs, Outputs
+from shardwright.runtime.assistant.from_environment import assist_if_asked
+from shardwright.runtime.boundary_steps import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
@@ -38,10 +38,10 @@ from shardwright.runtime.materialise import Initialise, aside_of, is_checkpoint,
 from shardwright.runtime.meshes import check_processes, kind_of_device
 from shardwright.runtime.module import Options, ParallelModule
 from shardwright.runtime.optimizers import update_locally
-from shardwright.runtime.parts import look_at_hooks
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.replanning import for_those_here
 from shardwright.runtime.stages import Stages
+from shardwright.runtime.submodules import look_at_hooks
 from shardwright.runtime.taken_over import carry_over
 from shardwright.runtime.template import Template, with_tensors
 from shardwright.runtime.torchrun import plan_of_job

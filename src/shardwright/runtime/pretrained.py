@@ -8,11 +8,11 @@ from typing import Any
 import torch.distributed as dist
 
 from shardwright.errors import RunError
-from shardwright.runtime.parts import Standing, as_original
+from shardwright.runtime.submodules import StandIn, as_original
 from shardwright.runtime.whole_state import whole_state
 
 
-def save_pretrained(parallel: Standing, save_directory: str | Path, **kwargs: Any) -> None:
+def save_pretrained(parallel: StandIn, save_directory: str | Path, **kwargs: Any) -> None:
     """Write what ``from_pretrained`` reads, in the model's own class; every rank calls this and returns when it is there.
 
     The whole model passes through the first rank's host memory; ``save_checkpoint`` writes shards.

@@ -104,7 +104,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class ModuleContext:
     """What all programs of a module have in common. ``homes`` finds a parameter or buffer by its path in the module;
     ``expected`` are the graphs of other calls that the plan was made for."""
 
@@ -125,9 +125,9 @@ class Surroundings:
 class Programs:
     """Finds the program of a call, or makes it."""
 
-    def __init__(self, planned: Prepared, around: Surroundings) -> None:
-        self.planned, self.around = planned, around
-        self._modes = around.modes()
+    def __init__(self, planned: Prepared, context: ModuleContext) -> None:
+        self.planned, self.context = planned, context
+        self._modes = context.modes()
         self._recent = [planned]
         self._known: dict[tuple[Any, ...], Prepared] = {}
         self._current = planned.first
@@ -139,7 +139,7 @@ class Programs:
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Prepared, dict[str, Tensor]]:
         """What this call runs, and its tensors by the names of that graph."""
         leaves, spec = flatten_tree((args, dict(kwargs)))
-        modes = self.around.modes()
+        modes = self.context.modes()
         for place, prepared in enumerate(self._recent):
             inputs = prepared.recognised(spec, leaves, modes)
             if inputs is not None:
@@ -161,9 +161,9 @@ class Programs:
     ) -> tuple[Prepared, dict[str, Tensor]]:
         """A call that is written as none before: it may be of a known kind all the same."""
         register_containers((args, kwargs), given=True)
-        calling, planned = self.around.calling, self.planned
+        calling, planned = self.context.calling, self.planned
         arranged = (args, kwargs) if calling is None else calling.arranged(args, kwargs)
-        again = calling is not None and self.around.template is not None and planned.rank.inputs == "whole"
+        again = calling is not None and self.context.template is not None and planned.rank.inputs == "whole"
         try:
             inputs = planned.first.matched(*arranged)
             self._check_modes(modes, again)
@@ -190,8 +190,8 @@ class Programs:
         key = _key(modes, args, kwargs)
         if key not in self._known:
             started = perf_counter()
-            if self.around.new_call is not None:
-                self.around.new_call()
+            if self.context.new_call is not None:
+                self.context.new_call()
             try:
                 with collection_paused():  # a capture is much that lives until it is done
                     prepared = self._prepared(args, kwargs, modes)
@@ -210,12 +210,12 @@ class Programs:
         return self._known[key]
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any], modes: Modes) -> Prepared:
-        template = self.around.template
+        template = self.context.template
         assert template is not None
-        training = {path: mode for (path, _), mode in zip(self.around.modules, modes, strict=True)}
+        training = {path: mode for (path, _), mode in zip(self.context.modules, modes, strict=True)}
         graph = common_graph(template.captured(args, kwargs, training))
         agree({"call": fingerprint(graph)})
-        warn_of_change(self.around.expected, graph, self.around.calling)
+        warn_of_change(self.context.expected, graph, self.context.calling)
         return self._made(graph, backward=torch.is_grad_enabled())
 
     def _made(self, graph: Graph, backward: bool) -> Prepared:
@@ -229,10 +229,10 @@ class Programs:
             stages = known.again(graph, for_other_call(known.plan, known.graph, graph, backward, whole=True))
         self._refuse_other_rest(stages)
         self._refuse_too_large(stages)
-        homes = self.around.homes
+        homes = self.context.homes
         home = {p.tensor: homes[path] for p in graph.parameters if (path := p.paths[0]) in homes}
         home |= {b.tensor: homes[b.path] for b in graph.buffers if b.path in homes}
-        made = Prepared(self.around.watch, self.planned.first.like(stages, home))
+        made = Prepared(self.context.watch, self.planned.first.like(stages, home))
         self._made_so_far += 1
         made.number = self._made_so_far
         return made
@@ -251,7 +251,7 @@ class Programs:
                     )
 
     def _refuse_too_large(self, stages: Stages) -> None:
-        device = self.around.judged_on
+        device = self.context.judged_on
         if device is None or not stages.pipeline.reduces_inside:
             return  # several programs share a device
         both = (stages, self.planned.first.stages)

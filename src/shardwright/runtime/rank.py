@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.program.steps import BoundStep, Line
-from shardwright.runtime.border import Inputs, Outputs
+from shardwright.runtime.boundary_steps import Inputs, Outputs
 
 
 class Holds(Protocol):

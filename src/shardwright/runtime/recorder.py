@@ -40,10 +40,10 @@ from shardwright.runtime.actions import Run
 from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
 from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder, Recording
 from shardwright.runtime.executor import TRACED_AFTER, Instead
-from shardwright.runtime.homeward import KeptBack
-from shardwright.runtime.part import Part
-from shardwright.runtime.performing import Eager, Gradients, Performer
-from shardwright.runtime.standing import Places, into, lying_as, updated_in_place
+from shardwright.runtime.gradient_reduction import KeptBack
+from shardwright.runtime.performer import Eager, Gradients, Performer
+from shardwright.runtime.stage_program import StageProgram
+from shardwright.runtime.static_tensors import TensorPool, into, laid_out_as, updated_in_place
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
 _WARM_PASSES = TRACED_AFTER + 2
@@ -56,12 +56,12 @@ _MOST_PASSES = 512
 
 log = logging.getLogger("shardwright")
 
-Sources = Mapping[Part, Sequence[Tensor]]
+Sources = Mapping[StageProgram, Sequence[Tensor]]
 Pieces = Mapping[tuple[int, int], Sequence[Tensor]]
 Looks = dict[Any, tuple[torch.Size, torch.dtype]]
 
 
-def why_not(parts: Iterable[Part], passes: int) -> str:
+def why_not(parts: Iterable[StageProgram], passes: int) -> str:
     """Why a step of so many passes cannot be recorded; nothing if it can."""
     backend = dist.get_backend()
     if backend not in ("nccl", "fake"):
@@ -71,7 +71,9 @@ def why_not(parts: Iterable[Part], passes: int) -> str:
     return next((reason for part in parts if (reason := why_not_recorded(part.executor.program))), "")
 
 
-def step_recorder(order: Sequence[tuple[Action, Part]], reduced: Mapping[int, Part]) -> StepRecorder | None:
+def step_recorder(
+    order: Sequence[tuple[Action, StageProgram]], reduced: Mapping[int, StageProgram]
+) -> StepRecorder | None:
     """What records these passes of a rank, if they can be recorded; ``reduced``: the programs that reduce the gradients of
     stages after them."""
     parts = dict.fromkeys(part for _, part in order)
@@ -182,7 +184,7 @@ class _Circumstances(NamedTuple):
 class _Known:
     """What is to be known about the program of a part."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: StageProgram) -> None:
         flow, graph, program = part.flow, part.executor.flow.graph, part.executor.program
         names, received = graph.sources, part.part.received
         changing = {name for name, _ in flow.mutations} | {e.tensor for e in graph.inputs if e.tensor is not None}
@@ -202,7 +204,9 @@ class _Known:
 class StepRecorder:
     """Decides for every step whether its passes are replayed, and records them."""
 
-    def __init__(self, order: Sequence[tuple[Action, Part]], reduced: Mapping[int, Part], recorder: Recorder) -> None:
+    def __init__(
+        self, order: Sequence[tuple[Action, StageProgram]], reduced: Mapping[int, StageProgram], recorder: Recorder
+    ) -> None:
         self.order, self.recorder = order, recorder
         self.reduced = {stage: part for stage, part in reduced.items() if part.executor.apart}
         self.known = {part: _Known(part) for _, part in order}
@@ -287,7 +291,7 @@ class StepRecorder:
     def _given(self, sources: Sources, pieces: Pieces) -> dict[Action, _Given]:
         """Standing tensors for what passes are given. Those of a micro-batch are others' after its last pass; buffers that
         are updated in place stay where they are from pass to pass."""
-        places, buffers, found = Places(), dict[tuple[int, int], Tensor](), dict[Action, _Given]()
+        places, buffers, found = TensorPool(), dict[tuple[int, int], Tensor](), dict[Action, _Given]()
         last = {(action.stage, action.microbatch): action for action, _ in self.order}
         taken: dict[tuple[int, int], list[Tensor]] = {}
         for action, part in self.order:
@@ -360,7 +364,7 @@ class _Attempt:
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._wrapped: dict[tuple[int, str], Tensor] = {}
 
-    def forward(self, action: Action, part: Part, given: _Given) -> _Pass:
+    def forward(self, action: Action, part: StageProgram, given: _Given) -> _Pass:
         known, found = self._of.known[part], dict[int, Any]()
 
         def work() -> None:
@@ -380,7 +384,7 @@ class _Attempt:
         leaving += [_Leaving((value,), given.sources[i], True) for i, value in known.updated.items()]
         return _Pass(given, recording, leaving)
 
-    def backward(self, action: Action, part: Part, given: _Given) -> _Pass:
+    def backward(self, action: Action, part: StageProgram, given: _Given) -> _Pass:
         known, homes, found = self._of.known[part], dict[str, _Home](), dict[int, Any]()
         wanted = {*part.wanted} if action.kind != INPUT else set[int]()
         back = known.back if action.kind != WEIGHT else set[int]()
@@ -425,7 +429,7 @@ class _Attempt:
                 x = kept.pop(key)
                 into(self.totals, (stage, key), x if owns_storage(x) else x.clone())
 
-    def _keeping(self, stage: int, part: Part, homes: dict[str, _Home]) -> Instead:
+    def _keeping(self, stage: int, part: StageProgram, homes: dict[str, _Home]) -> Instead:
         """Bringing gradients home without what only Python does: they stay where they are computed, or in their buckets."""
         executor, rank = part.executor, part.rank
 
@@ -441,9 +445,9 @@ class _Attempt:
                     homes[name] = _Home(
                         *rank.home[name], x, flat.given(name) if x.dtype == parameter.dtype else None, True
                     )
-            elif (gradient := executor.home.own_gradient(run, instruction.reads[0])) is not None:
+            elif (gradient := executor.reduction.own_gradient(run, instruction.reads[0])) is not None:
                 key = stage, name
-                into(self._gradients, key, lying_as(gradient, local_of(parameter)))
+                into(self._gradients, key, laid_out_as(gradient, local_of(parameter)))
                 given = self._wrapped.setdefault(key, wrapped(parameter, self._gradients[key]))
                 homes[name] = _Home(*rank.home[name], self._gradients[key], given, False)
             return True
@@ -460,7 +464,7 @@ class Noted(Eager):
         self.seen: dict[Action, Looks] = {}
         self._arrived: frozenset[int] = frozenset()
 
-    def run(self, action: Action, part: Part, laid: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def run(self, action: Action, part: StageProgram, laid: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
         self.seen[action] = {i: (laid[i].shape, laid[i].dtype) for i in self._recorder.known[part].received}
         with self._recorder.memory():
             return super().run(action, part, laid, keep)
@@ -469,7 +473,9 @@ class Noted(Eager):
         self._arrived = places
         return self
 
-    def backward(self, action: Action, part: Part, gradients: Gradients, instead: Instead | None = None) -> Gradients:
+    def backward(
+        self, action: Action, part: StageProgram, gradients: Gradients, instead: Instead | None = None
+    ) -> Gradients:
         self.seen[action] = {value: (x.shape, x.dtype) for value, x in gradients.items() if x is not None}
         with self._recorder.memory():
             return super().backward(action, part, gradients, instead)
@@ -489,7 +495,9 @@ class _Replayed:
         for home in step.pooled:
             home.let_go()
 
-    def forward(self, action: Action, part: Part, sources: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(
+        self, action: Action, part: StageProgram, sources: Sequence[Tensor], keep: bool
+    ) -> Mapping[int, Tensor]:
         one = self._step.passes[action]
         own = one.given.sources
         for i in one.given.copied:
@@ -510,7 +518,7 @@ class _Replayed:
         self.finish()
         return again
 
-    def backward(self, action: Action, part: Part, gradients: Gradients) -> Gradients:
+    def backward(self, action: Action, part: StageProgram, gradients: Gradients) -> Gradients:
         one = self._step.passes[action]
         for value, x in one.given.arriving.items():
             arrived = gradients.get(value)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from shardwright._torch_compat import local_of
 from shardwright.operators.rules import Layout
 from shardwright.runtime.agreement import refuse_odd
-from shardwright.runtime.meeting import Meeting
+from shardwright.runtime.handshake import Handshake
 
 ELEMENTS = 1024
 _FACTOR = 0x1E3779B97F4A7C15
@@ -54,9 +54,9 @@ def digest_of(tensor: Tensor, number: int) -> Tensor:
 class SameRows:
     """Compares the batches of one kind of call of a module, before it is run."""
 
-    def __init__(self, meeting: Meeting, layouts: Mapping[str, Layout], ranks: Tensor, every: int) -> None:
+    def __init__(self, handshake: Handshake, layouts: Mapping[str, Layout], ranks: Tensor, every: int) -> None:
         """``layouts`` say how plain tensors are given, ``ranks`` is the mesh; after ``every`` calls they are compared."""
-        self._meeting, self._every, self._ranks = meeting, every, ranks
+        self._handshake, self._every, self._ranks = handshake, every, ranks
         self._alike = {name: _replicated(layout) for name, layout in layouts.items()}
         self._calls = 0
         self._sums: dict[tuple[str, Axes], Any] = {}
@@ -83,7 +83,7 @@ class SameRows:
                 value = digest_of(local_of(leaf), self._calls) * (2 * place + 1)
                 found["batch", alike] = found.get(("batch", alike), 0) + value
         if random_state is not None:
-            everywhere = tuple(range(len(self._meeting.lines)))
+            everywhere = tuple(range(len(self._handshake.lines)))
             found["random state", everywhere] = digest_of(random_state.view(torch.int64), 0)
         for key, value in found.items():  # calls between two comparisons count too, each with a weight of its own
             self._sums[key] = self._sums.get(key, 0) * _FACTOR + value
@@ -92,21 +92,21 @@ class SameRows:
 
     def _send(self, kind: int, at_once: bool) -> None:
         sums, self._sums = self._sums, {}
-        columns = {_column(key): total.to(self._meeting.device) for key, total in sums.items()}
-        self._waiting = (self._meeting.tell(kind, columns, at_once), list(sums))
-        if at_once or self._meeting.device.type == "cpu":
+        columns = {_column(key): total.to(self._handshake.device) for key, total in sums.items()}
+        self._waiting = (self._handshake.tell(kind, columns, at_once), list(sums))
+        if at_once or self._handshake.device.type == "cpu":
             self._settle()
 
     def _settle(self) -> None:
         """Read the last answer."""
-        self._meeting.settle()
+        self._handshake.settle()
         if self._waiting is None:
             return
         gathered, keys = self._waiting
         self._waiting = None
-        lines = self._meeting.lines
+        lines = self._handshake.lines
         axes = len(lines)
-        table = gathered.cpu().view(*(line.size for line in reversed(lines)), self._meeting.width)
+        table = gathered.cpu().view(*(line.size for line in reversed(lines)), self._handshake.width)
         table = table.permute(*reversed(range(axes)), axes)
         for key in keys:
             what, alike = key

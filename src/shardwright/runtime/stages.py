@@ -24,8 +24,8 @@ from shardwright.program.pipeline import Pipeline, check
 from shardwright.program.steps import Line
 from shardwright.program.validate import validate_program
 from shardwright.runtime.agreement import together
-from shardwright.runtime.mail import Pair, channels
 from shardwright.runtime.meshes import known_mesh
+from shardwright.runtime.point_to_point import Pair, channels
 from shardwright.runtime.recut import Resting, resting
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.ties import Tie

@@ -26,9 +26,9 @@ from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths, span_of
 from shardwright.plans import Plan
 from shardwright.runtime import parallelize
-from shardwright.runtime.assistant import Assistant, assist, changing, clocks, fewer, links
+from shardwright.runtime.assistant import Assistant, assist, changing, clocks, drop_ranks, links
 from shardwright.runtime.assistant import assistant as acting
-from shardwright.runtime.assistant.asking import ASSIST_VARIABLE
+from shardwright.runtime.assistant.from_environment import ASSIST_VARIABLE
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction
@@ -37,7 +37,7 @@ from shardwright.search.formulate import formulate
 from shardwright.verification.prepare import all_double
 
 Subject = tuple[Any, tuple[Any, ...], dict[str, Any], Any]
-YARDSTICK = fewer.yardstick
+YARDSTICK = drop_ranks.reference_speed
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def farthest(parallel: Any, model: nn.Module) -> float:
 
 
 def random_rows(random: Random, assistant: Assistant) -> list[int]:
-    rows, unit = assistant.rows, assistant._levers[0].mover.shares.unit
+    rows, unit = assistant.rows, assistant._movers[0].mover.shares.unit
     borders = sorted(random.sample(range(1, sum(rows) // unit), len(rows) - 1))
     return [unit * (b - a) for a, b in zip([0, *borders], [*borders, sum(rows) // unit], strict=True)]
 
@@ -111,7 +111,7 @@ def trained(
 ) -> tuple[float, float]:
     subject = make()
     parallel, optimizer, assistant = assisted(subject, search, sizes)
-    assistant._levers[0].mover.traces = traces
+    assistant._movers[0].mover.traces = traces
     alone = copy.deepcopy(subject[0])
     single = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
     random, far = Random(5), abs(step(parallel, optimizer, subject) - step(alone, single, subject))
@@ -317,7 +317,7 @@ def slowed(rank: int, what: str) -> Any:
         subject = drawing() if what == "rows" else heads()
         search = "data-parallel" if what == "rows" else "megatron"
         parallel, optimizer, assistant = assisted(subject, search, (4,))
-    assistant._levers[0].mover.traces = False
+    assistant._movers[0].mover.traces = False
     slow = 1.9
 
     def work(*_: Any) -> None:
@@ -359,13 +359,13 @@ def without(rank: int, what: str) -> tuple[float, list[str], list[tuple[int, ...
     """Rank 1 is thirty times slower than the others for a while."""
     subject, now, slow = gpt() if what == "rows" else heads(), [0.0], 30.0
     clocks.perf_counter = acting.perf_counter = lambda: now[0]
-    changing.yardstick = fewer.yardstick = lambda _: 1 / slow
+    changing.reference_speed = drop_ranks.reference_speed = lambda _: 1 / slow
     if what == "blocks":
         subject, parallel, optimizer, assistant = staged()
     else:
         search = "data-parallel" if what == "rows" else "megatron"
         parallel, optimizer, assistant = assisted(subject, search, (4,))
-    assistant._levers[0].mover.traces = False
+    assistant._movers[0].mover.traces = False
     alone = copy.deepcopy(subject[0])
     single = torch.optim.SGD(alone.parameters(), lr=0.01, momentum=0.9)
 
@@ -386,7 +386,7 @@ def without(rank: int, what: str) -> tuple[float, list[str], list[tuple[int, ...
     hook.remove()
     assistant.leave()
     clocks.perf_counter = acting.perf_counter = time.perf_counter
-    changing.yardstick = fewer.yardstick = YARDSTICK
+    changing.reference_speed = drop_ranks.reference_speed = YARDSTICK
     return far, [str(e) for e in assistant.events if e.event == "moved"], seen, held
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shardwright.runtime.assistant.fewer import Absence
+from shardwright.runtime.assistant.drop_ranks import Absence
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 
 COST = 1.0

@@ -1,7 +1,7 @@
 """Watch the steps of a running job, share its work anew, keep the numbers."""
 
-from shardwright.runtime.assistant.asking import ask_for
 from shardwright.runtime.assistant.assistant import Assistant
+from shardwright.runtime.assistant.from_environment import ask_for
 from shardwright.runtime.assistant.starting import assist
 from shardwright.runtime.assistant.watching import Rule
 

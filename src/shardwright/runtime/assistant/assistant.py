@@ -23,8 +23,8 @@ from shardwright.program.steps import Line
 from shardwright.runtime.assistant.changing import Changes
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
-from shardwright.runtime.assistant.levers import FIXED, WAITED, Lever, instructions_of, levers_of
 from shardwright.runtime.assistant.links import WINDOW, Answer, LinkWatch
+from shardwright.runtime.assistant.watched_movers import FIXED, WAITED, WatchedMover, instructions_of, watched_movers
 from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
@@ -54,7 +54,7 @@ class Assistant:
     ) -> None:
         self._mode, self._module, self._optimizer, self._rule = mode, module, optimizer, rule
         self._device: torch.device = module._device
-        self._levers = levers_of(module, optimizer, rule)
+        self._movers = watched_movers(module, optimizer, rule)
         self.links = LinkWatch()
         self.diary = Diary(path) if dist.get_rank() == 0 else None
         self.step = 0
@@ -74,12 +74,12 @@ class Assistant:
     def rows(self) -> tuple[int, ...]:
         """Rows of the batch or parts of cut loops that each rank of the axis has, or blocks of each stage: of the cheapest
         thing that can be moved."""
-        return self._levers[0].rows if self._levers else ()
+        return self._movers[0].rows if self._movers else ()
 
     @property
     def watch(self) -> Watch:
         """What is known of those who share them."""
-        return self._levers[0].watch
+        return self._movers[0].watch
 
     @property
     def left_out(self) -> tuple[int, ...]:
@@ -99,19 +99,20 @@ class Assistant:
         for hook in self._hooks:
             hook.remove()
 
-    def move(self, rows: Sequence[int], lever: Lever | None = None) -> bool:
+    def move(self, rows: Sequence[int], watched: WatchedMover | None = None) -> bool:
         """Deal the work out like this from the next step on; to be called alike on every rank.
 
         False where some rank has no program for it; then nothing has changed.
         """
-        lever = lever or self._levers[0]
-        if len(rows) != len(lever.rows) or sum(rows) != sum(lever.rows) or min(rows) < 1:
+        watched = watched or self._movers[0]
+        what = watched.mover.shares.what
+        if len(rows) != len(watched.rows) or sum(rows) != sum(watched.rows) or min(rows) < 1:
             raise RunError(
-                f"{list(rows)} do not share out {sum(lever.rows)} {lever.mover.shares.what} between {len(lever.rows)}.",
-                f"Give each at least one, and all {lever.mover.shares.what} to somebody.",
+                f"{list(rows)} do not share out {sum(watched.rows)} {what} between {len(watched.rows)}.",
+                f"Give each at least one, and all {what} to somebody.",
             )
-        done = tuple(rows) == lever.rows or lever.mover.move(tuple(rows))
-        for other in self._levers:
+        done = tuple(rows) == watched.rows or watched.mover.move(tuple(rows))
+        for other in self._movers:
             other.watch.moved(other.units(other.rows))
         self.links.restart()
         self._warm = 2
@@ -143,16 +144,16 @@ class Assistant:
     @property
     def _lines(self) -> list[Line]:
         """Along which those that work tell each other; none for a rank that only looks on, or works alone."""
-        if self._levers:
-            return self._levers[0].mover.lines
+        if self._movers:
+            return self._movers[0].mover.lines
         return []
 
     def _exchange(self) -> None:
         """Tell the other ranks what this one saw; on accelerators the answer is read at the next exchange."""
         last = self.step - self._clock.lag
-        fixed = [lever.fixed for lever in self._levers]
+        fixed = [watched.fixed for watched in self._movers]
         seen = [[*seconds, *fixed] for seconds in self._clock.take(EVERY)]
-        if not self._levers:
+        if not self._movers:
             return
         mine = torch.tensor(seen, dtype=torch.float64).view(1, EVERY, FIXED + len(fixed))
         if self._device.type != "cpu":
@@ -176,42 +177,42 @@ class Assistant:
         for place in range(EVERY):
             if np.isfinite(waited[place]):
                 self.links.add(float(waited[place]))
-        for number, lever in enumerate(self._levers):
-            lever.see(last - EVERY, table, number)
+        for number, watched in enumerate(self._movers):
+            watched.see(last - EVERY, table, number)
         self._reached()
         self._observed()
-        if self._levers[0].mover.held_back:
+        if self._movers[0].mover.held_back:
             return
-        for lever in self._levers:
-            found = lever.watch.verdict(self._cost)
+        for watched in self._movers:
+            found = watched.watch.verdict(self._cost)
             if found is not None:
                 if self._mode == "act" or self._told is None or found.rows != self._told.rows:
-                    self._decide(lever, found)
+                    self._decide(watched, found)
                 return
         if not self._look_at_ranks():
             self._look_at_links()
 
-    def _decide(self, lever: Lever, found: Verdict) -> None:
-        before, unit = lever.rows, lever.mover.shares.unit
+    def _decide(self, watched: WatchedMover, found: Verdict) -> None:
+        before, unit = watched.rows, watched.mover.shares.unit
         rows = tuple(count * unit for count in found.rows)
-        what, self._told, kind = "could move", found, lever.mover.shares.what
+        what, self._told, kind = "could move", found, watched.mover.shares.what
         seconds = 0.0
         if self._mode == "act":
             began = perf_counter()
-            done = self._changes.leave_out(lever, found) if 0 in rows else self.move(rows, lever)
+            done = self._changes.leave_out(watched, found) if 0 in rows else self.move(rows, watched)
             what, seconds = "moved" if done else "refused", self._slowest(perf_counter() - began)
-            lever.watch.slowness = found.slowness
+            watched.watch.slowness = found.slowness
             if 0 not in rows:
                 self._cost = seconds if done else float("inf")
             elif done:
                 self._watch_anew()
             else:
-                lever.watch.droppable = False  # then with all of them
+                watched.watch.droppable = False  # then with all of them
         self._tell(what, before, rows, found, seconds, kind=kind)
 
     def _look_for_return(self) -> None:
         """All ranks, those that look on too: are these fast enough again to be worth their share?"""
-        absence, held = self._changes.absence, bool(self._levers) and self._levers[0].mover.held_back
+        absence, held = self._changes.absence, bool(self._movers) and self._movers[0].mover.held_back
         if absence is None or self.step % absence.every:
             return
         found = self._changes.worth_taking_back(self._cost)
@@ -227,7 +228,7 @@ class Assistant:
     def _look_at_ranks(self) -> bool:
         """Where ranks have changed and shares cannot make up for it: go over to a plan that can, and watch that."""
         began = perf_counter()
-        found = self._changes.for_ranks(self._levers[0], self._cost)
+        found = self._changes.for_ranks(self._movers[0], self._cost)
         if found is not None:
             answer, seen = found
             self._go_over(answer, seen.slowness, seen.rank, seen.since, seen.seconds, seen.ideal, began, "ranks")
@@ -266,12 +267,12 @@ class Assistant:
 
     def _watch_anew(self) -> None:
         """Under another plan other shares can move, or none."""
-        self._warm, self._waiting, self._levers = WARM_STEPS, None, []
+        self._warm, self._waiting, self._movers = WARM_STEPS, None, []
         self.links.restart()
         if not self._module._stages.own:
             return  # this rank only looks on
         try:
-            self._levers = levers_of(self._module, self._optimizer, self._rule)
+            self._movers = watched_movers(self._module, self._optimizer, self._rule)
         except RunError as error:
             if self._changes.absence is None:
                 log.warning("shardwright: no further assistance: %s", error.message)
@@ -290,14 +291,14 @@ class Assistant:
         if seconds is not None:
             found, self._told = self._told, None
             if len(found.rows) == len(self.rows):
-                self._tell("reached", self.rows, self.rows, found, 0.0, seconds, self._levers[0].mover.shares.what)
+                self._tell("reached", self.rows, self.rows, found, 0.0, seconds, self._movers[0].mover.shares.what)
 
     def _observed(self) -> None:
         if self.diary is None or not self.diary.due:
             return
         seconds = self.watch.step_seconds
         if seconds is not None:
-            slowness, what = self.watch.seen_slowness, self._levers[0].mover.shares.what
+            slowness, what = self.watch.seen_slowness, self._movers[0].mover.shares.what
             self.diary.observe(
                 Event("observed", self.step, self.rows, self.rows, slowness, step_seconds=seconds, what=what)
             )

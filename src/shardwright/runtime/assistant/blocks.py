@@ -20,7 +20,7 @@ from shardwright.graph import Op
 from shardwright.graph.repeats import block_paths
 from shardwright.plans import Plan
 from shardwright.plans.blocks import blocks_of, with_blocks
-from shardwright.runtime.assistant.fewer import Plans
+from shardwright.runtime.assistant.drop_ranks import Plans
 from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.prices import outside_part
 from shardwright.runtime.module import ParallelModule

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
 from shardwright.runtime.assistant import events
-from shardwright.runtime.assistant.fewer import Absence, look_every, yardstick
-from shardwright.runtime.assistant.levers import Lever
+from shardwright.runtime.assistant.drop_ranks import Absence, look_every, reference_speed
 from shardwright.runtime.assistant.links import PLANNING_SECONDS, Answer, LinkWatch, answer_for
 from shardwright.runtime.assistant.other_plans import ALIKE, answer_for_ranks
-from shardwright.runtime.assistant.watching import Rule, Standing, Verdict
+from shardwright.runtime.assistant.watched_movers import WatchedMover
+from shardwright.runtime.assistant.watching import Rule, Speeds, Verdict
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import move
 
@@ -52,9 +52,9 @@ class Changes:
             return False
         return True
 
-    def leave_out(self, lever: Lever, found: Verdict) -> bool:
+    def leave_out(self, watched: WatchedMover, found: Verdict) -> bool:
         """Go on without the ranks that are given nothing."""
-        mover, unit = lever.mover, lever.mover.shares.unit
+        mover, unit = watched.mover, watched.mover.shares.unit
         ranks, plans = tuple(map(tuple, mover.ranks)), mover.plans()
 
         def plan_for(rows: tuple[int, ...]) -> Plan:
@@ -69,7 +69,7 @@ class Changes:
             return False
         absence = Absence(found, ranks, plan_for, look_every(found.expected, self._returned), 0.0)
         here = dist.get_rank() in absence.left_out
-        self.absence = replace(absence, speed=yardstick(self._device)) if here else absence
+        self.absence = replace(absence, speed=reference_speed(self._device)) if here else absence
         return True
 
     def worth_taking_back(self, move_seconds: float) -> Verdict | None:
@@ -92,19 +92,19 @@ class Changes:
         self.absence, self._returned = None, self._returned + 1
         return True
 
-    def for_ranks(self, lever: Lever, move_seconds: float) -> tuple[Answer, Standing] | None:
+    def for_ranks(self, watched: WatchedMover, move_seconds: float) -> tuple[Answer, Speeds] | None:
         """Where ranks have changed their speeds and shares cannot make up for it: the plan that is enough faster."""
-        plan, standing = self._plan, lever.watch.standing(STEADY)
-        if plan is None or standing is None or self.absence is not None:
+        plan, speeds = self._plan, watched.watch.speeds(STEADY)
+        if plan is None or speeds is None or self.absence is not None:
             return None
         slowness = [1.0] * dist.get_world_size()
-        for own, ranks in zip(standing.slowness, lever.mover.ranks, strict=True):
+        for own, ranks in zip(speeds.slowness, watched.mover.ranks, strict=True):
             for rank in ranks:
                 slowness[rank] = own
         known = self._chosen_for or (1.0,) * len(slowness)
         if all(1 / OTHER < now / then < OTHER for now, then in zip(slowness, known, strict=True)):
             return None
-        alike, left = max(slowness) < ALIKE * min(slowness), standing.seconds - standing.ideal
+        alike, left = max(slowness) < ALIKE * min(slowness), speeds.seconds - speeds.ideal
         if alike and self._home is None:
             self._chosen_for = ()
             return None
@@ -112,11 +112,11 @@ class Changes:
             return None  # even if nothing were left undone, looking for it would not pay
         self._chosen_for = tuple(slowness)
         answer = answer_for_ranks(plan, self._module.graph, slowness, self._home)
-        if answer is None or not self._pays(answer, standing.seconds, move_seconds):
+        if answer is None or not self._pays(answer, speeds.seconds, move_seconds):
             return None
         self._home = None if alike else self._home or plan
         changed = max(range(len(slowness)), key=lambda rank: abs(log(slowness[rank] / known[rank])))
-        return answer, standing._replace(slowness=tuple(slowness), rank=changed)
+        return answer, speeds._replace(slowness=tuple(slowness), rank=changed)
 
     @property
     def _plan(self) -> Plan | None:

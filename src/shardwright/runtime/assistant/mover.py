@@ -11,7 +11,7 @@ import torch
 
 from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
-from shardwright.runtime.assistant.fewer import Plans
+from shardwright.runtime.assistant.drop_ranks import Plans
 from shardwright.runtime.module import ParallelModule
 from shardwright.runtime.moving import move, refuse_held_back
 

@@ -17,7 +17,7 @@ from shardwright._torch_compat import group_named
 from shardwright.errors import RunError
 from shardwright.plans import Plan
 from shardwright.program import Program
-from shardwright.runtime.assistant.fewer import Plans, on_fewer
+from shardwright.runtime.assistant.drop_ranks import Plans, without_ranks
 from shardwright.runtime.assistant.movable import Shares, movable
 from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.prices import uncut_part
@@ -55,7 +55,7 @@ class StageMover(Mover):
 
         def plan_for(rows: tuple[int, ...]) -> Plan:
             stages = list(plan.stages)
-            stages[number] = on_fewer(stages[number], shares, rows)
+            stages[number] = without_ranks(stages[number], shares, rows)
             return replace(plan, stages=tuple(stages))
 
         return plan_for

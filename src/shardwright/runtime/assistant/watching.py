@@ -74,7 +74,7 @@ class Verdict:
     """Of every rank, what it does whatever its rows, in rows."""
 
 
-class Standing(NamedTuple):
+class Speeds(NamedTuple):
     """How ranks and steps are by now: slownesses, the rank that is farthest from the others and since which step, the
     seconds of a step, and what they were if all work could be dealt out by speed."""
 
@@ -191,7 +191,7 @@ class Watch:
                 return self._told(rows, costs, *(s + communication for s in (now, expected, possible)))
         return None
 
-    def standing(self, length: int) -> Standing | None:
+    def speeds(self, length: int) -> Speeds | None:
         """Of the last steps, once there are so many since the rows were dealt out and none of their halves differs."""
         if len(self._steps) < length:
             return None
@@ -205,7 +205,7 @@ class Watch:
         ideal = float((sum(self.rows) + self.fixed.mean()) / (1 / costs).sum()) + max(seconds - now, 0.0)
         slowness = _relative(costs)
         rank = int(np.argmax(np.abs(np.log(slowness))))
-        return Standing(tuple(slowness.tolist()), rank, self._since(rank, float(slowness[rank])), seconds, ideal)
+        return Speeds(tuple(slowness.tolist()), rank, self._since(rank, float(slowness[rank])), seconds, ideal)
 
     def _possible(self, costs: Floats) -> float:
         """Work over summed speeds: of all ranks, or of the fastest of them where others can be left out."""

@@ -1,12 +1,12 @@
 """Where tensors enter and leave a parallelized module, and their gradients the other way.
 
-One rule holds at the border, for whole tensors, local parts and DTensors alike: **a gradient lies as its tensor does.**
+One rule holds at the boundary, for whole tensors, local parts and DTensors alike: **a gradient lies as its tensor does.**
 Along a mesh axis where every rank holds the same tensor, every rank holds (and must bring) the same gradient; along one
 where each holds a part, each holds the gradient of its part. Inside the module gradients are dual (docs/architecture.md), so
 an input's gradient goes from the dual of the layout that the plan keeps it in to the layout it came in, and a result's from
 the layout it was handed out in back to the one it was computed in (the emitted program shares it out between replicas).
 
-Results that are cut are handed out whole by default (:mod:`~shardwright.runtime.fetched`).
+Results that are cut are handed out whole by default (:mod:`~shardwright.runtime.deferred_results`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from shardwright.lowering.collectives import convert
 from shardwright.operators.rules import Layout
 from shardwright.program import Decisions
-from shardwright.program.border import arriving, leaving
+from shardwright.program.boundary import arriving, leaving
 from shardwright.program.dataflow import Dataflow
 from shardwright.program.steps import BoundStep
 
@@ -32,8 +32,8 @@ Outputs = Literal["whole", "local", "dtensor"]
 Bound = Callable[[tuple[BoundStep, ...]], tuple[BoundStep, ...]]
 
 
-class Crossing(NamedTuple):
-    """The steps that a tensor takes over the border, and those that its gradient takes back."""
+class BoundarySteps(NamedTuple):
+    """The steps that a tensor takes over the boundary, and those that its gradient takes back."""
 
     forward: tuple[BoundStep, ...]
     backward: tuple[BoundStep, ...]
@@ -42,13 +42,13 @@ class Crossing(NamedTuple):
         return convert(tensor, self.forward, self.backward) if self.forward or self.backward else tensor
 
 
-def entrance(flow: Dataflow, decisions: Decisions, tensor: str, outside: Layout, bound: Bound) -> Crossing:
+def input_steps(flow: Dataflow, decisions: Decisions, tensor: str, outside: Layout, bound: Bound) -> BoundarySteps:
     """From the layout that an input is given in to the one that the plan keeps it in."""
     forward, backward = arriving(flow, decisions, tensor, outside)
-    return Crossing(bound(forward), bound(backward))
+    return BoundarySteps(bound(forward), bound(backward))
 
 
-def departure(flow: Dataflow, decisions: Decisions, value: int, bound: Bound) -> Crossing:
+def output_steps(flow: Dataflow, decisions: Decisions, value: int, bound: Bound) -> BoundarySteps:
     """From the layout of a result, with nothing left to be summed, to the whole tensor."""
     forward, backward = leaving(flow, decisions, value)
-    return Crossing(bound(forward), bound(backward))
+    return BoundarySteps(bound(forward), bound(backward))

@@ -18,7 +18,7 @@ KeptBack = dict[tuple[str, int], Tensor]
 """Gradients of the passes so far that wait for the next, by parameter and the node that read it."""
 
 
-class Homeward:
+class GradientReduction:
     """Makes the actions of gradients on their way home."""
 
     def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:

@@ -42,7 +42,7 @@ def _pairs(every: Sequence[Sequence[Task]]) -> dict[Pair, list[Message]]:
     return pairs
 
 
-class Mail:
+class PointToPoint:
     """What one rank sends and receives in the steps of a pipeline."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The routes that tensors take over the border of a module: inputs to the layout they rest in, results to the whole.
+"""The routes that tensors take over the boundary of a module: inputs to the layout they rest in, results to the whole.
 
 A gradient lies as its tensor does outside of the module, and dually inside (docs/architecture.md), so an input's gradient
 goes from the dual of its resting layout to the layout it came in, and a result's from the layout it was handed out in back
@@ -38,7 +38,7 @@ def leaving(flow: Dataflow, decisions: Decisions, value: int) -> tuple[Steps, St
 
 
 def cross(flow: Dataflow, decisions: Decisions) -> None:
-    """Ask for every route over the border, so that a plan holds them."""
+    """Ask for every route over the boundary, so that a plan holds them."""
     for entry in flow.graph.inputs:
         if entry.tensor is not None:
             arriving(flow, decisions, entry.tensor, whole_layout(flow.strategy.resting[entry.tensor]))

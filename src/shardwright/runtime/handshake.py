@@ -4,7 +4,7 @@ A rank that makes another call than the others (an evaluation on rank 0 alone, s
 wait for what nobody sends. So every call of a parallelized module, and every norm over the stages of a pipeline, begins with
 a few numbers from every rank, of one size whatever the call: first its kind, then what must be the same (digests of batches,
 :mod:`~shardwright.runtime.same_rows`) or is put together (norms, :mod:`~shardwright.runtime.norms`). On accelerators the
-answer is read at the next meeting, so that the host need not wait for the device.
+answer is read at the next handshake, so that the host need not wait for the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kind(what: int, which: int = 0) -> int:
     return (which << 2) | what
 
 
-class Meeting:
+class Handshake:
     """The ranks along ``lines`` tell each other a few numbers; ``ranks`` is the mesh. Without lines this one is alone."""
 
     def __init__(self, lines: Sequence[Line], ranks: Tensor, device: torch.device) -> None:

@@ -2,8 +2,8 @@
 
 A loop that never looks at the logits pays nothing for them (PyTorch's own asynchronous collectives are awaited when first
 used, too). Parts of a mesh are gathered, those of micro-batches joined, and what a stage has alone is broadcast from there.
-The loss of a training step is told to all (:class:`Telling`): whoever has it goes on at once, so that the last stage, which
-is through first, sums its gradients while the others are still going back.
+The loss of a training step is told to all (:class:`ResultBroadcast`): whoever has it goes on at once, so that the last
+stage, which is through first, sums its gradients while the others are still going back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributed.tensor import Partial, Shard
 from shardwright._torch_compat import map_tree, wrapper_tensor
 from shardwright.lowering.collectives import run_steps
 from shardwright.operators.rules import Placement
-from shardwright.runtime.border import Crossing
+from shardwright.runtime.boundary_steps import BoundarySteps
 from shardwright.waiting import wait_for
 
 
@@ -34,7 +34,7 @@ class Output:
     these become that of the batch, and the ranks that have it."""
 
     name: str
-    exits: tuple[Crossing | None, ...]
+    exits: tuple[BoundarySteps | None, ...]
     join: Placement | None
     ranks: tuple[int, ...]
     shape: tuple[int, ...]
@@ -56,14 +56,14 @@ class Output:
         return self.everywhere and len(self.exits) == 1 and not any(exit and exit.forward for exit in self.exits)
 
 
-class Lying(NamedTuple):
+class ResultParts(NamedTuple):
     """An output of one call, as this rank has it: its part of every micro-batch, ``None`` where others have it."""
 
     output: Output
     parts: Sequence[Tensor | None]
 
-    def whole(self, telling: Telling | None = None) -> Tensor:
-        """The values, on every rank; ``telling``: by letters instead of a broadcast that all ranks wait in."""
+    def whole(self, broadcast: ResultBroadcast | None = None) -> Tensor:
+        """The values, on every rank; ``broadcast``: without waiting for the ranks that lack it."""
         output, join = self.output, self.output.join
         pairs = zip(self.parts, output.exits, strict=True)
         pieces = [run_steps(x, way.forward) for x, way in pairs if x is not None and way is not None]
@@ -75,10 +75,10 @@ class Lying(NamedTuple):
             whole = torch.stack(pieces).sum(0) if isinstance(join, Partial) else pieces[0]
         if not output.everywhere:
             whole = whole.contiguous()
-            if telling is None:
+            if broadcast is None:
                 dist.broadcast(whole, output.ranks[0])
             else:
-                telling.tell(whole, output.ranks)
+                broadcast.tell(whole, output.ranks)
         return whole
 
 
@@ -89,21 +89,21 @@ class Whole(Tensor):
     operators make of it are plain tensors.
     """
 
-    _lying: Lying | None
+    _parts: ResultParts | None
     _gathered: Tensor | None
 
     @staticmethod
-    def __new__(cls, lying: Lying) -> Whole:
-        output = lying.output
+    def __new__(cls, parts: ResultParts) -> Whole:
+        output = parts.output
         made = wrapper_tensor(cls, output.shape, torch.empty(0, dtype=output.dtype, device=output.device))
-        made._lying, made._gathered = lying, None
+        made._parts, made._gathered = parts, None
         return made
 
     def whole(self) -> Tensor:
         """The values, outside of autograd."""
         if self._gathered is None:
-            assert self._lying is not None
-            self._gathered, self._lying = self._lying.whole(), None
+            assert self._parts is not None
+            self._gathered, self._parts = self._parts.whole(), None
         return self._gathered
 
     @classmethod
@@ -138,7 +138,7 @@ TAG = 1 << 20
 """Beyond the numbers of the parcels between two ranks."""
 
 
-class Telling:
+class ResultBroadcast:
     """Small results on their way to the ranks that lack them; whoever has them waits for nobody before :meth:`finish`."""
 
     def __init__(self) -> None:

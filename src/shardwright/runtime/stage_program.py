@@ -12,14 +12,14 @@ from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Result
 from shardwright.program.stages import StageGraph
 from shardwright.runtime.actions import Run
-from shardwright.runtime.border import departure
+from shardwright.runtime.boundary_steps import output_steps
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import Arguments
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.shards import distributed
 
 
-class Part:
+class StageProgram:
     """What one rank runs of one stage."""
 
     def __init__(self, program: Program, part: StageGraph, rank: Rank, decisions: Decisions) -> None:
@@ -34,7 +34,7 @@ class Part:
         self.results = {flow.values[o.value].tensor: o.value for o in flow.outputs if isinstance(o, Result)}
         """The numbers of the values that are handed out."""
         self.exits = {
-            name: departure(flow, decisions, self.results[name], rank.bound)
+            name: output_steps(flow, decisions, self.results[name], rank.bound)
             for name in dict.fromkeys(name for _, name in part.results)
         }
         """Of results of the model: the steps from this rank's part to the whole, and those of its gradient."""

@@ -23,7 +23,7 @@ from shardwright.program.sums import Leg
 from shardwright.waiting import wait_for
 
 
-class Aside:
+class SideStream:
     """The stream beside the computation's, made when it is first needed."""
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class Aside:
         return torch.cuda.stream(self._stream)
 
 
-class Summing:
+class BucketReduction:
     """A flat tensor being summed between replicas; ``lines`` gives the ranks along every mesh axis."""
 
-    def __init__(self, flat: Tensor, legs: Sequence[Leg], lines: Sequence[Line], aside: Aside) -> None:
+    def __init__(self, flat: Tensor, legs: Sequence[Leg], lines: Sequence[Line], aside: SideStream) -> None:
         # Complex numbers travel as pairs; their scatters cut between numbers, so between pairs too.
         real = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
         self._pieces, self._legs, self._lines, self._aside = [real], deque(legs), lines, aside

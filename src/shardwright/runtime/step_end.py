@@ -11,24 +11,24 @@ import torch
 
 from shardwright.graph import Parameter
 from shardwright.program.pipeline import Pipeline
-from shardwright.runtime.fetched import Telling
-from shardwright.runtime.meeting import Meeting
+from shardwright.runtime.deferred_results import ResultBroadcast
+from shardwright.runtime.handshake import Handshake
 from shardwright.runtime.norms import AllStages, StageGradient, belongs_to
 from shardwright.runtime.overflow import share_overflow
-from shardwright.runtime.parts import Owning
 from shardwright.runtime.stages import Stages
+from shardwright.runtime.submodules import SplitModel
 
 
-class Closing:
+class StepEnd:
     """The end of a step of one module; its calls have it in common."""
 
-    def __init__(self, module: Owning, stages: Stages, own: Sequence[Parameter], meeting: Meeting) -> None:
+    def __init__(self, module: SplitModel, stages: Stages, own: Sequence[Parameter], handshake: Handshake) -> None:
         """``own`` are the parameters that this rank holds."""
-        self.telling = Telling()
+        self.broadcast = ResultBroadcast()
         self._home, self._own, self._device = module._home, [p.tensor for p in own], stages.device
         self._ties = [tie for tie in stages.groups.ties.values() if tie.group is not None]
         self._copies = {tensor: len(owners) for tensor, owners in stages.pipeline.ties}
-        self.all_stages = None if stages.everywhere else AllStages.of(meeting, _idle(stages.pipeline))
+        self.all_stages = None if stages.everywhere else AllStages.of(handshake, _idle(stages.pipeline))
         self.finish(scaled=False)
 
     @contextmanager
@@ -54,7 +54,7 @@ class Closing:
         if scaled:
             held = map(self._held, self._own)
             share_overflow([p.grad for p in held if p.grad is not None], self._device)
-        self.telling.finish()
+        self.broadcast.finish()
 
     def _show_stages(self, every: AllStages) -> None:
         """Norms of gradients are those of the whole model."""

@@ -28,7 +28,7 @@ def updated_in_place(program: Program) -> list[tuple[int, int]]:
     return found
 
 
-class Places:
+class TensorPool:
     """Tensors that several passes use in turn."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Places:
             self._free.setdefault((x.shape, x.stride(), x.dtype), []).append(x)
 
 
-def lying_as(gradient: Tensor, parameter: Tensor) -> Tensor:
+def laid_out_as(gradient: Tensor, parameter: Tensor) -> Tensor:
     """A gradient in the dtype and the order of its parameter, as fused optimizers want it."""
     if gradient.dtype == parameter.dtype and gradient.stride() == parameter.stride():
         return gradient

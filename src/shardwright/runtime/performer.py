@@ -1,5 +1,5 @@
 """How the passes of a call are performed: one by one, as the program says, or as they were recorded
-(:mod:`~shardwright.runtime.recorder`). A :class:`~shardwright.runtime.flight.Flight` only says which pass comes when."""
+(:mod:`~shardwright.runtime.recorder`). Which pass comes when, :class:`~shardwright.runtime.in_flight.CallInFlight` says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from shardwright.runtime.actions import Run
 from shardwright.runtime.executor import Instead
-from shardwright.runtime.homeward import KeptBack
-from shardwright.runtime.part import Part
+from shardwright.runtime.gradient_reduction import KeptBack
+from shardwright.runtime.stage_program import StageProgram
 from shardwright.schedules import INPUT, WEIGHT, Action
 
 Gradients = Mapping[int, Tensor | None]
@@ -21,14 +21,16 @@ Gradients = Mapping[int, Tensor | None]
 class Performer(Protocol):
     """Performs the passes of one call. What it hands out belongs to whoever asked."""
 
-    def forward(self, action: Action, part: Part, sources: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(
+        self, action: Action, part: StageProgram, sources: Sequence[Tensor], keep: bool
+    ) -> Mapping[int, Tensor]:
         """A forward pass; the values that others read, and those that become buffers. ``keep``: passes back follow it."""
 
     def going_back(self, places: frozenset[int], plain: bool) -> Performer:
         """Before the passes back, where these wait for the gradients of outputs, those at ``places``: who performs them.
         ``plain``: no gradients are held back, these or earlier ones."""
 
-    def backward(self, action: Action, part: Part, gradients: Gradients) -> Gradients:
+    def backward(self, action: Action, part: StageProgram, gradients: Gradients) -> Gradients:
         """A backward pass, or a half of it; the gradients of the inputs."""
 
     def kept_back(self) -> Mapping[int, KeptBack]:
@@ -49,10 +51,12 @@ class Eager:
         self._runs: dict[tuple[int, int], Run] = {}
         self._kept_back: dict[int, KeptBack] = {}
 
-    def forward(self, action: Action, part: Part, sources: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def forward(
+        self, action: Action, part: StageProgram, sources: Sequence[Tensor], keep: bool
+    ) -> Mapping[int, Tensor]:
         return self.run(action, part, part.laid(sources), keep)
 
-    def run(self, action: Action, part: Part, laid: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
+    def run(self, action: Action, part: StageProgram, laid: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:
         """A forward pass from sources that lie as they are computed with."""
         run = part.executor.forward(laid, keep)
         if keep:
@@ -62,10 +66,12 @@ class Eager:
     def going_back(self, places: frozenset[int], plain: bool) -> Performer:
         return self
 
-    def backward(self, action: Action, part: Part, gradients: Gradients, instead: Instead | None = None) -> Gradients:
+    def backward(
+        self, action: Action, part: StageProgram, gradients: Gradients, instead: Instead | None = None
+    ) -> Gradients:
         executor, key = part.executor, (action.stage, action.microbatch)
         if executor.apart:  # what the pass keeps back is added to what passes before it have
-            executor.home.kept_back = self._kept_back.setdefault(action.stage, {})
+            executor.reduction.kept_back = self._kept_back.setdefault(action.stage, {})
         run = self._runs[key] if action.kind == INPUT else self._runs.pop(key)
         if action.kind == WEIGHT:
             return executor.weights(run)

@@ -1,9 +1,9 @@
 """A job goes on without ranks that are so slow that the others are faster alone, and takes them back.
 
 Nobody leaves the job: a rank that is left out holds no parameter, computes nothing, and looks on. It is told every loss,
-takes part in checkpoints, and from time to time times a yardstick of its own; when it is fast enough again to be worth its
-share, it gets it back. A plan for fewer ranks is one with stages that are on some of the ranks only: the same graph, with an
-axis shorter, or a stage less.
+takes part in checkpoints, and from time to time measures its own speed (:func:`reference_speed`); when it is fast enough
+again to be worth its share, it gets it back. A plan for fewer ranks is one with stages that are on some of the ranks only:
+the same graph, with an axis shorter, or a stage less.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardwright.runtime.assistant.watching import Rule, Verdict, dealt
 
 Plans = Callable[[tuple[int, ...]], Plan]
 """The plan that deals the work out in such rows; where a share has none, without its ranks."""
-YARDSTICK_SECONDS = 0.3
+REFERENCE_SECONDS = 0.3
 """Long enough for schedulers and clocks that slow a process down in turns."""
 LOOK_EVERY = 16
-"""Steps between two looks at those that were left out, at least; yardsticks take a twentieth of the time at most."""
+"""Steps between two looks at those that were left out, at least; measuring takes a twentieth of the time at most."""
 
 
-def on_fewer(stage: Stage, shares: Any, rows: Sequence[int]) -> Stage:
+def without_ranks(stage: Stage, shares: Any, rows: Sequence[int]) -> Stage:
     """A stage with its axis dealt out in these rows; where one has none, without the ranks that would have it."""
     strategy, axis = stage.strategy, shares.axis
     kept = [index for index, count in enumerate(rows) if count]
@@ -58,12 +58,12 @@ def _uncut(strategy: Strategy, axis: int) -> Strategy:
     )
 
 
-def yardstick(device: torch.device) -> float:
+def reference_speed(device: torch.device) -> float:
     """Multiplications of small matrices per second, on the host or the device that a rank computes with."""
     size = 2048 if device.type == "cuda" else 192
     matrix = torch.zeros(size, size, device=device)
     began, count = perf_counter(), 0
-    while perf_counter() - began < YARDSTICK_SECONDS:
+    while perf_counter() - began < REFERENCE_SECONDS:
         torch.mm(matrix, matrix)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -84,7 +84,7 @@ class Absence:
     every: int
     """Steps between two looks."""
     speed: float
-    """Of this rank's yardstick when it was left out, if it was."""
+    """The reference speed of this rank when it was left out, if it was."""
 
     @property
     def left_out(self) -> dict[int, int]:
@@ -92,8 +92,8 @@ class Absence:
         return {rank: place for place, count in enumerate(self.found.rows) if not count for rank in self.ranks[place]}
 
     def slowness(self, rank: int, device: torch.device) -> float:
-        """Of a rank that was left out, relative to the others, by its yardstick then and now; it asks this itself."""
-        return self.found.slowness[self.left_out[rank]] * self.speed / yardstick(device)
+        """Of a rank that was left out, relative to the others, by its reference speed then and now; it asks this itself."""
+        return self.found.slowness[self.left_out[rank]] * self.speed / reference_speed(device)
 
     def rows_with(self, slowness: Mapping[int, float], rule: Rule, move_seconds: float) -> Verdict | None:
         """What to deal out with those back whose slowness is now this, by rank; nothing where that gains too little."""
@@ -120,4 +120,4 @@ def look_every(step_seconds: float, again: int) -> int:
     >>> look_every(1.0, 0), look_every(0.1, 0), look_every(1.0, 2)
     (16, 61, 64)
     """
-    return max(LOOK_EVERY, int(20 * YARDSTICK_SECONDS / max(step_seconds, 1e-6)) + 1) << min(again, 6)
+    return max(LOOK_EVERY, int(20 * REFERENCE_SECONDS / max(step_seconds, 1e-6)) + 1) << min(again, 6)

@@ -1,7 +1,7 @@
 """What an assistant can move, and what it knows of the ranks that share it.
 
-A module on one mesh has one lever: rows of the batch, or parts of cut loops. A pipeline has one in every stage whose ranks
-share such things, and, dearer, its blocks between stages. The cheapest that gains is pulled first.
+A module on one mesh has one mover: of rows of the batch, or of parts of cut loops. A pipeline has one in every stage whose
+ranks share such things, and, dearer, one of blocks between stages. The cheapest that gains goes first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shardwright.runtime.assistant.watching import Rule, Watch
 from shardwright.runtime.module import ParallelModule
 
 WORK, WAITED, UPDATE, FIXED = range(4)
-"""Columns of what ranks tell each other of a step; from the last on, one for every lever."""
+"""Columns of what ranks tell each other of a step; from the last on, one for every mover."""
 
 
 @dataclass
-class Lever:
+class WatchedMover:
     """A mover, and the watch of those that share what it moves."""
 
     mover: Mover
@@ -46,7 +46,7 @@ class Lever:
         return tuple(count // self.mover.shares.unit for count in rows)
 
     def see(self, first: int, table: NDArray[np.float64], number: int) -> None:
-        """What all ranks saw of some steps, the first of them ``first``; this is lever ``number``."""
+        """What all ranks saw of some steps, the first of them ``first``; this is mover ``number``."""
         # Ranks that share one part of the work wait for each other: the part is as slow as the slowest of them.
         places = self.mover.places
         parts = [table[place] for place in places]
@@ -62,7 +62,7 @@ class Lever:
         self.watch.learn()
 
 
-def levers_of(module: ParallelModule, optimizer: torch.optim.Optimizer | None, rule: Rule) -> list[Lever]:
+def watched_movers(module: ParallelModule, optimizer: torch.optim.Optimizer | None, rule: Rule) -> list[WatchedMover]:
     """Whatever can be moved in a module, the cheapest first; every rank that works calls this.
 
     Raises
@@ -84,7 +84,7 @@ def levers_of(module: ParallelModule, optimizer: torch.optim.Optimizer | None, r
             reasons.append(RunError(error.message, error.remedy))
     if not movers:
         raise reasons[-1]
-    return [Lever(mover, rule) for mover in movers]
+    return [WatchedMover(mover, rule) for mover in movers]
 
 
 def instructions_of(module: ParallelModule) -> int:

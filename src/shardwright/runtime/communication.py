@@ -17,7 +17,7 @@ from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gr
 from shardwright.runtime.rank import Rank
 
 
-class Travels:
+class Communication:
     """Makes the actions of what travels."""
 
     def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:

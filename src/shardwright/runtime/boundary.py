@@ -2,8 +2,9 @@
 
 Each stage takes its parts of every micro-batch from what the call brings, whole or as it lies
 (:mod:`~shardwright.runtime.inputs`); whole results are put together from the parts that ranks have of them
-(:mod:`~shardwright.runtime.fetched`). Both ways a gradient lies as its tensor does (:mod:`~shardwright.runtime.border`).
-Where all stages are on all ranks, autograd alone brings the gradients of inputs back; otherwise ranks add up what they have.
+(:mod:`~shardwright.runtime.deferred_results`). Both ways a gradient lies as its tensor does
+(:mod:`~shardwright.runtime.boundary_steps`). Where all stages are on all ranks, autograd alone brings the gradients of
+inputs back; otherwise ranks add up what they have.
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.graph import Graph, Ref
 from shardwright.lowering.collectives import run_steps
 from shardwright.program.pipeline import Pipeline
-from shardwright.runtime.fetched import Lying, Output, Telling, Whole
-from shardwright.runtime.flight import Flight, Key
-from shardwright.runtime.part import Part
+from shardwright.runtime.deferred_results import Output, ResultBroadcast, ResultParts, Whole
+from shardwright.runtime.in_flight import CallInFlight, Key
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.shards import distributed
+from shardwright.runtime.stage_program import StageProgram
 
-Parts = Mapping[tuple[int, int], Part]
+Parts = Mapping[tuple[int, int], StageProgram]
 
 
-class Border:
-    """The border of the stages of one kind of call."""
+class Boundary:
+    """The boundary of the stages of one kind of call."""
 
-    def __init__(self, pipeline: Pipeline, parts: Parts, rank: Rank, telling: Telling) -> None:
-        self._micro, self._parts, self._rank, self._telling = pipeline.micro, parts, rank, telling
+    def __init__(self, pipeline: Pipeline, parts: Parts, rank: Rank, broadcast: ResultBroadcast) -> None:
+        self._micro, self._parts, self._rank, self._broadcast = pipeline.micro, parts, rank, broadcast
         body, sizes, world = self._micro.body, self._micro.sizes, dist.get_world_size()
         self._everywhere = all(len(stage.ranks) == world for stage in pipeline.stages)
         self.loss = None if self._micro.tail is not None else _loss(self._micro.whole)
         """The place of the output that backward passes start from where they do not wait for ``backward()``."""
         own = list(dict.fromkeys(stage for stage, _ in parts))
         self._brings = {stage: self._everywhere or pipeline.stages[stage].ranks[0] == dist.get_rank() for stage in own}
-        self._slots: list[tuple[Key, Part, str]] = [
+        self._slots: list[tuple[Key, StageProgram, str]] = [
             ((stage, number), parts[stage, size], name)
             for stage in own
             for number, size in enumerate(sizes)
@@ -77,7 +78,7 @@ class Border:
             given |= dict(zip(asking, entered, strict=True))
         return [anchor, *(self._piece(key, part, name, given) for key, part, name in self._slots)]
 
-    def _piece(self, key: Key, part: Part, name: str, given: Mapping[str, Tensor]) -> Tensor:
+    def _piece(self, key: Key, part: StageProgram, name: str, given: Mapping[str, Tensor]) -> Tensor:
         source, dim = self._micro.given[name]
         tensor, (stage, microbatch) = given[source], key
         if dim is not None:
@@ -96,7 +97,7 @@ class Border:
             found[key].append(piece)
         return found
 
-    def results(self, flight: Flight, keep: bool) -> list[Tensor]:
+    def results(self, flight: CallInFlight, keep: bool) -> list[Tensor]:
         """The outputs of the batch, in order: a loss, and what every rank has, at once, others when they are looked at."""
         found: list[Tensor] = []
         sources = {id(x) for own in flight.sources.values() for x in own}
@@ -111,13 +112,13 @@ class Border:
 
         for place, output in self.outputs.items():
             parts = [flight.results.get((place, number)) for number in range(len(output.exits))]
-            lying = Lying(output, [alone(x) if keep and x is not None else x for x in parts])
-            if self._rank.outputs != "whole" and lying.parts[0] is not None:
-                found.append(lying.parts[0])
+            own = ResultParts(output, [alone(x) if keep and x is not None else x for x in parts])
+            if self._rank.outputs != "whole" and own.parts[0] is not None:
+                found.append(own.parts[0])
             elif output.elements == 1 or output.known or (self.loss is None and not output.everywhere):
-                found.append(lying.whole(self._telling if keep and place == self.loss else None))
+                found.append(own.whole(self._broadcast if keep and place == self.loss else None))
             else:
-                found.append(Whole(lying))
+                found.append(Whole(own))
         return found
 
     def handed_out(self, name: str, value: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class Border:
         assert crossing is not None  # asked for by a pass of the stage that made it
         return run_steps(gradient, crossing.backward)
 
-    def gradients(self, flight: Flight, scale: Tensor | None) -> Iterator[Tensor | None]:
+    def gradients(self, flight: CallInFlight, scale: Tensor | None) -> Iterator[Tensor | None]:
         """Those of the pieces of a call."""
         yield None
         for key, part, name in self._slots:

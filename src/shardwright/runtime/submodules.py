@@ -30,7 +30,7 @@ _OWN = frozenset(vars(torch.nn.Module()))
 _MISSING = object()
 
 
-class Standing(torch.nn.Module):
+class StandIn(torch.nn.Module):
     """A module that stands for one of the original model: what it lacks is looked up there."""
 
     def stand_for(self, original: torch.nn.Module | None) -> None:
@@ -52,14 +52,14 @@ class Standing(torch.nn.Module):
             return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
 
 
-def original_of(standing: Standing) -> tuple[type, dict[str, Any]]:
+def original_of(stand_in: StandIn) -> tuple[type, dict[str, Any]]:
     """The class of the module that this stands for, and its plain attributes."""
-    return standing.__dict__.get("_original", (object, {}))
+    return stand_in.__dict__.get("_original", (object, {}))
 
 
-def as_original(standing: Standing, forward: Callable[..., Any]) -> Any:
+def as_original(stand_in: StandIn, forward: Callable[..., Any]) -> Any:
     """An object of the original's own class, for code that asks for one, with our tensors and this ``forward``."""
-    kind, attributes = original_of(standing)
+    kind, attributes = original_of(stand_in)
 
     @functools.wraps(kind.forward)  # type: ignore[attr-defined]  # a module's class
     def called(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,12 +69,12 @@ def as_original(standing: Standing, forward: Callable[..., Any]) -> Any:
     torch.nn.Module.__init__(twin)
     twin.__dict__.update(attributes)
     for tree in ("_modules", "_parameters", "_buffers"):
-        twin.__dict__[tree] = getattr(standing, tree)
-    twin.training = standing.training
+        twin.__dict__[tree] = getattr(stand_in, tree)
+    twin.training = stand_in.training
     return twin
 
 
-class Part(Standing):
+class Submodule(StandIn):
     """A place in the module tree; lists, sequences and dictionaries of modules are opened as ever."""
 
     def __init__(self, path: str, original: torch.nn.Module | None = None) -> None:
@@ -108,7 +108,7 @@ class Part(Standing):
     register_full_backward_hook = register_full_backward_pre_hook = register_backward_hook = _refuse
 
 
-class Owning(Standing):
+class SplitModel(StandIn):
     """A whole model: holds parameters and buffers under the paths they have in the original."""
 
     own_names: ClassVar[tuple[str, ...]] = ()
@@ -116,7 +116,7 @@ class Owning(Standing):
 
     def _resemble(self, original: torch.nn.Module | None) -> None:
         """The tree of modules, attributes and methods of the original."""
-        if isinstance(original, Owning):
+        if isinstance(original, SplitModel):
             self.__dict__["_original"] = original.__dict__["_original"]
         else:
             self.stand_for(original)
@@ -133,7 +133,7 @@ class Owning(Standing):
                 state_dict[name] = as_part(state_dict[name], own)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _become(self, twin: Owning) -> None:
+    def _become(self, twin: SplitModel) -> None:
         """Be what another module is: its tensors and programs, with one's own hooks, mode and whatever hangs on it."""
         if type(self) is not type(twin):  # what the other kind of module kept for itself
             for name in [name for name in vars(self) if name.startswith("_") or name in self.own_names]:
@@ -160,7 +160,7 @@ class Owning(Standing):
                 setattr(twin, name, copy.deepcopy(value, memo))
         return twin.train(self.training)
 
-    def _twin(self, tensors: Mapping[str, torch.nn.Parameter | torch.Tensor]) -> Owning:
+    def _twin(self, tensors: Mapping[str, torch.nn.Parameter | torch.Tensor]) -> SplitModel:
         """The same model with other tensors; nothing is sent, and no process group made."""
         raise NotImplementedError
 
@@ -176,8 +176,8 @@ class Owning(Standing):
         names = path.split(".")
         for depth, name in enumerate(names, 1):
             if name not in owner._modules:
-                owner._modules[name] = Part(".".join(names[:depth]), original if depth == len(names) else None)
-                if isinstance(original, Part):
+                owner._modules[name] = Submodule(".".join(names[:depth]), original if depth == len(names) else None)
+                if isinstance(original, Submodule):
                     owner._modules[name].__dict__["_original"] = original.__dict__["_original"]
             owner = owner._modules[name]  # type: ignore[assignment]  # never None
         return owner
@@ -212,7 +212,7 @@ def names_elsewhere(model: torch.nn.Module) -> frozenset[str]:
     """The parameters and buffers of a model that stages of other ranks hold, by the names they have there."""
     names: set[str] = set()
     for prefix, module in model.named_modules():
-        if isinstance(module, Owning):
+        if isinstance(module, SplitModel):
             graph: Graph = vars(module)["_graph"]
             paths = [path for p in graph.parameters for path in p.paths] + [buffer.path for buffer in graph.buffers]
             names.update(f"{prefix}.{path}" if prefix else path for path in paths)

@@ -19,7 +19,7 @@ from shardwright.runtime.actions import Action, Backward, Forward, Plain, Run
 from shardwright.runtime.rank import Rank
 
 
-class Operators:
+class Computation:
     """Makes the actions of the operators of a program."""
 
     def __init__(self, program: Program, rank: Rank) -> None:

@@ -3,7 +3,7 @@
 Every pass waits for what it reads and for nothing else. A flight may perform the whole schedule, its forward passes alone,
 or the backward passes after those; several calls are several flights. It owns what the passes leave behind: the results of
 micro-batches, the gradients of the inputs. How a pass is run, eagerly or as it was recorded, is its performer's business
-(:mod:`~shardwright.runtime.performing`).
+(:mod:`~shardwright.runtime.performer`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from shardwright.lowering.collectives import run_steps
 from shardwright.program import tasks as program
 from shardwright.program.naming import pass_name
 from shardwright.program.tasks import Message
-from shardwright.runtime.mail import Mail
-from shardwright.runtime.part import Part
-from shardwright.runtime.performing import Gradients, Performer
+from shardwright.runtime.performer import Gradients, Performer
+from shardwright.runtime.point_to_point import PointToPoint
 from shardwright.runtime.profiling import named
+from shardwright.runtime.stage_program import StageProgram
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action
 
 Key = tuple[int, int]
@@ -34,14 +34,14 @@ class Pass(NamedTuple):
 
     action: Action
     key: Key
-    part: Part
+    part: StageProgram
     name: str
     expects: tuple[Message, ...]
     arriving: tuple[tuple[str, tuple[Message, ...]], ...]
     sends: tuple[Message, ...]
 
 
-def passes(tasks: Sequence[program.Task], parts: Mapping[tuple[int, int], Part]) -> tuple[Pass, ...]:
+def passes(tasks: Sequence[program.Task], parts: Mapping[tuple[int, int], StageProgram]) -> tuple[Pass, ...]:
     """The tasks of this rank in their order; a receive is posted one pass ahead of its use."""
     found = []
     for number, task in enumerate(tasks):
@@ -62,7 +62,7 @@ def passes(tasks: Sequence[program.Task], parts: Mapping[tuple[int, int], Part])
     return tuple(found)
 
 
-class Flight:
+class CallInFlight:
     """``given`` is what the call brings, ``pieces`` this rank's parts of it by stage and micro-batch, ``sources`` the
     parameters, buffers and constants of every program; ``keep``: passes back follow."""
 
@@ -70,7 +70,7 @@ class Flight:
         self,
         given: Sequence[Tensor],
         pieces: Mapping[Key, Sequence[Tensor]],
-        sources: dict[Part, list[Tensor]],
+        sources: dict[StageProgram, list[Tensor]],
         keep: bool,
         performer: Performer,
     ) -> None:
@@ -85,38 +85,38 @@ class Flight:
         self._changed = False
         """Whether a pass has replaced buffers since the sources were looked up."""
 
-    def perform(self, order: Sequence[Pass], mail: Mail) -> None:
+    def perform(self, order: Sequence[Pass], p2p: PointToPoint) -> None:
         """Run these passes."""
         for task in order:
             if task.expects:
-                mail.expect(task.expects)
+                p2p.expect(task.expects)
             with named(task.name):
                 if task.action.kind == FORWARD:
-                    self._forward(task, mail)
+                    self._forward(task, p2p)
                 else:
-                    self._backward(task, mail)
-        mail.finish()
+                    self._backward(task, p2p)
+        p2p.finish()
 
-    def _sources(self, part: Part) -> list[Tensor]:
+    def _sources(self, part: StageProgram) -> list[Tensor]:
         if self._changed and part.flow.mutations:
             self.sources[part] = part.sources()
         return self.sources[part]
 
-    def _forward(self, task: Pass, mail: Mail) -> None:
+    def _forward(self, task: Pass, p2p: PointToPoint) -> None:
         part, action = task.part, task.action
         sources = [*self._sources(part), *self.pieces[task.key]]
         for name, messages in task.arriving:
-            sources.append(mail.receive(messages, part.flow.values[part.flow.rest[name]].local.shape))
+            sources.append(p2p.receive(messages, part.flow.values[part.flow.rest[name]].local.shape))
         found = self.performer.forward(action, part, sources, self.keep)
         for message in task.sends:
-            mail.send(message, found[part.results[message.border.tensor]])
+            p2p.send(message, found[part.results[message.border.tensor]])
         for place, name in part.part.results:
             self.results[place, action.microbatch] = found[part.results[name]]
         if part.flow.mutations:
             part.store(found)
             self._changed = True
 
-    def _backward(self, task: Pass, mail: Mail) -> None:
+    def _backward(self, task: Pass, p2p: PointToPoint) -> None:
         part, action = task.part, task.action
         flow, numbers = part.flow, part.results
         gradients: dict[int, Tensor | None] = {}
@@ -127,7 +127,7 @@ class Flight:
 
         for name, messages in task.arriving:
             value, border = numbers[name], messages[0].border
-            found = mail.receive(messages, flow.values[value].local.shape)
+            found = p2p.receive(messages, flow.values[value].local.shape)
             add(value, found / border.shares if border.shares > 1 else found)
         for place, name in part.part.results if action.kind != WEIGHT else ():
             whole = self.arriving(place, action.microbatch)
@@ -137,9 +137,9 @@ class Flight:
         if action.kind != INPUT and part.wanted:
             self.found[task.key] = {value: back.get(value) for value in part.wanted}
         if task.sends:
-            self._send_back(task, back, mail)
+            self._send_back(task, back, p2p)
 
-    def _send_back(self, task: Pass, back: Gradients, mail: Mail) -> None:
+    def _send_back(self, task: Pass, back: Gradients, p2p: PointToPoint) -> None:
         """The gradients of what other stages sent."""
         part, sent = task.part, dict[str, Tensor]()
         flow = part.flow
@@ -155,4 +155,4 @@ class Flight:
                 gradient = gradient.expand(local.shape)
                 back_to = part.arguments.as_kept[name].backward
                 sent[key] = gradient if message.border.as_is else run_steps(gradient, back_to)
-            mail.send(message, sent[key])
+            p2p.send(message, sent[key])
