@@ -5,6 +5,7 @@ folder. So does this, in one process where that is possible (importing PyTorch a
 time): commands of ours are called, scripts and jobs of several processes are started. A comment before a block says more:
 
 - ``<!-- file train.py -->``: the reader saves the block under that name;
+- ``<!-- append train.py -->``, ``<!-- insert train.py after: LINE -->``: the reader adds it to a file that is there;
 - ``<!-- output -->``: what stands under the commands is what they print;
 - ``<!-- output varies -->``: the words of the output are the same everywhere, its numbers are of the machine;
 - ``<!-- not run: why -->``: the block asks for what a test has not (a cluster, a network).
@@ -44,11 +45,13 @@ class Block:
 
     @property
     def skipped(self) -> bool:
-        return self.note.startswith("not run: ") or self.language not in ("python", "console", "toml")
+        followed = self.language in ("python", "console", "toml") or self.edit
+        return self.note.startswith("not run: ") or not followed
 
     @property
-    def saved_as(self) -> str:
-        return self.note.removeprefix("file ") if self.note.startswith("file ") else ""
+    def edit(self) -> re.Match[str] | None:
+        """How the block is to be saved, where, and behind which line."""
+        return re.fullmatch(r"(file|append|insert) (\S+)(?: after: (.+))?", self.note)
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -83,9 +86,11 @@ def commands(body: str) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class Reader:
-    """Somebody who follows documents, in the current folder; the same command is not run twice."""
+    """Somebody who follows documents, in the current folder; the same command is not run twice. One who changes our
+    ``source`` makes all edits before the first command, so that all commands can run in this process."""
 
     ascii: bool = False
+    source: bool = False
 
     def __post_init__(self) -> None:
         self.names: dict[str, Any] = {"__name__": "document"}
@@ -94,9 +99,13 @@ class Reader:
     def follow(self, text: str) -> tuple[str, list[str]]:
         """The document with what its commands print now, and what went wrong, a text each."""
         wrong, after, last = [], "", 0
+        if self.source:
+            for block in blocks(text):
+                if block.edit:
+                    self._save(block.body, *block.edit.groups())
         for block in blocks(text):
             body = block.body
-            if not block.skipped:
+            if not block.skipped and not (self.source and block.edit):
                 try:
                     body = self._done(block)
                 except Exception as error:
@@ -107,8 +116,8 @@ class Reader:
         return after + text[last:], wrong
 
     def _done(self, block: Block) -> str:
-        if block.saved_as:
-            Path(block.saved_as).write_text(block.body)
+        if block.edit:
+            self._save(block.body, *block.edit.groups())
         elif block.language == "python":
             exec(compile(block.body, "<document>", "exec"), self.names)
         elif block.language == "console":
@@ -119,6 +128,17 @@ class Reader:
                 body += command + (self.printed[command] if block.note.startswith("output") else said)
             return body
         return block.body
+
+    def _save(self, body: str, how: str, name: str, line: str | None) -> None:
+        path = Path(name)
+        before = "" if how == "file" else path.read_text()
+        if how == "file" and self.source:
+            assert not path.exists(), f"{name} is there already"
+        if how == "insert":
+            assert before.count(f"\n{line}\n") == 1, f"{name} has no single line {line!r}"
+            path.write_text(before.replace(f"\n{line}\n", f"\n{line}\n{body}"))
+        else:
+            path.write_text(f"{before}\n\n{body}" if before else body)
 
     def _run(self, command: str) -> str:
         words = shlex.split(command, comments=True)
@@ -190,7 +210,7 @@ def main() -> None:
     reader, found = Reader(), {}
     for name in sys.argv[1:]:
         text = Path(name).read_text()
-        reader = replace(reader, ascii=Path(name).name == "README.md")
+        reader = replace(reader, ascii=Path(name).name == "README.md", source=Path(name).name == "CONTRIBUTING.md")
         with contextlib.redirect_stdout(sys.stderr):
             now, wrong = reader.follow(text)
         found[name] = {"wrong": wrong, "stale": stale(text, now), "now": now}

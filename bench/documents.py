@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RUN = (README, *(ROOT / "docs" / name for name in ("getting-started.md", "concepts.md", "how-to.md")))
 """Documents that a reader follows, and whose blocks run."""
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 RESULTS = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- end -->)", re.DOTALL)
 PICTURES = ROOT / "docs" / "pictures"
 
@@ -44,10 +46,20 @@ def with_results(text: str) -> str:
 
 def followed(documents: tuple[Path, ...], folder: Path) -> dict[str, Any]:
     """What came of following the documents in a folder: one process for all."""
-    import json
-
     shutil.copytree(ROOT / "examples", folder / "examples", dirs_exist_ok=True)
-    known = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return _followed(documents, folder, ROOT / "src")
+
+
+def contributed(document: Path, folder: Path) -> dict[str, Any]:
+    """What came of making a document's edits in a copy of the source and running what stands under them."""
+    shutil.copytree(
+        ROOT / "src" / "shardwright", folder / "src" / "shardwright", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return _followed((document,), folder, folder / "src")
+
+
+def _followed(documents: tuple[Path, ...], folder: Path, source: Path) -> dict[str, Any]:
+    known = os.pathsep.join([str(source), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "bench.document_blocks", *map(str, documents)],
         cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": known},
@@ -206,6 +218,8 @@ def main() -> None:
         found = followed(RUN, Path(folder))
         for picture in Path(folder).glob("*.svg"):
             write(PICTURES / picture.name, picture.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        found |= contributed(CONTRIBUTING, Path(folder))
     for name, answer in found.items():
         for wrong in answer["wrong"]:
             print(f"{name}: {wrong}")

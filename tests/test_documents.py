@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import documents
+from bench import document_blocks, documents
 
 ROOT = documents.ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -85,6 +85,21 @@ def test_a_block_that_fails_or_says_something_else_is_noticed(tmp_path: Path) ->
     ]  # fmt: skip
     assert len(answer["stale"]) == 1
     assert "0.0.0" in answer["stale"][0]
+
+
+FIVE = ("An operator", "A device preset", "A recipe", "A schedule", "A calibration case")
+
+
+def test_what_contributors_add_is_one_edit_each_and_works(tmp_path: Path) -> None:
+    page = documents.CONTRIBUTING
+    sections = dict(part.split("\n", 1) for part in page.read_text().split("\n## ")[1:])
+    for name in FIVE:
+        edits = [block for block in document_blocks.blocks(sections[name]) if block.edit]
+        commands = [block for block in document_blocks.blocks(sections[name]) if block.language == "console"]
+        assert len(edits) == 1 and commands, name
+    answer = documents.contributed(page, tmp_path)[str(page)]
+    assert not answer["wrong"], "\n\n".join(answer["wrong"])
+    assert not answer["stale"], AGAIN + ":\n" + "\n\n".join(answer["stale"])
 
 
 TERM = re.compile(r"^\*\*([^*]+)\*\*(?: \(`([\w.]+)`\))?: ", re.MULTILINE)

@@ -43,8 +43,8 @@ MicrobatchesOption = Annotated[
 ScheduleOption = Annotated[
     str,
     typer.Option(
-        help="Order of a pipeline's passes: gpipe, 1f1b, interleaved-1f1b, breadth-first, zb-h1, zb-h2, zb-v, v-half, "
-        "v-min, dualpipe-v, a CSV file of torch.distributed.pipelining, or auto: search for the best"
+        help="Order of a pipeline's passes: gpipe, 1f1b, zb-v or another by name (an unknown one lists them all), a CSV "
+        "file of torch.distributed.pipelining, or auto: search for the best"
     ),
 ]
 CutOption = Annotated[

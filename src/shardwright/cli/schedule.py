@@ -22,8 +22,8 @@ def schedule(
     schedule: Annotated[
         str,
         typer.Option(
-            help="gpipe, 1f1b, interleaved-1f1b, breadth-first, zb-h1, zb-h2, zb-v, v-half, v-min, dualpipe-v, a CSV file "
-            "of torch.distributed.pipelining, or auto: search for the best"
+            help="gpipe, 1f1b, zb-v or another by name (an unknown one lists them all), a CSV file of "
+            "torch.distributed.pipelining, or auto: search for the best"
         ),
     ] = AUTO,
     devices: Annotated[

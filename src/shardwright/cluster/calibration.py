@@ -14,9 +14,10 @@ import itertools
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,13 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     return [Clock(name, ordered[name.startswith("memory")](iter(items)), share * total) for name, share, items in plan]
 
 
+def _picked(clock: Clock, only: Sequence[str]) -> Clock:
+    """What of a group is measured where only some groups or kernels are asked for."""
+    if any(word in clock.group for word in only):
+        return clock
+    return replace(clock, cases=[case for case in clock.cases if case.kernel in only])
+
+
 def _point(case: Case, seconds: float) -> dict[str, Any]:
     return {
         "kernel": case.kernel,
@@ -178,6 +186,22 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return info
 
 
+def listed(device: torch.device, only: Sequence[str]) -> list[str]:
+    """A line for every kernel that would be measured: its group, its passes and how many sizes.
+
+    >>> listed(torch.device("cpu"), ["gelu"])[0]
+    'memory float32   gelu                     forward 4, backward 4'
+    """
+    lines = []
+    for clock in (_picked(clock, only) for clock in _groups(Maker(device), 1.0)):
+        kernels = dict.fromkeys(case.kernel for case in clock.cases)
+        for kernel in sorted(kernels):
+            steps = Counter(case.step for case in clock.cases if case.kernel == kernel)
+            sizes = ", ".join(f"{step} {steps[step]}" for step in sorted(steps, reverse=True))
+            lines.append(f"{clock.group:16} {kernel:24} {sizes}")
+    return lines
+
+
 def measure(
     device: torch.device,
     seconds: float = 120.0,
@@ -186,7 +210,7 @@ def measure(
 ) -> dict[str, Any]:
     """All raw measurements of one device as a JSON-ready dictionary, taking at most about ``seconds``.
 
-    ``only`` picks groups of cases whose name holds one of these words.
+    ``only`` picks groups of cases whose name holds one of these words, and kernels of these names.
     """
     machine = describe_machine(device)
     data: dict[str, Any] = {"machine": machine, "points": [], "failed": {}}
@@ -201,7 +225,7 @@ def measure(
     # On a busy machine the first part may have taken all the time; kernels are what it is about.
     left = max(began + seconds - time.perf_counter(), seconds / 2)
     end = time.perf_counter() + left
-    groups = [clock for clock in _groups(make, left) if any(word in clock.group for word in only)]
+    groups = [picked for clock in _groups(make, left) if (picked := _picked(clock, only)).cases]
     for number, clock in enumerate(groups):
 
         def inside(share: float, what: str, number: int = number) -> None:
@@ -223,9 +247,15 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="device file to write (TOML)")
     parser.add_argument("--raw", type=Path, help="raw points to write (JSON)")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--only", nargs="*", default=[""], help="groups of kernels to measure, such as attention lstm")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="what to measure, such as attention (a group) or gelu (a kernel)"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--list", action="store_true", help="say what would be measured, and measure nothing")
     asked = parser.parse_args()
+    if asked.list:
+        print("\n".join(listed(torch.device(asked.device), asked.only)))
+        return
     last = [""]
 
     def report(share: float, what: str) -> None:

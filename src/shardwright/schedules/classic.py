@@ -8,31 +8,18 @@ one of its stages before the next.
 
 from __future__ import annotations
 
+from shardwright.schedules.names import named
 from shardwright.schedules.schedule import BACKWARD, FORWARD, Action, Schedule
 from shardwright.schedules.shapes import stage_devices
 
 
+@named("gpipe")
 def gpipe(stages: int, microbatches: int) -> Schedule:
     """All forwards, then all backwards, the last micro-batch first."""
     return breadth_first(stages, microbatches, stages)
 
 
-def breadth_first(devices: int, microbatches: int, stages: int | None = None) -> Schedule:
-    """All micro-batches through a device's first stage, then through its next; backwards the other way round.
-
-    >>> print(breadth_first(1, 2, 2))
-    0F0 0F1 1F0 1F1 1B1 1B0 0B1 0B0
-    """
-    where = stage_devices(devices, stages or 2 * devices)
-    orders = []
-    for device in range(devices):
-        mine = [stage for stage, place in enumerate(where) if place == device]
-        down = [Action(stage, FORWARD, i) for stage in mine for i in range(microbatches)]
-        up = [Action(action.stage, BACKWARD, action.microbatch) for action in reversed(down)]
-        orders.append((*down, *up))
-    return Schedule(tuple(orders))
-
-
+@named("1f1b")
 def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     """A warm-up as deep as the stages that follow, then one forward and one backward in turn.
 
@@ -47,6 +34,7 @@ def one_f_one_b(stages: int, microbatches: int) -> Schedule:
     return Schedule(tuple(orders))
 
 
+@named("interleaved-1f1b", stages_per_device=None)
 def interleaved_one_f_one_b(devices: int, microbatches: int, stages: int | None = None) -> Schedule:
     """1F1B over several stages per device, in rounds of as many micro-batches as there are devices.
 
@@ -68,6 +56,23 @@ def interleaved_one_f_one_b(devices: int, microbatches: int, stages: int | None 
             below if depth == 1 else (depth - 1) * devices + 2 * below,
         )
         orders.append(tuple(a for a in order if a.stage < stages and a.microbatch < microbatches))
+    return Schedule(tuple(orders))
+
+
+@named("breadth-first", stages_per_device=None)
+def breadth_first(devices: int, microbatches: int, stages: int | None = None) -> Schedule:
+    """All micro-batches through a device's first stage, then through its next; backwards the other way round.
+
+    >>> print(breadth_first(1, 2, 2))
+    0F0 0F1 1F0 1F1 1B1 1B0 0B1 0B0
+    """
+    where = stage_devices(devices, stages or 2 * devices)
+    orders = []
+    for device in range(devices):
+        mine = [stage for stage, place in enumerate(where) if place == device]
+        down = [Action(stage, FORWARD, i) for stage in mine for i in range(microbatches)]
+        up = [Action(action.stage, BACKWARD, action.microbatch) for action in reversed(down)]
+        orders.append((*down, *up))
     return Schedule(tuple(orders))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwright.errors import ProblemError
-from shardwright.schedules.classic import breadth_first, gpipe, interleaved_one_f_one_b, one_f_one_b
 from shardwright.schedules.schedule import Schedule, check_size
-from shardwright.schedules.v_shapes import dualpipe_v, v_half, v_min, zb_v
-from shardwright.schedules.zero_bubble import zb_h1, zb_h2
 
 
 @dataclass(frozen=True)
@@ -21,26 +18,23 @@ class Recipe:
     make: Callable[[int, int, int], Schedule]
 
 
-def _single(make: Callable[[int, int], Schedule]) -> Recipe:
-    return Recipe("loop", 1, lambda devices, microbatches, stages: make(devices, microbatches))
+RECIPES: dict[str, Recipe] = {}
 
 
-def _v(make: Callable[[int, int], Schedule]) -> Recipe:
-    return Recipe("v", 2, lambda devices, microbatches, stages: make(devices, microbatches))
+def named(
+    name: str, stages_per_device: int | None = 1, shape: str = "loop"
+) -> Callable[[Callable[..., Schedule]], Callable[..., Schedule]]:
+    """A function of devices and micro-batches, and of stages where a device may hold any number, under its known name."""
 
+    def register(function: Callable[..., Schedule]) -> Callable[..., Schedule]:
+        def make(devices: int, microbatches: int, stages: int) -> Schedule:
+            sizes = (devices, microbatches) if stages_per_device else (devices, microbatches, stages)
+            return function(*sizes)
 
-RECIPES: Mapping[str, Recipe] = {
-    "gpipe": _single(gpipe),
-    "1f1b": _single(one_f_one_b),
-    "interleaved-1f1b": Recipe("loop", None, interleaved_one_f_one_b),
-    "breadth-first": Recipe("loop", None, breadth_first),
-    "zb-h1": _single(zb_h1),
-    "zb-h2": _single(zb_h2),
-    "zb-v": _v(zb_v),
-    "v-half": _v(v_half),
-    "v-min": _v(v_min),
-    "dualpipe-v": _v(dualpipe_v),
-}
+        RECIPES[name] = Recipe(shape, stages_per_device, make)
+        return function
+
+    return register
 
 
 def known_schedule(name: str, stages: int, microbatches: int, devices: int | None = None) -> Schedule:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import product
 
 from shardwright.errors import ProblemError
+from shardwright.schedules.names import named
 from shardwright.schedules.schedule import BACKWARD, FORWARD, INPUT, WEIGHT, Action, Schedule
 from shardwright.schedules.shapes import stage_devices
 
@@ -20,16 +21,19 @@ PERIOD = 6
 """Slots per micro-batch on a device: F, I and W of two stages."""
 
 
+@named("zb-v", stages_per_device=2, shape="v")
 def zb_v(devices: int, microbatches: int) -> Schedule:
     """As much memory as 1F1B, no bubble with equal times."""
     return repeated(devices, microbatches, (4, 2, 4, 2), early=True)
 
 
+@named("v-half", stages_per_device=2, shape="v")
 def v_half(devices: int, microbatches: int) -> Schedule:
     """About half the memory of 1F1B."""
     return repeated(devices, microbatches, (2, 1, 2, 1))
 
 
+@named("v-min", stages_per_device=2, shape="v")
 def v_min(devices: int, microbatches: int) -> Schedule:
     """About a third of the memory of 1F1B.
 
@@ -132,6 +136,7 @@ def _with_weights(plans: list[list[Action]], held: list[int], early: bool) -> Sc
     return Schedule(tuple((*order, *rest) for order, rest in zip(orders, owed, strict=True)))
 
 
+@named("dualpipe-v", stages_per_device=2, shape="v")
 def dualpipe_v(devices: int, microbatches: int) -> Schedule:
     """Forward of one stage beside backward of the other in the steady part; weights apart only while filling and
     draining.

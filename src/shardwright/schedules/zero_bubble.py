@@ -8,9 +8,11 @@ device's span.
 
 from __future__ import annotations
 
+from shardwright.schedules.names import named
 from shardwright.schedules.schedule import FORWARD, INPUT, WEIGHT, Action, Schedule
 
 
+@named("zb-h1")
 def zb_h1(stages: int, microbatches: int) -> Schedule:
     """Warm up as 1F1B; stage s owes the weights of s micro-batches.
 
@@ -20,6 +22,7 @@ def zb_h1(stages: int, microbatches: int) -> Schedule:
     return Schedule(tuple(_order(stage, microbatches, stages - stage, stage) for stage in range(stages)))
 
 
+@named("zb-h2")
 def zb_h2(stages: int, microbatches: int) -> Schedule:
     """Warm up twice as deep; stage s owes the weights of 2 s micro-batches."""
     return Schedule(tuple(_order(stage, microbatches, 2 * (stages - stage) - 1, 2 * stage) for stage in range(stages)))

@@ -20,6 +20,20 @@ from shardwright.operators import record
 from shardwright.operators.rules import Layout, LoopRule
 from shardwright.search.options import Restriction
 
+BASELINES: dict[str, Callable[[int], Restriction]] = {}
+"""By name, each for a number of axes; in this order they are tried and listed."""
+
+
+def _recipe(name: str) -> Callable[[Callable[[int], Restriction]], Callable[[int], Restriction]]:
+    """A function from a number of axes to a restriction, under the name that ``--search`` takes."""
+
+    def register(function: Callable[[int], Restriction]) -> Callable[[int], Restriction]:
+        BASELINES[name] = function
+        return function
+
+    return register
+
+
 _PRODUCTS = ("matmul", "attention")
 """Kinds of operators that Megatron cuts by features."""
 
@@ -40,26 +54,19 @@ def _every(op: Op, axis: int) -> bool:
     return True
 
 
+@_recipe("data-parallel")
 def data_parallel(axes: int) -> Restriction:
     """Every operator cuts the batch; every rank holds all parameters."""
     return Restriction("data-parallel", _batch_only, _whole, cut=_every)
 
 
+@_recipe("fsdp")
 def fsdp(axes: int) -> Restriction:
     """Every operator cuts the batch; parameters, gradients and optimizer state rest in equal shards (ZeRO-3)."""
     return Restriction("fsdp", _batch_only, _sharded, cut=_every, together=True)
 
 
-def zero_2(axes: int) -> Restriction:
-    """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
-    return Restriction("zero-2", _batch_only, _sharded, regather=False, cut=_every, together=True)
-
-
-def zero_1(axes: int) -> Restriction:
-    """ZeRO-2 whose gradients stay whole until the backward pass is over and are then scattered, all at once (ZeRO-1)."""
-    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True, cut=_every, together=True)
-
-
+@_recipe("megatron")
 def megatron(axes: int) -> Restriction:
     """Features on the last axis, batch on the others; no parameter is gathered on the last axis.
 
@@ -79,6 +86,7 @@ def megatron(axes: int) -> Restriction:
     return Restriction("megatron", loop, rest, gather=lambda axis: axis != tensor_axis, cut=cut)
 
 
+@_recipe("megatron-sp")
 def megatron_sequence(axes: int) -> Restriction:
     """Megatron, with the operators between the products cut along the sequence."""
     plain = megatron(axes)
@@ -90,6 +98,7 @@ def megatron_sequence(axes: int) -> Restriction:
     return Restriction("megatron-sp", loop, plain.rest, gather=plain.gather, cut=_every)
 
 
+@_recipe("one-weird-trick")
 def one_weird_trick(axes: int) -> Restriction:
     """Fully connected layers by features, everything else by batch."""
 
@@ -100,12 +109,26 @@ def one_weird_trick(axes: int) -> Restriction:
     return Restriction("one-weird-trick", loop, gather=lambda axis: False, cut=_every)
 
 
+@_recipe("mesh-tensorflow")
 def mesh_tensorflow(axes: int) -> Restriction:
     """Batch over all axes but the last, features over the last, one meaning per axis (Shazeer et al., 2018)."""
     plain = megatron(axes)
     return Restriction("mesh-tensorflow", plain.loop, plain.rest, gather=lambda axis: False, cut=plain.cut)
 
 
+@_recipe("zero-1")
+def zero_1(axes: int) -> Restriction:
+    """ZeRO-2 whose gradients stay whole until the backward pass is over and are then scattered, all at once (ZeRO-1)."""
+    return Restriction("zero-1", _batch_only, _sharded, regather=False, whole_gradients=True, cut=_every, together=True)
+
+
+@_recipe("zero-2")
+def zero_2(axes: int) -> Restriction:
+    """FSDP whose gathered parameters stay until backward: half the gathers, more memory (ZeRO-2)."""
+    return Restriction("zero-2", _batch_only, _sharded, regather=False, cut=_every, together=True)
+
+
+@_recipe("all-row-greedy")
 def all_row(axes: int) -> Restriction:
     """Every operator cuts the first dim of its result, every parameter its own first dim (Tofu's all-row-greedy)."""
 
@@ -117,6 +140,7 @@ def all_row(axes: int) -> Restriction:
     return Restriction("all-row-greedy", loop, rest=lambda t, layout: all(p == first for p in layout))
 
 
+@_recipe("equal-chop")
 def equal_chop(axes: int) -> Restriction:
     """Every operator cuts one loop with all axes, every parameter one dim (Tofu's equal-chop)."""
     return Restriction(
@@ -126,26 +150,12 @@ def equal_chop(axes: int) -> Restriction:
     )
 
 
+@_recipe("no-reductions")
 def no_reductions(axes: int) -> Restriction:
     """Only loops whose pieces are concatenated, none whose pieces are summed (Jia et al., ICML 2018)."""
     return Restriction(
         "no-reductions", loop=lambda op, rule, label, axis: not any(isinstance(out, Partial) for out in rule.outputs)
     )
-
-
-BASELINES: dict[str, Callable[[int], Restriction]] = {
-    "data-parallel": data_parallel,
-    "fsdp": fsdp,
-    "megatron": megatron,
-    "megatron-sp": megatron_sequence,
-    "one-weird-trick": one_weird_trick,
-    "mesh-tensorflow": mesh_tensorflow,
-    "zero-1": zero_1,
-    "zero-2": zero_2,
-    "all-row-greedy": all_row,
-    "equal-chop": equal_chop,
-    "no-reductions": no_reductions,
-}
 
 
 TWINS = ("mesh-tensorflow",)

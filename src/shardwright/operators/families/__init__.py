@@ -1,51 +1,7 @@
-"""One small file per family of operators; importing this package registers all of them."""
+"""One small file per family of operators; importing this package imports all of them, which registers them."""
 
-from shardwright.operators.families import (
-    attention,
-    convolutions,
-    creation,
-    dropout,
-    embeddings,
-    grouped,
-    images,
-    indexing,
-    joining,
-    losses,
-    matmuls,
-    normalisations,
-    pointwise,
-    pooling,
-    recurrent,
-    reductions,
-    softmaxes,
-    sorting,
-    transforms,
-    triangles,
-    undescribed,
-    views,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "attention",
-    "convolutions",
-    "creation",
-    "dropout",
-    "embeddings",
-    "grouped",
-    "images",
-    "indexing",
-    "joining",
-    "losses",
-    "matmuls",
-    "normalisations",
-    "pointwise",
-    "pooling",
-    "recurrent",
-    "reductions",
-    "softmaxes",
-    "sorting",
-    "transforms",
-    "triangles",
-    "undescribed",
-    "views",
-]
+for _family in iter_modules(__path__):
+    import_module(f"{__name__}.{_family.name}")
