@@ -67,13 +67,7 @@ def written(found: Nearest, beside: str | None = None, source: str = "") -> str:
     --------
     >>> found = nearest(Configuration("plan", devices=2, shard=2, batch=2, microbatch=1, microbatches=1), "deepspeed")
     >>> print(written(found, '{"seed": 7, "zero_optimization": {"stage": 1}}'))
-    {
-      "seed": 7,
-      "zero_optimization": {
-        "stage": 3
-      }
-    }
-    <BLANKLINE>
+    {"seed": 7, "zero_optimization": {"stage": 3}}
     """
     engine, said = found.configuration.engine, found.in_file
     right = _says(found, source)
