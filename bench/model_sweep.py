@@ -79,8 +79,16 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     if only:
         names = only.split(",")
         models = [model for model in models if model in names or model.split(":")[1] in names]
-    stages = again.split(",")
-    return [m for m in models if m not in done or "all" in stages or done[m]["stage"] in stages]
+    stages, today = again.split(","), str(datetime.date.today())
+
+    def to_do(model: str) -> bool:
+        row = done.get(model)
+        older = row is not None and row.get("date", "") < today
+        return row is None or "all" in stages or row["stage"] in stages or (older and "older" in stages)
+
+    came_through = {name for name, row in done.items() if row["stage"] in ("called", "captured", "verified")}
+    # What has not been through yet says most.
+    return sorted(filter(to_do, models), key=lambda model: model in came_through)
 
 
 def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: float = math.inf) -> None:
@@ -126,7 +134,7 @@ def main() -> None:
     parser.add_argument("phase", choices=("call", "capture", "verify", "table"))
     parser.add_argument("--limit", type=float, default=120.0, help="processor seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
-    parser.add_argument("--again", default="", help="stages whose models are run again, or `all`")
+    parser.add_argument("--again", default="", help="stages whose models are run again, `older` for rows of an earlier day, or `all`")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
