@@ -134,7 +134,8 @@ def main() -> None:
     parser.add_argument("phase", choices=("call", "capture", "verify", "table"))
     parser.add_argument("--limit", type=float, default=120.0, help="processor seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
-    parser.add_argument("--again", default="", help="stages whose models are run again, `older` for rows of an earlier day, or `all`")
+    again = "stages whose models are run again, `older` for rows of an earlier day, or `all`"
+    parser.add_argument("--again", default="", help=again)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
