@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardwright.cluster import Cluster, Device, Link, Node, parse_cluster
     from shardwright.errors import Infeasible, ShardwrightError
     from shardwright.exchange.exporting import export
+    from shardwright.fitting import fits
     from shardwright.frontend import capture
     from shardwright.integrations.accelerator import Accelerator
     from shardwright.integrations.lightning import ShardwrightStrategy
@@ -77,6 +78,7 @@ __all__ = [
     "explain",
     "export",
     "find_schedule",
+    "fits",
     "frontier",
     "known_schedule",
     "language",
@@ -125,6 +127,7 @@ _HOME = {
     "explain": "shardwright.reports.explaining",
     "export": "shardwright.exchange.exporting",
     "find_schedule": "shardwright.search.schedule",
+    "fits": "shardwright.fitting",
     "frontier": "shardwright.planner.whole_way",
     "known_schedule": "shardwright.schedules",
     "largest_batch": "shardwright.planner.whole_way",

@@ -57,7 +57,7 @@ CUTS = {
     "program/stages:_light": "what every stage may compute for itself",
     "program/stages:_with_light": "a stage's operators with those",
     "program/stages:_part": "the graph of a stage; that of one is the graph",
-    "reports/peaks:_of": "of which stage something is",
+    "simulator/peaks:_of": "of which stage something is",
 }
 
 ORDER = {
@@ -71,7 +71,7 @@ ORDER = {
     "program/pieces:_refused": "another number of micro-batches, whose rows are too few to be split",
     "program/pieces:describe": "the operator that cannot be",
     "reports/glance:_busy": "of the devices of a schedule, how long each computes",
-    "reports/peaks:_between": "what waits for its backward pass while others run",
+    "simulator/peaks:_between": "what waits for its backward pass while others run",
     "simulator/links:Links.hops": "seconds from stage to stage",
     "simulator/stages:PricedStage.computed": "what a pass computes",
     "simulator/stages:PricedStage.least": "the same of all passes",

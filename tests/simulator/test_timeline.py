@@ -13,11 +13,11 @@ from shardwright.cluster import Mesh, mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.reports.peaks import peak_of
 from shardwright.search.baselines import restriction
 from shardwright.search.choose import solve
 from shardwright.search.formulate import formulate
 from shardwright.simulator import Timeline, simulate
+from shardwright.simulator.peaks import peak_of
 from shardwright.simulator.trace import trace, write_trace
 
 SEARCHES = ["data-parallel", "fsdp", "zero-2", "megatron", "megatron-sp"]

@@ -59,8 +59,8 @@ def explain(
 
 def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     """Per kind of rank its peak; of the fullest the kinds of content then, and the ten largest things with their modules."""
-    from shardwright.reports.peaks import peak_of
     from shardwright.reports.steps import PlanStep
+    from shardwright.simulator.peaks import peak_of
 
     step = PlanStep.of(plan, graph)
     limit, timeline = plan.meshes[0].device.usable_memory, step.timeline

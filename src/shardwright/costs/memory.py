@@ -26,9 +26,10 @@ from shardwright.program.workspaces import workspace
 
 PARAMETERS, OPTIMIZER, BUFFERS, INPUTS = "parameters", "optimizer state", "buffers", "inputs"
 GRADIENTS, ACTIVATIONS, FLOWING = "gradients", "activations", "activation gradients"
-COMMUNICATION, TEMPORARIES, WORKSPACE = "communication buffers", "temporaries", "library workspace"
+GATHERED, COMMUNICATION = "gathered copies", "communication buffers"
+TEMPORARIES, WORKSPACE = "temporaries", "library workspace"
 KIND_OF = {"value": ACTIVATIONS, "saved": ACTIVATIONS, "gradient": FLOWING, "flat": COMMUNICATION}
-KIND_OF |= {"gathered": COMMUNICATION, "resting": GRADIENTS}
+KIND_OF |= {"gathered": GATHERED, "resting": GRADIENTS}
 
 
 @dataclass
@@ -161,18 +162,28 @@ class _Replay:
         paths = {p.tensor: (PARAMETERS, p.paths[0]) for p in graph.parameters}
         paths |= {b.tensor: (BUFFERS, b.path) for b in graph.buffers}
         paths |= {c.tensor: (BUFFERS, c.tensor) for c in graph.constants}
-        states = optimizer(self.program.optimizer).states if self.program.training else 0
+        kept = optimizer(self.program.optimizer)
+        states = kept.states if self.program.training else 0
         for tensor, value in self.flow.rest.items():
             kind, path = paths.get(tensor, (INPUTS, tensor))
             size = self.flow.values[value].local.bytes
             self._hold(value, self._make(size, kind, tensor if kind == INPUTS else kind[:-1], path, -1))
             if kind == PARAMETERS and tensor in self.program.trained:  # without a gradient nothing is kept
+                dtype = self.flow.values[value].local.dtype
+                if states and (beside := kept.beside(size, dtype)):
+                    self._make(beside, PARAMETERS, "float32 parameter", path, -1)
                 for _ in range(states):
-                    self._make(size, OPTIMIZER, f"{self.program.optimizer} state", path, -1)
+                    self._make(kept.kept(size, dtype), OPTIMIZER, f"{self.program.optimizer} state", path, -1)
         for bucket in self.program.buckets:
             if bucket.prepared:
                 path = graph.parameter_of[bucket.tensors[-1]].paths[0]
-                self._make(bucket.bytes, GRADIENTS, f"bucket of {len(bucket.tensors)} gradients", path, -1)
+                self._make(
+                    kept.kept(bucket.bytes, bucket.dtype),
+                    GRADIENTS,
+                    f"bucket of {len(bucket.tensors)} gradients",
+                    path,
+                    -1,
+                )
         if extra := workspace(self.device, self.program.training):
             self._make(extra, WORKSPACE, "workspace of matrix products", "", -1)
 
@@ -231,16 +242,21 @@ class _Replay:
         root = self.lies_in.get(instruction.reads[0])
         if root is not None:
             storage = self.of[root]
+            if storage.kind != GRADIENTS:
+                dtype = self.flow.values[self.flow.rest[instruction.name]].local.dtype
+                storage.bytes = optimizer(self.program.optimizer).kept(storage.bytes, dtype)
             storage.kind, storage.what = GRADIENTS, "gradient"
             storage.module = self.flow.graph.parameter_of[instruction.name].paths[0]
 
     def _update(self, number: int, instruction: Instruction) -> None:
-        sizes = [
-            self.flow.values[self.flow.rest[p.tensor]].local.bytes
+        kept = optimizer(self.program.optimizer)
+        resting = (
+            self.flow.values[self.flow.rest[p.tensor]].local
             for p in self.flow.graph.parameters
             if p.tensor in self.program.trained
-        ]
-        if optimizer(self.program.optimizer).states == 2 and sizes:
+        )
+        sizes = [kept.kept(local.bytes, local.dtype) for local in resting]
+        if kept.states == 2 and sizes:
             # AdamW's denominator: of all parameters at once where PyTorch updates them together (CUDA), else one by one:
             # its square root, the quotient, and the one of the parameter before, which the loop still holds.
             one_by_one = max(before + 2 * here for before, here in zip([0, *sizes], sizes, strict=False))

@@ -55,6 +55,8 @@ from shardwright.search.strategies import Described, find_strategy, state
 REPLICATE, SHARD, CONTEXT, TENSOR = DEGREES
 PRODUCTS = ("matmul", "attention")
 """Kinds of operators that tensor parallelism cuts by features."""
+WHOLE_ROWS = ("normalisation", "reduction")
+"""Kinds that no engine cuts by features: each rank has whole rows of them, of all positions or of its own."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,20 @@ def plan_like(
     """
     say, options = progress or (lambda text: None), options or Options()
     settled = configuration.on(cluster.size, batch_of(graph))
-    return _Follow(graph, cluster, settled, options, say).plan(reference)
+    follow = _Follow(graph, cluster, settled, options, say)
+    proposal = follow.proposal()
+    say(f"{settled.engine}: simulating")
+    return Followed(deliver(graph, cluster, follow.options, proposal, reference), settled, tuple(follow.remarks))
+
+
+def laid_like(graph: Graph, cluster: Cluster, configuration: Configuration, options: Options | None = None) -> Laid:
+    """The stages and the order of passes of that plan alone, neither checked nor simulated: for those who ask about many.
+
+    >>> len(laid_like(graph, parse_cluster("8xH100"), configuration).stages)                     # doctest: +SKIP
+    1
+    """
+    settled = configuration.on(cluster.size, batch_of(graph))
+    return _Follow(graph, cluster, settled, options or Options(), lambda text: None).proposal().laid()
 
 
 def rows_asked(c: Configuration, devices: int) -> int | None:
@@ -117,7 +132,8 @@ class _Follow:
         self.known: dict[str, str] = {}
         self.labels = describe_graph(graph).labels
 
-    def plan(self, reference: str) -> Followed:
+    def proposal(self) -> LaidOut:
+        """The stages, each split as is best under its degrees, and the order of their passes."""
         c = self.c
         count, stages, devices = c.microbatches or 1, c.stages, c.pipeline
         each = self.cluster.size // devices
@@ -138,12 +154,7 @@ class _Follow:
             made.append(Stage(tuple(names[number]), ranks, self._strategy(part.graph, part_of(self.cluster, ranks))))
         nothing = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True)
         shape = (("stage", stages), *made[0].strategy.axes) if stages > 1 else made[0].strategy.axes
-        proposal = LaidOut(
-            name=c.engine, shape=shape, expected=nothing, proof=UNPROVED, layout=Laid(tuple(made), order)
-        )
-        self.say(f"{c.engine}: simulating")
-        delivered = deliver(self.graph, self.cluster, self.options, proposal, reference)
-        return Followed(delivered, c, tuple(self.remarks))
+        return LaidOut(name=c.engine, shape=shape, expected=nothing, proof=UNPROVED, layout=Laid(tuple(made), order))
 
     def _cut(self, smallest: Graph, stages: int) -> Sequence[Sequence[str]]:
         """The operators of every stage: cut before the named modules, else as many blocks in each, else as is fastest."""
@@ -262,7 +273,7 @@ def restricted(c: Configuration, roles: Sequence[str], described: Described) -> 
         role = roles[axis]
         if role == TENSOR:
             between = c.sequence and label == "sequence" and record(op.target).kind not in PRODUCTS
-            return label == "" or between
+            return (label == "" and record(op.target).kind not in WHOLE_ROWS) or between
         if role == CONTEXT:
             known = labels[op.name].values()
             return label == "sequence" or not rule.divides or ("sequence" not in known and label == "batch")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from shardwright.reports.glance import Work, memory_gauge
 from shardwright.reports.html import asset, breakable, data, escape, legend_item, table
 from shardwright.reports.packing import BETWEEN
-from shardwright.reports.peaks import peak_of
 from shardwright.reports.steps import PlanStep, rank_word, several_passes
 from shardwright.reports.traffic import RECEIVERS
+from shardwright.simulator.peaks import peak_of
 from shardwright.units import bytes_text, seconds_text
 
 _CANVAS = """<ul class="legend"></ul><div class="plot"><canvas tabindex="0" role="application" aria-label="Memory over time.

@@ -270,7 +270,7 @@ class _Builder:
             sums = self.prices.sums(layouts, sizes)
             alone = len(readers) == 1
             least_sums = cache(lambda weights: self.prices.least_sums(layouts, sizes, self.largest, alone, weights))
-            rests = own + np.array([state_bytes(self.optimizer, [size]) for size in sizes])
+            rests = own + np.array([state_bytes(self.optimizer, [size], meta.dtype) for size in sizes])
             summed = np.array([bool(replica_axes(layout, self.mesh.sizes)) for layout in layouts])
             rests = rests + own * summed  # the buckets that replicas are summed in live on from step to step
             updated = own * ~summed

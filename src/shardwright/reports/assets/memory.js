@@ -2,7 +2,7 @@
 
 const KINDS = [ // bottom to top
   "parameters", "optimizer state", "optimizer state", "gradients", "buffers", "inputs", "activations", "activation gradients",
-  "communication buffers", "temporaries", "library workspace",
+  "gathered copies", "communication buffers", "temporaries", "library workspace",
 ];
 
 class MemoryChart {

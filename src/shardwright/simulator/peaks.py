@@ -6,16 +6,17 @@ micro-batches hold between their passes, and what is inside the pass of the mome
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwright.costs.memory import COMMUNICATION, GRADIENTS, TEMPORARIES, MemoryUse, Storage
 from shardwright.costs.passes import lives, once_a_step, rests
 from shardwright.costs.pricing import Event
 from shardwright.schedules import FORWARD, INPUT, Action
 from shardwright.schedules.picture import NAMES
-from shardwright.simulator import Timeline
 from shardwright.simulator.stages import PricedStage
+from shardwright.simulator.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -73,23 +74,53 @@ class Peak:
         return self.use.told(shown) if self.use is not None else "what the allocator reserves beyond that is not known."
 
 
+class Moment(NamedTuple):
+    """An event of a pass, by their numbers in a group's order and in its stage, and the bytes that are there then; after
+    the last pass (``place`` -1) gradients are reduced and the optimizer runs."""
+
+    place: int
+    event: int
+    bytes: float
+
+
+def moments(timeline: Timeline, group: int) -> Iterator[Moment]:
+    """Every moment of a rank's step, in the order of issue.
+
+    >>> max(moments(timeline, 0), key=lambda moment: moment.bytes).bytes == peak_of(timeline, 0).handed   # doctest: +SKIP
+    True
+    """
+    order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
+    beside, last = timeline.beside(group)
+    for place, (action, there) in enumerate(zip(order, beside, strict=True)):
+        held = timeline.times[action.stage, sizes[action.microbatch]].bytes
+        for event in held.passes[action.kind]:
+            yield Moment(place, event, there + float(held.inside[event]))
+    yield Moment(-1, -1, last)
+
+
 def peak_of(timeline: Timeline, group: int) -> Peak:
     """The worst moment of a rank of a group.
 
     >>> peak_of(timeline, 0).during                                                              # doctest: +SKIP
     'backward of linear_3 (blocks.0.feed.up), in the backward pass of micro-batch 2, stage 0'
     """
+    worst = max(moments(timeline, group), key=lambda moment: moment.bytes)
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
-    beside, last = timeline.beside(group)
-    worst, place, number = -1.0, -1, -1
-    for at, (action, there) in enumerate(zip(order, beside, strict=True)):
-        held = timeline.times[action.stage, sizes[action.microbatch]].bytes
-        own = held.passes[action.kind]
-        fullest = max(own, key=lambda event: held.inside[event], default=-1)
-        if fullest >= 0 and there + held.inside[fullest] > worst:
-            worst, place, number = there + float(held.inside[fullest]), at, fullest
-    if last > worst:
-        worst, place = last, -1
+    when = None if worst.place < 0 else order[worst.place]
+    event = None if when is None else timeline.times[when.stage, sizes[when.microbatch]].events[worst.event]
+    first = timeline.stage(min(action.stage for action in order))
+    alone = first.memory if not once_a_step(first.program) else None
+    return Peak(timeline.memory[group], worst.bytes, when, event, alive_at(timeline, group, worst), alone)
+
+
+def alive_at(timeline: Timeline, group: int, moment: Moment) -> tuple[Alive, ...]:
+    """Everything that is there at a moment, the largest first.
+
+    >>> alive_at(timeline, 0, Moment(-1, -1, 0.0))[0].kind                                       # doctest: +SKIP
+    'parameters'
+    """
+    place, number, _ = moment
+    order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
     stages = sorted({action.stage for action in order})
     found = [one for stage in stages for one in _resting(timeline.stage(stage), stage, len(stages) > 1)]
     several = len(sizes) > 1
@@ -113,12 +144,7 @@ def peak_of(timeline: Timeline, group: int) -> Peak:
         found += [_alive(one, label) for one, born, dies in _lives(priced) if born <= number <= dies]
         posted = timeline.links.received(order[place + 1]) if place + 1 < len(order) else 0
         found.append(Alive(int(posted), COMMUNICATION, "what the next pass receives into", ""))
-    alive = tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
-    when = None if place < 0 else order[place]
-    moment = None if when is None else timeline.times[when.stage, sizes[when.microbatch]].events[number]
-    first = timeline.stage(stages[0])
-    alone = first.memory if not once_a_step(first.program) else None
-    return Peak(timeline.memory[group], worst, when, moment, alive, alone)
+    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
 
 
 def _resting(priced: PricedStage, stage: int, several: bool) -> Iterable[Alive]:
