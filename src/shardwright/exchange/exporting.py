@@ -15,6 +15,8 @@ from typing import Any
 from shardwright.errors import ShardwrightError
 from shardwright.exchange.configuration import Configuration, ConfigurationError, Remark
 from shardwright.exchange.expressing import ENGINES, nearest
+from shardwright.exchange.plain_pytorch_code import program
+from shardwright.exchange.plain_pytorch_facts import facts_of
 from shardwright.exchange.planning import plan_like
 from shardwright.exchange.recognising import recognise
 from shardwright.exchange.writing import SUFFIXES, parse, written
@@ -136,6 +138,10 @@ def export(
     beside = None if base is None else read_text(base)
     lost = (*recognised.lost, *found.lost)
     text = written(found, beside, str(base or ""))
+    if engine == "pytorch":
+        facts, otherwise = facts_of(plan, graph, found.configuration)
+        lost = (*lost, *otherwise)
+        text = program(found.configuration, facts, plan.model or "A model", lost)
     priced, refusal = None, ""
     if price:
         say("pricing what was written")

@@ -6,12 +6,14 @@ Nothing of the file is executed: the value of its name ``PARALLELISM`` is read a
 from __future__ import annotations
 
 import ast
+from pprint import pformat
 from typing import Any
 
 from shardwright.exchange.configuration import Configuration, ConfigurationError, Keys
 from shardwright.files import read_text
 
 NAME = "PARALLELISM"
+WIDTH = 90
 FIELDS = """
     replicate shard context tensor sequence pipeline expert sharding reshard schedule stages_per_device cuts
     microbatch microbatches batch length recompute recomputed_share precision optimizer modules
@@ -65,5 +67,9 @@ def table(configuration: Configuration) -> str:
     """The table as it stands in the file."""
     said = configuration.decisions()
     plain = Configuration("pytorch").decisions()
-    lines = [f"    {name!r}: {value!r}," for name, value in said.items() if value != plain[name]]
+    lines = [
+        f"    {name!r}: {pformat(value, width=WIDTH).replace(chr(10), chr(10) + '     ')},"
+        for name, value in said.items()
+        if value != plain[name]
+    ]
     return "\n".join([f"{NAME} = {{", *lines, "}"])

@@ -81,7 +81,7 @@ def recognise(plan: Plan, graph: Graph) -> Recognised:
     """
     described, lost = describe_graph(graph), list[Remark]()
     every = [
-        _axes(stage, described, lost, f"stage {n}: " * (len(plan.stages) > 1)) for n, stage in enumerate(plan.stages)
+        axes_of(stage, described, lost, f"stage {n}: " * (len(plan.stages) > 1)) for n, stage in enumerate(plan.stages)
     ]
     axes = every[0]
     for number, others in enumerate(every):
@@ -129,7 +129,7 @@ def recognise(plan: Plan, graph: Graph) -> Recognised:
     return Recognised(found, tuple(lost))
 
 
-def _axes(stage: Stage, described: Described, lost: list[Remark], where: str) -> list[_Axis]:
+def axes_of(stage: Stage, described: Described, lost: list[Remark], where: str) -> list[_Axis]:
     graph, strategy = described.graph, stage.strategy
     own = set(stage.operators)
     ops = [op for op in graph.ops if op.name in own and op.name in strategy.splits]
@@ -173,7 +173,7 @@ def _axis(
         kinds = ", ".join(sorted({other for other in by_role if other not in (role, EXPERT)}))
         names = [op.module or op.name for op in others]
         key = f"{where}axis {name}"
-        lost.append(Remark(key, f"{kinds} for {_named(names)} ({part:.0%} of the products' work)", f"{role} for all"))
+        lost.append(Remark(key, f"{kinds} for {named(names)} ({part:.0%} of the products' work)", f"{role} for all"))
     held = {p.tensor for p in graph.parameters}
     read = {name for op in ops for name in op.inputs if name in held and name in strategy.resting}
     bytes_of = Counter[bool]()
@@ -189,7 +189,7 @@ def _axis(
         size_of = sum(graph.tensors[t].bytes for t in odd)
         if odd and size_of:
             names = [graph.parameter_of[t].paths[0] for t in sorted(odd)]
-            said = f"{'whole' if sharded else 'in shards'} for {_named(names)} ({size_of:,} bytes)"
+            said = f"{'whole' if sharded else 'in shards'} for {named(names)} ({size_of:,} bytes)"
             lost.append(Remark(f"{where}parameters on axis {name}", said, f"all {'in shards' if sharded else 'whole'}"))
     return _Axis(name, size, role, expert, sharded, 2 * cut_between > between)
 
@@ -369,7 +369,7 @@ def _modules(plan: Plan, graph: Graph, axes: list[_Axis]) -> tuple[tuple[str, st
     return tuple(found.items())
 
 
-def _named(names: Iterable[str]) -> str:
+def named(names: Iterable[str]) -> str:
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - NAMED
     return ", ".join(distinct[:NAMED]) + (f" and {more} more" if more > 0 else "")
