@@ -58,6 +58,12 @@ def pytest_collection_finish() -> None:
     seldom_collect()  # and all that test modules imported
 
 
+def pytest_unconfigure() -> None:
+    """A process of xdist may end without doing what atexit was told; workers that are stopped would stay for ever."""
+    for workers in (POOL, PAIR):
+        workers.close(gently=False)
+
+
 @pytest.fixture(scope="session")
 def published() -> Path:
     """What other people published, to be checked against (tests/data/README.md says whose it is)."""
