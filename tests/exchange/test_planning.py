@@ -242,3 +242,14 @@ def test_published_files_become_plans(name, cluster, batch):
         "replicate", "shard", "context", "tensor", "pipeline", "sequence", "sharding", "recompute", "schedule",
     }  # fmt: skip
     json.dumps(found.configuration.as_dict())
+
+
+def test_tensor_parallelism_cuts_words_of_the_loss_and_no_row_of_a_norm() -> None:
+    """As engines do it: each rank has some words of the logits, and whole rows of what is normalised."""
+    wide = "llama:layers=2,width=512,heads=8,kv_heads=8,inner=1024,vocab=32768,batch=4,seq=512"
+    for sequence in (False, True):
+        c = Configuration("plan", tensor=4, sequence=sequence)
+        splits = plan_like(graph(wide), parse_cluster("4xH100"), c).plan.stages[0].strategy.splits
+        norms = {cuts for op, cuts in splits.items() if op.startswith("rms_norm")}
+        assert norms == ({("i1",)} if sequence else {(None,)})
+        assert {cuts for op, cuts in splits.items() if op.startswith("cross_entropy")} == {("c",)}

@@ -16,6 +16,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run
 from shardwright.planner import Options
+from shardwright.simulator import simulate_plan
 from shardwright.zoo.reference import resolve
 
 SMALL = "gpt:layers=2,width=256,heads=8,vocab=512,seq=64"
@@ -92,3 +93,11 @@ def test_mixed_precision_keeps_parameters_and_state_in_float32() -> None:
     assert full["parameters"] == 3 * half["parameters"]
     assert full["optimizer state"] == 2 * half["optimizer state"]
     assert full["gradients"] == pytest.approx(2 * half["gradients"], rel=0.01)
+
+
+def test_one_device_runs_the_model_as_it_is() -> None:
+    """Nothing is recorded there, so what the allocator hands out is what it takes, the optimizer's temporaries included."""
+    here = account(graph(SMALL), parse_cluster("1xH100"), Configuration("way").on(1, 8))
+    plan = plan_like(graph(SMALL), parse_cluster("1xH100"), Configuration("way").on(1, 8)).plan
+    (stage,) = {simulate_plan(plan, graph(SMALL)).stage()}
+    assert here.bytes == stage.memory.peak and stage.planned is not None

@@ -55,8 +55,6 @@ from shardwright.search.strategies import Described, find_strategy, state
 REPLICATE, SHARD, CONTEXT, TENSOR = DEGREES
 PRODUCTS = ("matmul", "attention")
 """Kinds of operators that tensor parallelism cuts by features."""
-WHOLE_ROWS = ("normalisation", "reduction")
-"""Kinds that no engine cuts by features: each rank has whole rows of them, of all positions or of its own."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ def restricted(c: Configuration, roles: Sequence[str], described: Described) -> 
         role = roles[axis]
         if role == TENSOR:
             between = c.sequence and label == "sequence" and record(op.target).kind not in PRODUCTS
-            return (label == "" and record(op.target).kind not in WHOLE_ROWS) or between
+            return (label == "" and not _statistic(rule)) or between
         if role == CONTEXT:
             known = labels[op.name].values()
             return label == "sequence" or not rule.divides or ("sequence" not in known and label == "batch")
@@ -307,6 +305,12 @@ def restricted(c: Configuration, roles: Sequence[str], described: Described) -> 
         cut=cut,
         together=shards and not tensor,
     )
+
+
+def _statistic(rule: LoopRule) -> bool:
+    """Whether ranks that share this loop add up a row's statistics, as in the features of a norm: no engine cuts it there,
+    each rank has whole rows, of all positions or of its own. A softmax asks for a maximum too, and is cut by words."""
+    return bool(rule.exchanges) and all(exchange.reduce == "sum" for exchange in rule.exchanges)
 
 
 def _told(c: Configuration, graph: Graph) -> Mapping[str, Any]:

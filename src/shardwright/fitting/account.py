@@ -136,8 +136,20 @@ def _step(graph: Graph, cluster: Cluster, c: Configuration, options: Options) ->
     groups = range(timeline.groups)
     parts = [_parts(timeline, group, graph) for group in groups]
     fullest = [max(one.bytes for one in part.values()) for part in parts]
-    beyond = [timeline.memory[group] - fullest[group] for group in groups]
+    beyond = [_needed(timeline, group) - fullest[group] for group in groups]
     return _Step(timeline.seconds, parts, beyond)
+
+
+def _recorded(timeline: Timeline, group: int) -> bool:
+    """Whether a group's step is recorded as CUDA graphs. One device alone runs the model as it is."""
+    stage = timeline.stage(timeline.pipeline.schedule.device_of.index(group))
+    return stage.planned is not None and len(timeline.pipeline.workers) > 1
+
+
+def _needed(timeline: Timeline, group: int) -> float:
+    """Bytes that a device must have."""
+    stage = timeline.stage(timeline.pipeline.schedule.device_of.index(group))
+    return timeline.memory[group] if stage.planned is None or _recorded(timeline, group) else float(stage.memory.peak)
 
 
 def _timeline(graph: Graph, cluster: Cluster, c: Configuration, options: Options) -> Timeline:
@@ -153,7 +165,7 @@ def _parts(timeline: Timeline, group: int, graph: Graph) -> dict[tuple[object, .
     """The worst moment of every part of a group's step: by stage, kind of pass, and where in the run of blocks it is."""
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
     regions = {key: _regions(stage, graph) for key, stage in timeline.times.items()}
-    recorded = timeline.stage(timeline.pipeline.schedule.device_of.index(group)).planned is not None
+    recorded = _recorded(timeline, group)
     found: dict[tuple[object, ...], Moment] = {}
     for moment in moments(timeline, group):
         keys: list[tuple[object, ...]] = [("after the last pass",)]
