@@ -157,7 +157,9 @@ def _own(module: Any, name: str, value: Any) -> bool:
 def _signature(name: str, value: Any) -> str:
     if dataclasses.is_dataclass(value):
         fields = [
-            f"    {f.name}: {f.type}" + _default(f) for f in dataclasses.fields(value) if not f.name.startswith("_")
+            f"    {f.name}: {f.type}" + _default(f)
+            for f in dataclasses.fields(value)
+            if f.init and not f.name.startswith("_")
         ]
         return "\n".join([f"class {name}:", *fields])
     text = re.sub(r"'([\w.\[\], |]+)'", r"\1", f"{name}{inspect.signature(value)}")

@@ -24,6 +24,7 @@ from shardwright.plans.proof_text import proof_text
 from shardwright.plans.serial import from_json, to_json
 from shardwright.program.microbatches import microbatches
 from shardwright.program.pipeline import Pipeline, check
+from shardwright.search.conditions import Conditions
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import JointPlan, Model, NothingToGain
 from shardwright.search.joint.readings import computing_all_the_time
@@ -345,7 +346,7 @@ def test_a_stage_is_priced_as_its_program_is_simulated() -> None:
     """Micro-batches pay for gathers and for adding gradients up; what brings gradients home comes once a step."""
     resolved = resolve("gpt:layers=3,width=4096,heads=32,vocab=1024,seq=512", batch=8, dtype="bfloat16")
     graph, cluster = capture(resolved.model, resolved.args, resolved.kwargs), parse_cluster("2xH100")
-    space = Space(Model(lambda size: microbatches(graph, 8 // size).graphs[size]), cluster, 8, 2, None, "adamw", 2, 64)
+    space = Space(Model(lambda size: microbatches(graph, 8 // size).graphs[size]), cluster, 8, 2, Conditions(), 2, 64)
     plans = {row.price.name: Timed(space, [row]).plan([Run(0, 3, 2)]) for row in space.rows if row.units == 2}
     assert {"auto", "fsdp", "data-parallel", "megatron"} <= plans.keys()
     for name, found in plans.items():
@@ -366,7 +367,7 @@ def test_a_deep_model_is_priced_by_a_few_of_its_blocks() -> None:
     assert model is not None and model.blocks == 16
     assert len(model.graph_at(4).ops) < len(graph.ops) / 3
     short, whole = (
-        Space(one, CLUSTER, 16, 4, None, "adamw", 2, 64)
+        Space(one, CLUSTER, 16, 4, Conditions(), 2, 64)
         for one in (model, Model(lambda size: microbatches(graph, 16 // size).graphs[size]))
     )
     prices = [

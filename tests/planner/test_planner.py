@@ -19,7 +19,7 @@ from shardwright.planner import Options, plan, plan_graph, planning
 from shardwright.planner.outcomes import Outcome, search_by_name
 from shardwright.planner.trials import Trials
 from shardwright.plans import Plan
-from shardwright.search.strategies import LEAST_MEMORY
+from shardwright.search.conditions import LEAST_MEMORY
 from shardwright.zoo.reference import resolve
 
 

@@ -12,9 +12,7 @@ from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.search.choose import evaluate, solve
 from shardwright.search.coarsen import coarsen, pointwise_groups
-from shardwright.search.formulate import Formulation, formulate
-from shardwright.search.labels import label_loops
-from shardwright.search.options import EVERYTHING
+from shardwright.search.formulate import Formulation, describe_graph, formulate
 from shardwright.search.recursive import recursive
 from shardwright.zoo.reference import resolve
 
@@ -83,7 +81,7 @@ def test_a_plain_chain_of_convolutions_has_nothing_to_group() -> None:
 @pytest.mark.parametrize("reference", ["rnn", "cnn"])
 def test_expanding_keeps_the_price_and_the_memory(reference: str, request: pytest.FixtureRequest) -> None:
     given: Formulation = request.getfixturevalue(reference)
-    stated = formulate(given.graph, MESH, rules=given.rules, memory_limit=1e18)
+    stated = formulate(given.graph, MESH, memory_limit=1e18)
     coarse = coarsen(stated)
     assert len(coarse.problem.costs) < len(stated.problem.costs)
     random = np.random.default_rng(0)
@@ -99,19 +97,10 @@ def test_coarsening_does_not_forbid_the_optimum_of_an_axis(reference: str, reque
     """Each step of the recursion, and the recursion as a whole, costs the same with pointwise operators grouped."""
     stated: Formulation = request.getfixturevalue(reference)
     for axis in MESH.axes:
-        alone = formulate(stated.graph, replace(MESH, axes=(axis,)), rules=stated.rules)
+        alone = formulate(stated.graph, replace(MESH, axes=(axis,)))
         assert solve(coarsen(alone).problem).cost == pytest.approx(solve(alone.problem).cost, rel=1e-9)
-    labels = label_loops(stated.graph, stated.rules)
     costs = []
     for coarse in (True, False):
-        found = recursive(
-            stated.graph,
-            MESH,
-            within=EVERYTHING,
-            optimizer="adamw",
-            rules=stated.rules,
-            labels=labels,
-            coarse=coarse,
-        )
+        found = recursive(describe_graph(stated.graph), MESH, coarse=coarse)
         costs.append(evaluate(stated.problem, stated.choice(found)).cost)
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)

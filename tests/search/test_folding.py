@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ def test_every_choice_of_the_folded_problem_has_its_price_in_the_unfolded_one(re
     graph = _graph(reference)
     blocks = block_paths(graph) if recompute else ()
     folded = formulate(graph, THREE_AXES, memory_limit=1e12, recompute=blocks)
-    whole = formulate(graph, THREE_AXES, memory_limit=1e12, recompute=blocks, fold=False)
+    whole = formulate(graph, THREE_AXES, memory_limit=1e12, recompute=blocks, within=replace(EVERYTHING, fold=False))
     assert len(folded.nodes) < len(whole.nodes)
     assert sum(node.times for node in folded.nodes) == len(whole.nodes)
     generator = np.random.default_rng(0)

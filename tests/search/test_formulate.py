@@ -25,7 +25,7 @@ from shardwright.search.baselines import BASELINES, restriction
 from shardwright.search.bills import LEAST
 from shardwright.search.choose import evaluate, solve
 from shardwright.search.constraints import constraints
-from shardwright.search.formulate import formulate
+from shardwright.search.formulate import describe_graph, formulate
 from shardwright.search.labels import label_loops
 from shardwright.search.options import EVERYTHING
 from shardwright.search.recomputing import recomputation
@@ -57,7 +57,7 @@ def _search(graph: Graph, **options):
 
 def test_folding_repeats_keeps_the_price_of_every_strategy(gpt: Graph) -> None:
     folded, solution = _search(gpt)
-    unfolded = formulate(gpt, MESH, fold=False)
+    unfolded = formulate(gpt, MESH, within=replace(EVERYTHING, fold=False))
     assert len(folded.nodes) < len(unfolded.nodes) / 2
     choice = unfolded.choice(folded.strategy(solution.answer))
     assert evaluate(unfolded.problem, choice).cost == pytest.approx(solution.cost, rel=1e-9)
@@ -93,8 +93,7 @@ def test_fsdp_shards_and_gathers_again(gpt: Graph) -> None:
 
 def test_recursion_is_never_better_than_the_joint_search(gpt: Graph) -> None:
     stated, solution = _search(gpt)
-    labels = label_loops(gpt, stated.rules)
-    found = recursive(gpt, MESH, within=EVERYTHING, optimizer="adamw", rules=stated.rules, labels=labels)
+    found = recursive(describe_graph(gpt), MESH)
     cost = evaluate(stated.problem, stated.choice(found)).cost
     assert np.isfinite(cost)
     assert cost >= solution.cost * (1 - 1e-9)

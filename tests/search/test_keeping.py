@@ -7,8 +7,9 @@ import pytest
 from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.frontend import capture
 from shardwright.planner import Options, describe_graph, plan_graph, predict
+from shardwright.search.formulate import Described
 from shardwright.search.keeping import keep_gathered
-from shardwright.search.strategies import Described, find_strategy
+from shardwright.search.strategies import find_strategy
 from shardwright.zoo.reference import resolve
 
 CLUSTER = parse_cluster("2xH100")

@@ -14,9 +14,10 @@ from shardwright.planner.trials import LEAST_UNHIDDEN, UNHIDDEN
 from shardwright.search.baselines import BASELINES, restriction
 from shardwright.search.bills import EXPECTED, LEAST
 from shardwright.search.choose import Problem
+from shardwright.search.formulate import Described
 from shardwright.search.labels import label_loops
 from shardwright.search.narrowing import narrowed
-from shardwright.search.strategies import Described, state
+from shardwright.search.strategies import state
 
 
 @pytest.fixture(scope="module")

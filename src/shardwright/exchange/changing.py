@@ -33,7 +33,6 @@ from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner import Options, Progress
 from shardwright.planner.glance import FEW
-from shardwright.search.limits import limit_of
 
 KEEPABLE = (*DEGREES, "pipeline", "sequence", "sharding", "schedule", "recompute", "microbatches")
 """What a person may want to stay as it is."""
@@ -141,7 +140,7 @@ def judge(graph: Graph, cluster: Cluster, c: Configuration, options: Options | N
     >>> judge(graph, parse_cluster("8xH100"), Configuration("torchtitan", shard=8)).bytes      # doctest: +SKIP
     """
     options = options or Options()
-    limit = limit_of(cluster.device, options.memory_limit, options.ignore_device_memory)
+    limit = options.room(cluster.device)
     run = longest_run(graph)
     few = c.stages * ceil(FEW / c.stages)
     short = [shortened(graph, n) for n in (few, 2 * few)] if run is not None and run.count > 2 * few else [None]

@@ -47,10 +47,12 @@ from shardwright.program.means import origin
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.program.stages import stage_graphs
 from shardwright.schedules import known_schedule
+from shardwright.search.conditions import Conditions
 from shardwright.search.constraints import constraints
+from shardwright.search.formulate import Described
 from shardwright.search.joint.cuts import cut_into
 from shardwright.search.options import Restriction
-from shardwright.search.strategies import Described, find_strategy, state
+from shardwright.search.strategies import find_strategy, state
 
 REPLICATE, SHARD, CONTEXT, TENSOR = DEGREES
 PRODUCTS = ("matmul", "attention")
@@ -178,10 +180,10 @@ class _Follow:
         if pins:
             restriction = restriction & constraints(graph, mesh.names, pins, ())
         again = self._recomputed(described)
-        problem: dict[str, Any] = {"optimizer": c.optimizer, "within": restriction}
+        conditions, light = Conditions(time_limit=self.options.time_limit, gap=0.0), c.recompute == LIGHT
         try:
-            stated = state(described, mesh, "auto", recompute=again, lightly=c.recompute == LIGHT, **problem)
-            found = find_strategy(described, mesh, "auto", stated=stated, time_limit=self.options.time_limit, **problem)
+            stated = state(described, mesh, optimizer=c.optimizer, recompute=again, lightly=light, within=restriction)
+            found = find_strategy(described, mesh, "auto", conditions, within=restriction, stated=stated)
         except Infeasible as error:
             raise ConfigurationError(
                 f"{c.source or c.engine} cannot be followed with this model: {error.message}", error.remedy

@@ -39,7 +39,7 @@ from shardwright.plans import Plan
 from shardwright.plans.stages import Stage
 from shardwright.program.microbatches import batch_of
 from shardwright.schedules import RECIPES, Schedule, known_schedule
-from shardwright.search.strategies import Described
+from shardwright.search.formulate import Described
 
 PRODUCTS = ("matmul", "attention", "convolution", "recurrent")
 """Kinds of operators that say what an axis is for."""

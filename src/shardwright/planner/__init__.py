@@ -3,10 +3,11 @@
 from shardwright.planner.joint import plan_jointly
 from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.planner.planning import describe_graph, plan_graph
+from shardwright.planner.planning import plan_graph
 from shardwright.planner.serving import plan_serving
 from shardwright.planner.trials import predict
 from shardwright.planner.whole_way import plan
+from shardwright.search.formulate import describe_graph
 
 __all__ = [
     "DEFAULT_BASELINES",

@@ -18,7 +18,6 @@ from shardwright.plans.plan import Asked, Signature
 from shardwright.plans.stages import check_operators
 from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline, check
-from shardwright.search.limits import limit_of
 from shardwright.simulator import simulate_plan
 
 MAX_RANKS_PLAYED = 256
@@ -78,7 +77,7 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
 def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -> Plan:
     """The same with what the simulation of all kinds of ranks says."""
     timeline = simulate_plan(plan, graph)
-    rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in plan.meshes]
+    rooms = [options.room(mesh.device) for mesh in plan.meshes]
     prediction = Prediction(
         step_seconds=timeline.seconds,
         sum_seconds=timeline.sum_seconds,

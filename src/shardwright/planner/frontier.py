@@ -19,7 +19,7 @@ from shardwright.planner.options import Options, Progress
 from shardwright.planner.planning import plan_graph
 from shardwright.planner.staging import shape_of
 from shardwright.plans import Plan
-from shardwright.search.strategies import LEAST_MEMORY
+from shardwright.search.conditions import LEAST_MEMORY
 
 RATIO = 0.8
 """How much tighter the next limit is where the smallest plan is not known (a search restricted to one recipe)."""

@@ -37,7 +37,7 @@ from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.pipelines import BASELINES, JointPlan, Model, NothingToGain, Pipelines
 from shardwright.search.joint.readings import mostly_blocks
-from shardwright.search.limits import limit_of, more_room
+from shardwright.search.limits import more_room
 from shardwright.units import bytes_text, seconds_text
 
 ALWAYS, PROMISING, NEVER = "always", "promising", "never"
@@ -91,7 +91,7 @@ class Joint:
     @property
     def room(self) -> float:
         """Bytes that a device may use."""
-        return limit_of(self.cluster.device, self.options.memory_limit, self.options.ignore_device_memory)
+        return self.options.room(self.cluster.device)
 
     @cached_property
     def proof(self) -> Proof:
@@ -323,7 +323,7 @@ def find_pipelines(
     >>> find_pipelines(graph, parse_cluster("8xH100"), Options()).best.step_seconds  # doctest: +SKIP
     """
     started = perf_counter()
-    if options.pins or options.forbidden:
+    if options.constrained:
         raise Infeasible(
             "Pipelines are not searched under pins and prohibitions.",
             "Leave them out, or say how many stages: --stages 4.",
@@ -335,8 +335,7 @@ def find_pipelines(
             cluster,
             batch=pieces.batch,
             microbatch_sizes=pieces.sizes,
-            memory_limit=options.memory_limit,
-            optimizer=options.optimizer,
+            conditions=options.conditions,
             max_axes=options.max_axes,
             below=below,
         )
@@ -410,7 +409,7 @@ def plan_jointly(
     if pipelines not in (ALWAYS, PROMISING, NEVER):
         raise ShardwrightError(f"There is no {pipelines!r} for pipelines.", f"Known: {ALWAYS}, {PROMISING}, {NEVER}.")
     options, say = options or Options(), progress or (lambda text: None)
-    asked = options.search == "auto" and not (options.pins or options.forbidden) and cluster.size > 1
+    asked = options.search == "auto" and not options.constrained and cluster.size > 1
     flat, refused = None, None
     try:
         flat = plan_graph(graph, cluster, options, progress=progress, reference=reference)

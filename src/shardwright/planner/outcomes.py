@@ -20,7 +20,7 @@ from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
 from shardwright.planner.weighing import weighed
 from shardwright.search.baselines import ALIASES, BASELINES
 from shardwright.search.bills import EXPECTED, Pricing
-from shardwright.search.strategies import LEAST_MEMORY
+from shardwright.search.conditions import FASTEST, LEAST_MEMORY
 
 HIDDEN = Pricing(traffic=0.2)
 """Parameters' traffic mostly hidden under computation; the simulator picks among the answers."""
@@ -92,7 +92,7 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
             continue
         try:
             best = min([beat, *(found.seconds for found in fitting)])
-            if trials.fastest and best < inf and not trials.may_beat(mesh, name, best):
+            if trials.conditions.objective == FASTEST and best < inf and not trials.may_beat(mesh, name, best):
                 continue
             say(f"searching {name} on {mesh_text(mesh)}")
             for found in _answers(trials, mesh, name, tried, beat):
@@ -184,7 +184,7 @@ def _descend(
             return
     if not looked_at and not fits and (beat == inf or not trials.deep):
         # One may lie between two rungs; if none does, the search says what keeps it from that.
-        searched = trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.gap, ENOUGH))
+        searched = trials.solve(mesh, name, trials.limit(mesh), pricing, max(trials.conditions.gap, ENOUGH))
         yield trials.tried(trials.found(mesh, name, searched))
 
 

@@ -21,7 +21,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.planner.cutting import Line, Named, complete, microbatch_counts
 from shardwright.planner.delivering import deliver
 from shardwright.planner.options import Options, Progress
-from shardwright.planner.planning import describe_graph, plan_graph
+from shardwright.planner.planning import plan_graph
 from shardwright.planner.proposals import Laid, LaidOut, Proposal
 from shardwright.plans import Bound, Plan, Prediction, Proof, SearchSpace, Stage
 from shardwright.plans.layouts import layout_text
@@ -33,8 +33,8 @@ from shardwright.program.pipeline import Pipeline
 from shardwright.program.stages import StageGraph, stage_graphs
 from shardwright.schedules import RECIPES, Schedule, gpipe, known_schedule, read_csv, run
 from shardwright.search.constraints import asked_of, check_asked, check_uncut
+from shardwright.search.formulate import describe_graph
 from shardwright.search.joint.cuts import Cuts, cut_into
-from shardwright.search.limits import limit_of
 from shardwright.search.schedule import find_schedule, lower_bound
 from shardwright.simulator.links import Links
 from shardwright.simulator.stages import PricedStage, price_stages, work_of
@@ -118,7 +118,7 @@ def _proposed(
     meshes = [stage.mesh_of(cluster) for stage in stages]
     pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
     halves = price_stages(pipe, meshes, [ByPrice(mesh) for mesh in meshes], options.optimizer, split=True)
-    rooms = [limit_of(mesh.device, options.memory_limit, options.ignore_device_memory) for mesh in meshes]
+    rooms = [options.room(mesh.device) for mesh in meshes]
     order, notes = _scheduled(pipe, halves, cluster, asked.schedule, rooms, options), []
     if micro.tail is not None:
         order = order.forwards_first()

@@ -15,24 +15,23 @@ from math import inf
 from operator import or_
 from time import perf_counter
 
-from shardwright.cluster import Cluster, Mesh, meshes, meshes_and_line
+from shardwright.cluster import Cluster, Mesh
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.garbage import collection_paused
 from shardwright.graph import Graph
-from shardwright.operators import analyse
 from shardwright.planner.delivering import deliver
 from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
-from shardwright.planner.outcomes import ANOTHER, Outcome, bounds, search_by_name
-from shardwright.planner.proving import prove, space_of
+from shardwright.planner.outcomes import Outcome, bounds, search_by_name
+from shardwright.planner.proving import prove
 from shardwright.planner.trials import LEAST_UNHIDDEN, Found, Trials
-from shardwright.plans import Candidate, Plan
+from shardwright.plans import Candidate, Plan, SearchSpace
 from shardwright.plans.spaces import LIGHT, NOTHING, WHOLE
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
-from shardwright.search.constraints import check_asked, meant_meshes
-from shardwright.search.labels import label_loops
-from shardwright.search.limits import limit_of, no_blocks, shortage
-from shardwright.search.strategies import LEAST_MEMORY, Described
+from shardwright.search.conditions import LEAST_MEMORY
+from shardwright.search.constraints import check_asked
+from shardwright.search.formulate import Described, describe_graph
+from shardwright.search.limits import no_blocks, shortage
 
 AGAIN = {LIGHT: "what is cheap of all blocks", WHOLE: "all blocks"}
 """What is recomputed, the cheaper first."""
@@ -68,6 +67,36 @@ def plan_graph(
 
 
 @dataclass(frozen=True, eq=False)
+class _Task:
+    """What is searched by whom: one space on some meshes; whose rows are shown; who is told how far it is."""
+
+    described: Described
+    shapes: Sequence[Mesh]
+    options: Options
+    space: SearchSpace
+    say: Progress
+
+    @property
+    def search(self) -> str:
+        return self.options.search
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to cut."""
+        return max(mesh.devices for mesh in self.shapes) > 1
+
+    @property
+    def recipes_compete(self) -> bool:
+        """Whether recipes may be the plan: where everything is searched and nothing restricts it."""
+        return self.search in ("auto", LEAST_MEMORY) and not self.options.constrained
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The searches that somebody asked to see."""
+        return tuple(dict.fromkeys([self.search, *self.options.baselines]))
+
+
+@dataclass(frozen=True, eq=False)
 class _Round:
     """All searches that recompute in the same way: outcomes by name."""
 
@@ -81,33 +110,31 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     started = perf_counter()
     check_asked(graph, options.pins, options.forbidden)
     say("describing the operators")
-    described = describe_graph(graph)
+    described, shapes = describe_graph(graph), options.meshes(cluster)
     if options.recompute in AGAIN and not described.blocks:
         raise no_blocks(graph.training)
-    shapes = meant_meshes(_meshes(cluster, options), options.pins, options.forbidden)
-    several = max(mesh.devices for mesh in shapes) > 1
-    if not several:
-        options = replace(options, baselines=())  # nothing to cut: all recipes are the same there
-    shown = tuple(dict.fromkeys([options.search, *options.baselines]))
-    open_search = options.search in ("auto", LEAST_MEMORY) and not (options.pins or options.forbidden)
-    names = tuple(dict.fromkeys([*shown, *_unasked(options.search)])) if several and open_search else shown
+    task = _Task(described, shapes, options, options.space(shapes, graph.training), say)
+    if not task.several:
+        task = replace(task, options=replace(options, baselines=()))  # nothing to cut: all recipes are the same there
+    unasked = _unasked(options.search) if task.several and task.recipes_compete else ()
+    names = tuple(dict.fromkeys([*task.shown, *unasked]))
     first = options.recompute if options.recompute in AGAIN else NOTHING
-    rounds = [_round(described, shapes, options, names, first, inf, say)]
-    eligible = _eligible(rounds, options.search, open_search)
+    rounds = [_round(task, names, first)]
+    eligible = _eligible(task, rounds)
     for way, what in AGAIN.items():
-        again = _worth_recomputing(rounds[0], eligible, shapes, options, way)
+        again = _worth_recomputing(task, rounds[0], eligible, way)
         if again:
             say(f"searching with {what} recomputed")
             fastest = min((f.seconds for f in eligible if f.fits), default=inf)
-            rounds.append(_round(described, shapes, options, again, way, fastest, say))
-            eligible = _eligible(rounds, options.search, open_search)
+            rounds.append(_round(task, again, way, fastest))
+            eligible = _eligible(task, rounds)
     trials = rounds[0].trials
     winner = trials.best(eligible, options.search) if eligible else None
     if winner is None or not winner.fits:
         eligible = [trials.exactly(f) if f.fits else f for f in eligible]  # some did, at a glance
-        eligible += _smallest(rounds, shapes, options, say) if options.search == "auto" else []
+        eligible += _smallest(task, trials) if options.search == "auto" else []
         if not any(found.fits for found in eligible):
-            raise _nothing_fits(rounds, eligible, shapes, options, cluster.name)
+            raise _nothing_fits(task, rounds, eligible, cluster.name)
         winner = trials.best(eligible, options.search)
     elif options.search == "auto":
         kept = _kept(trials, eligible, winner)
@@ -115,33 +142,23 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     fitting = [found for found in [*eligible, winner] if found.fits]
     step, searched = winner.seconds, [r.trials for r in rounds if options.search in r.outcomes]
     proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
-    ways = [one.recompute for one in rounds if options.search in one.outcomes]
+    ways = dict.fromkeys(one.recompute for one in rounds if options.search in one.outcomes)
     alike = all(trials.blocks_alike(mesh, options.search) for mesh in shapes)
-    where = space_of(shapes, ways, options, alike=alike, training=graph.training)
+    where = replace(task.space, recompute=tuple(ways), alike=alike)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
-    delivered = partial(deliver, graph, cluster, options)
+    delivered = partial(deliver, graph, cluster, task.options)
     result = replace(
         delivered(winner, reference),
         proof=prove(where, proved, fitting, perf_counter() - started, delivered),
-        candidates=tuple(_candidate(name, rounds, winner, options.search, shapes) for name in shown),
+        candidates=tuple(_candidate(task, name, rounds, winner) for name in task.shown),
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
     )
     # A strategy that was asked for by name is that on all devices: on one, every name means the same.
     smaller = _half(cluster) if options.fewer_devices and options.search == "auto" else None
-    if smaller is not None and _could_be_faster(trials, smaller, options, result.prediction.step_seconds):
-        result = _perhaps_fewer(graph, cluster, smaller, options, result, say)
+    if smaller is not None and _could_be_faster(trials, smaller, task.options, result.prediction.step_seconds):
+        result = _perhaps_fewer(graph, cluster, smaller, task.options, result, say)
     return result
-
-
-def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
-    return (meshes_and_line if options.one_axis else meshes)(cluster, options.max_axes)
-
-
-def describe_graph(graph: Graph) -> Described:
-    """The rules and labels every search on this graph shares."""
-    rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
-    return Described(graph, rules, label_loops(graph, rules))
 
 
 def _unasked(search: str) -> Sequence[str]:
@@ -149,107 +166,68 @@ def _unasked(search: str) -> Sequence[str]:
     return [name for name in BASELINES if name not in TWINS] if search == "auto" else DEFAULT_BASELINES
 
 
-def _round(
-    described: Described,
-    shapes: Sequence[Mesh],
-    options: Options,
-    names: Sequence[str],
-    recompute: str,
-    beat: float,
-    say: Progress,
-) -> _Round:
+def _round(task: _Task, names: Sequence[str], recompute: str, beat: float = inf) -> _Round:
     """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds. Where
     nothing of the whole space keeps the limit, no recipe does, and none is asked but those whose own refusal is shown."""
-    trials = Trials(
-        described,
-        optimizer=options.optimizer,
-        memory_limit=options.memory_limit,
-        ignore_device_memory=options.ignore_device_memory,
-        recompute=described.blocks if recompute != NOTHING else (),
-        lightly=recompute == LIGHT,
-        constrained=("auto", ANOTHER, options.search),
-        pins=options.pins,
-        forbidden=options.forbidden,
-        time_limit=options.time_limit,
-        gap=options.gap,
-        fastest=options.search != LEAST_MEMORY,
-    )
-    shown, outcomes = (options.search, *options.baselines), dict[str, Outcome]()
-    everything = options.search == "auto" and not (options.pins or options.forbidden)
+    trials = Trials(task.described, task.space.recomputing(recompute), task.options.conditions)
+    outcomes = dict[str, Outcome]()
     for name in names:
-        whole = outcomes.get("auto") if everything else None
-        if whole is not None and whole.impossible and not (name in shown and recompute == NOTHING):
+        whole = outcomes.get("auto") if task.search == "auto" and not task.options.constrained else None
+        if whole is not None and whole.impossible and not (name in task.shown and recompute == NOTHING):
             outcomes[name] = replace(whole, name=name)
             continue
-        outcomes[name] = search_by_name(trials, shapes, name, say, inf if name in shown else beat)
+        outcomes[name] = search_by_name(trials, task.shapes, name, task.say, inf if name in task.shown else beat)
         beat = min([beat, *(found.seconds for found in outcomes[name].fitting)])
     return _Round(recompute, trials, outcomes)
 
 
-def _eligible(rounds: Sequence[_Round], search: str, open_search: bool) -> list[Found]:
-    """Every candidate that may be the plan: where nothing restricts the search, those of the recipes too."""
-    outcomes = [o for one in rounds for name, o in one.outcomes.items() if open_search or name == search]
+def _eligible(task: _Task, rounds: Sequence[_Round]) -> list[Found]:
+    """Every candidate that may be the plan."""
+    outcomes = [o for one in rounds for name, o in one.outcomes.items() if task.recipes_compete or name == task.search]
     return [found for outcome in outcomes for found in outcome.candidates]
 
 
-def _worth_recomputing(
-    plain: _Round, eligible: Sequence[Found], shapes: Sequence[Mesh], options: Options, way: str
-) -> list[str]:
+def _worth_recomputing(task: _Task, plain: _Round, eligible: Sequence[Found], way: str) -> list[str]:
     """The searches to repeat with blocks recomputed in this way: those that found nothing that fits, and those held back by
     memory for which the time that recomputing takes leaves anything to gain."""
-    if options.recompute != "auto" or not plain.trials.described.blocks:
+    if task.options.recompute != "auto" or not task.described.blocks:
         return []
-    lacking = [name for name, outcome in plain.outcomes.items() if outcome.held_back and not outcome.fitting]
-    fitting = [found.seconds for found in eligible if found.fits]
-    held_back = plain.outcomes[options.search].held_back and options.search not in lacking
-    if options.search == LEAST_MEMORY:
+    if task.search == LEAST_MEMORY:
         # The search's count leaves things out, so recipes take part in the choice.
         return list(plain.outcomes) if way == WHOLE else []
+    lacking = [name for name, outcome in plain.outcomes.items() if outcome.held_back and not outcome.fitting]
+    fitting = [found.seconds for found in eligible if found.fits]
+    held_back = plain.outcomes[task.search].held_back and task.search not in lacking
     if held_back and fitting and not plain.trials.deep:
-        again = Trials(
-            plain.trials.described,
-            optimizer=options.optimizer,
-            recompute=plain.trials.described.blocks,
-            lightly=way == LIGHT,
-            ignore_device_memory=True,
-            constrained=plain.trials.constrained,
-            pins=options.pins,
-            forbidden=options.forbidden,
-            time_limit=options.time_limit,
-            gap=options.gap,
-        )
-        if min(again.floor(mesh, options.search, LEAST_UNHIDDEN) for mesh in shapes) < min(fitting):
-            lacking.append(options.search)
+        again = Trials(task.described, task.space.recomputing(way), plain.trials.conditions.without_limit())
+        if min(again.floor(mesh, task.search, LEAST_UNHIDDEN) for mesh in task.shapes) < min(fitting):
+            lacking.append(task.search)
     return lacking
 
 
-def _smallest(rounds: Sequence[_Round], shapes: Sequence[Mesh], options: Options, say: Progress) -> list[Found]:
+def _smallest(task: _Task, first: Trials) -> list[Found]:
     """What needs least memory: where the search's count, which leaves things out, led to nothing that fits, it may."""
-    say("nothing fits; searching for what needs least")
-    first = rounds[0].trials
+    task.say("nothing fits; searching for what needs least")
+    options = task.options
     least = replace(options, search=LEAST_MEMORY, baselines=(), memory_limit=None, ignore_device_memory=True)
-    blocks = bool(first.described.blocks) and options.recompute != NOTHING
-    asked = [LEAST_MEMORY] if options.pins or options.forbidden else [LEAST_MEMORY, *DEFAULT_BASELINES]
+    blocks = bool(task.described.blocks) and options.recompute != NOTHING
+    asked = [LEAST_MEMORY] if options.constrained else [LEAST_MEMORY, *DEFAULT_BASELINES]
     way = NOTHING if not blocks else LIGHT if options.recompute == LIGHT else WHOLE
-    smallest = _round(first.described, shapes, least, asked, way, inf, say)
+    smallest = _round(replace(task, options=least), asked, way)
     seen = [smallest.trials.exactly(f) for outcome in smallest.outcomes.values() for f in outcome.candidates]
     limited = [(f, f.prediction) for f in seen if f.prediction is not None]
     return [replace(f, prediction=replace(p, fits=p.memory_bytes <= first.limit(f.mesh))) for f, p in limited]
 
 
-def _nothing_fits(
-    rounds: Sequence[_Round], seen: Sequence[Found], shapes: Sequence[Mesh], options: Options, where: str
-) -> Infeasible:
+def _nothing_fits(task: _Task, rounds: Sequence[_Round], seen: Sequence[Found], where: str) -> Infeasible:
     """What to tell a user for whom nothing fits: how much the smallest needs, or why there is no strategy at all."""
-    refusals = [r.outcomes[options.search].refusal for r in rounds if options.search in r.outcomes]
+    refusals = [r.outcomes[task.search].refusal for r in rounds if task.search in r.outcomes]
     if not seen:
         why = next((refusal for refusal in refusals if refusal), Infeasible("there is nothing to search."))
-        return Infeasible(f"No {options.search} strategy of this model fits {where}: {why.message}", why.remedy)
-    device, peak = shapes[0].device, min(found.memory_bytes for found in seen)
-    limit = limit_of(device, options.memory_limit, options.ignore_device_memory)
-    short = shortage(options.search, where, device, limit, peak, options.recompute)
-    stages = rounds[0].trials.described.blocks
-    if options.search == "auto" and stages and max(mesh.devices for mesh in shapes) > 1:
+        return Infeasible(f"No {task.search} strategy of this model fits {where}: {why.message}", why.remedy)
+    device, peak = task.shapes[0].device, min(found.memory_bytes for found in seen)
+    short = shortage(task.search, where, device, task.options.room(device), peak, task.options.recompute)
+    if task.search == "auto" and task.described.blocks and task.several:
         return Infeasible(short.message, f"{short.remedy} {PIPELINES_NOT_SEARCHED}")
     return short
 
@@ -271,8 +249,8 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
 def _could_be_faster(trials: Trials, smaller: Cluster, options: Options, seconds: float) -> bool:
     """Whether fewer devices could take less time: not where their computation alone takes longer."""
     try:
-        shapes = meant_meshes(_meshes(smaller, options), options.pins, options.forbidden)
-        return min(trials.floor(mesh, options.search, LEAST_UNHIDDEN, limited=False) for mesh in shapes) < seconds
+        floors = (trials.floor(m, options.search, LEAST_UNHIDDEN, limited=False) for m in options.meshes(smaller))
+        return min(floors) < seconds
     except ShardwrightError:  # what is asked for has no meaning there
         return False
 
@@ -306,12 +284,12 @@ def _half(cluster: Cluster) -> Cluster | None:
     return None
 
 
-def _candidate(name: str, rounds: Sequence[_Round], winner: Found, search: str, shapes: Sequence[Mesh]) -> Candidate:
+def _candidate(task: _Task, name: str, rounds: Sequence[_Round], winner: Found) -> Candidate:
     """A row of the comparison: the plan itself for the search, the best of its kind for a recipe."""
     outcomes = [one.outcomes[name] for one in rounds if name in one.outcomes]
     seen = [found for outcome in outcomes for found in outcome.candidates]
-    if not seen and name != search:
+    if not seen and name != task.search:
         refusal = next((outcome.refusal for outcome in outcomes if outcome.refusal), None)
-        return Candidate(name, shapes[0].names, None, refusal.message if refusal else "does not apply")
-    best = winner if name == search else rounds[0].trials.about(seen, name, winner.seconds)
+        return Candidate(name, task.shapes[0].names, None, refusal.message if refusal else "does not apply")
+    best = winner if name == task.search else rounds[0].trials.about(seen, name, winner.seconds)
     return best.row(name)

@@ -8,46 +8,25 @@ such a bound is dropped. It says nothing about the plan itself, so the plan stay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 
 from shardwright.caches import cache_folder, say_once
-from shardwright.cluster import Mesh
 from shardwright.errors import LoweringError, PlanError, ShardwrightError
 from shardwright.planner.glance import SLACK
-from shardwright.planner.options import Options
 from shardwright.planner.outcomes import Bounds
 from shardwright.planner.staging import shape_of
 from shardwright.planner.trials import Found
 from shardwright.plans import Bound, Plan, Prediction, Proof, SearchSpace
 from shardwright.plans.proof import STEP, SUM
 from shardwright.plans.proof_text import warnings_text
-from shardwright.plans.spaces import EVERY_STRATEGY, LIGHT, NOTHING, PIPELINE, SOME, WHOLE
+from shardwright.plans.spaces import LIGHT, NOTHING, PIPELINE, SOME, WHOLE
 from shardwright.search.joint.orders import OTHERS, TWO
 from shardwright.search.joint.pipelines import JointPlan, Pipelines
-from shardwright.search.limits import limit_of
-from shardwright.search.strategies import METHOD_NAMES
 
 ROUNDING = 1e-9
 """What sums of many seconds may be off by, relatively."""
-
-
-def space_of(
-    meshes: Sequence[Mesh], ways: Sequence[str], options: Options, *, alike: bool, training: bool
-) -> SearchSpace:
-    """What a search on one mesh chooses among, whatever its method; blocks recompute in one of these ways."""
-    limit = limit_of(meshes[0].device, options.memory_limit, options.ignore_device_memory)
-    return SearchSpace(
-        search=EVERY_STRATEGY if options.search in METHOD_NAMES else options.search,
-        meshes=tuple(mesh.names for mesh in meshes),
-        alike=alike,
-        recompute=tuple(dict.fromkeys(ways)),
-        pins=tuple(options.pins),
-        forbidden=tuple(options.forbidden),
-        memory_limit=limit if isfinite(limit) else None,
-        training=training,
-    )
 
 
 def prove(

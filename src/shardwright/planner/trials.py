@@ -22,17 +22,19 @@ from shardwright.operators.strategy import Strategy
 from shardwright.planner.glance import SLACK, deep, glance
 from shardwright.planner.judging import NEARLY
 from shardwright.planner.proposals import Laid, Proposal, on_one_mesh
-from shardwright.plans import Prediction
+from shardwright.plans import Prediction, SearchSpace
+from shardwright.plans.spaces import LIGHT, NOTHING
 from shardwright.search.bills import EXPECTED, LEAST, Pricing
 from shardwright.search.choose import evaluate, solve
+from shardwright.search.conditions import LEAST_MEMORY, Conditions
 from shardwright.search.constraints import constraints
+from shardwright.search.formulate import Described
 from shardwright.search.formulation import Formulation
 from shardwright.search.keeping import gathered_copies, keep_gathered
-from shardwright.search.limits import limit_of
 from shardwright.search.narrowing import narrowed
 from shardwright.search.options import Restriction
 from shardwright.search.solution import Solution
-from shardwright.search.strategies import LEAST_MEMORY, Described, Searched, find_strategy, least_compute, space, state
+from shardwright.search.strategies import METHOD_NAMES, Searched, find_strategy, least_compute, part_of, state
 from shardwright.simulator import simulate
 from shardwright.simulator.stages import unlike_places
 
@@ -60,6 +62,8 @@ LARGE = 3000
 
 SHARES = (0.0, 0.1, 0.3)
 """Shares of parameters' traffic that recipes are bounded with: which of them tells most differs from one to the next."""
+
+FLAT, NO_GAP = SearchSpace(), Conditions(gap=0.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,33 +124,15 @@ def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit:
 
 
 class Trials:
-    """Searches on one graph under the same conditions; problems stated for one are kept for the next.
-
-    ``pins`` and ``forbidden`` bind the searches in ``constrained`` only (a baseline is what it is). ``fastest``: what is
-    wanted is the fastest strategy that fits, not the smallest.
+    """Searches in one space, of a single way to recompute, under the same conditions; problems stated for one are kept for
+    the next. Pins and prohibitions bind the search that the space is of, and every method; a baseline is what it is.
     """
 
-    def __init__(
-        self,
-        described: Described,
-        *,
-        optimizer: str = "adamw",
-        memory_limit: float | None = None,
-        ignore_device_memory: bool = False,
-        recompute: Sequence[str] = (),
-        lightly: bool = False,
-        constrained: Sequence[str] = (),
-        pins: Sequence[str] = (),
-        forbidden: Sequence[str] = (),
-        time_limit: float = 10.0,
-        gap: float = 0.0,
-        fastest: bool = True,
-    ) -> None:
-        self.described, self.optimizer = described, optimizer
-        self.recompute, self.lightly = tuple(recompute), lightly
-        self.memory_limit, self.ignore_device_memory = memory_limit, ignore_device_memory
-        self.constrained, self.pins, self.forbidden = constrained, pins, forbidden
-        self.time_limit, self.gap, self.fastest = time_limit, gap, fastest
+    def __init__(self, described: Described, space: SearchSpace = FLAT, conditions: Conditions = NO_GAP) -> None:
+        self.described, self.space, self.conditions = described, space, conditions
+        (way,) = space.recompute
+        self.recompute = () if way == NOTHING else described.blocks
+        self.lightly = way == LIGHT
         self._stated: dict[tuple[Mesh, str, Pricing], Formulation] = {}
         self._parts: dict[tuple[Mesh, str], Formulation | None] = {}
         self._tried: dict[tuple[Mesh, str, bytes], Found] = {}
@@ -160,7 +146,7 @@ class Trials:
         return deep(self.described.graph)
 
     def limit(self, mesh: Mesh) -> float:
-        return limit_of(mesh.device, self.memory_limit, self.ignore_device_memory)
+        return self.conditions.room(mesh.device)
 
     def stated(self, mesh: Mesh, name: str, pricing: Pricing = EXPECTED) -> Formulation:
         """The problem of a search on a mesh, its memory counted but not limited; stated once for all prices."""
@@ -177,7 +163,7 @@ class Trials:
             self.described,
             mesh,
             name,
-            optimizer=self.optimizer,
+            optimizer=self.conditions.optimizer,
             recompute=self.recompute,
             lightly=self.lightly,
             within=self._within(mesh, name),
@@ -190,7 +176,7 @@ class Trials:
         if wide is None or not wide.within.everything:
             return None
         if key not in self._parts:
-            within, described = space(mesh, name, self._within(mesh, name)), self.described
+            within, described = part_of(mesh, name, self._within(mesh, name)), self.described
             at = lambda pricing: self.stated(mesh, "auto", pricing).problem
             found = narrowed(wide, within, described.labels, described.known[mesh], at)
             self._parts[key] = wide if within.everything else found
@@ -204,13 +190,13 @@ class Trials:
         return part.repriced(pricing)
 
     def _within(self, mesh: Mesh, name: str) -> Restriction:
-        if name in self.constrained:
-            return constraints(self.described.graph, mesh.names, self.pins, self.forbidden)
+        if name in METHOD_NAMES or name == self.space.search:
+            return constraints(self.described.graph, mesh.names, self.space.pins, self.space.forbidden)
         return Restriction(name)
 
     def blocks_alike(self, mesh: Mesh, name: str) -> bool:
         """Whether a search on a mesh splits equal blocks alike."""
-        return space(mesh, name, self._within(mesh, name)).fold
+        return part_of(mesh, name, self._within(mesh, name)).fold
 
     def solve(
         self, mesh: Mesh, name: str, limit: float, pricing: Pricing = EXPECTED, gap: float | None = None
@@ -224,17 +210,10 @@ class Trials:
         """
         stated = self.stated(mesh, name, pricing)
         enough = 1.0 + sum(float(usage.amounts.max()) for usage in stated.problem.usages)
-        return find_strategy(
-            self.described,
-            mesh,
-            name,
-            optimizer=self.optimizer,
-            memory_limit=min(limit, enough),
-            within=self._within(mesh, name),
-            time_limit=self.time_limit if gap is None else min(self.time_limit, RUNG_SECONDS),
-            gap=self.gap if gap is None else gap,
-            stated=stated,
-        )
+        conditions = replace(self.conditions, memory_limit=min(limit, enough))
+        if gap is not None:
+            conditions = replace(conditions, gap=gap, time_limit=min(conditions.time_limit, RUNG_SECONDS))
+        return find_strategy(self.described, mesh, name, conditions, within=self._within(mesh, name), stated=stated)
 
     def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
         """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
@@ -243,18 +222,16 @@ class Trials:
     def least(self, mesh: Mesh, name: str, pricing: Pricing, limited: bool = True) -> tuple[float, np.ndarray]:
         """The same, and the choice that comes nearest to it."""
         stated, limit, key = self.bounding(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
+        seconds, gap = self.conditions.time_limit, self.conditions.gap
         if key not in self._floors:
-            unlimited = replace(stated.problem, usages=(), usage_limit=None)
-            self._floors[key] = solve(unlimited, time_limit=self.time_limit, gap=self.gap)
+            self._floors[key] = solve(replace(stated.problem, usages=(), usage_limit=None), time_limit=seconds, gap=gap)
         free = self._floors[key]
         used = evaluate(stated.problem, free.answer).peak
         if not limited or used <= limit:
             return free.lower_bound, free.answer
         core, back = stated.reduced
         try:
-            bounded = solve(
-                replace(core, usage_limit=limit), time_limit=self.time_limit, method="limited", gap=self.gap
-            )
+            bounded = solve(replace(core, usage_limit=limit), time_limit=seconds, method="limited", gap=gap)
         except Infeasible:
             return inf, free.answer
         except TooLarge:  # no answer yet: what holds without a limit holds with one
@@ -291,10 +268,10 @@ class Trials:
 
     def ladder(self, mesh: Mesh, name: str, pricing: Pricing = EXPECTED, start: float = inf) -> Iterator[Searched]:
         """Answers of a search under ever smaller limits, from ``start`` on, until nothing keeps the limit."""
-        limit = start
+        limit, enough = start, max(self.conditions.gap, ENOUGH)
         while True:
             try:
-                searched = self.solve(mesh, name, limit, pricing, None if limit == start else max(self.gap, ENOUGH))
+                searched = self.solve(mesh, name, limit, pricing, None if limit == start else enough)
             except Infeasible:
                 if limit == start:
                     raise
@@ -340,7 +317,7 @@ class Trials:
         key = self.alike(mesh, searched)
         if key not in self._glances:
             graph, limit = self.described.graph, self.limit(mesh)
-            self._glances[key] = glance(graph, searched.strategy, mesh, self.optimizer, limit)
+            self._glances[key] = glance(graph, searched.strategy, mesh, self.conditions.optimizer, limit)
         return self._glances[key]
 
     def alike(self, mesh: Mesh, searched: Searched) -> Hashable:
@@ -361,7 +338,7 @@ class Trials:
         key = self.alike(mesh, searched)
         if key not in self._exact:
             graph, limit = self.described.graph, self.limit(mesh)
-            self._exact[key] = predict(graph, searched.strategy, mesh, self.optimizer, limit)
+            self._exact[key] = predict(graph, searched.strategy, mesh, self.conditions.optimizer, limit)
         return self._exact[key]
 
     def about(self, candidates: Sequence[Found], search: str, beat: float) -> Found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ShardwrightError
@@ -59,6 +59,14 @@ class SearchSpace:
     orders: tuple[str, ...] = ()
     given_stages: str = ""
     summed: bool = False
+
+    def recomputing(self, way: str) -> SearchSpace:
+        """The part of the space in which blocks recompute in one way.
+
+        >>> SearchSpace(recompute=(NOTHING, WHOLE)).recomputing(WHOLE).recompute
+        ('blocks',)
+        """
+        return replace(self, recompute=(way,))
 
     def contains(self, plan: Plan) -> bool:
         """Whether a plan of the same model, cluster and optimizer is in the space, as far as its data tells: one that was

@@ -22,8 +22,8 @@ from shardwright.plans.serial import layout_text, placement_text
 from shardwright.reports.splitting import standing
 from shardwright.reports.steps import stage_plans
 from shardwright.search.alternatives import alternatives
+from shardwright.search.formulate import Described
 from shardwright.search.limits import limit_of
-from shardwright.search.strategies import Described
 from shardwright.units import bytes_text
 
 MOST = 8

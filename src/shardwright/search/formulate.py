@@ -18,8 +18,8 @@ keeps gathered: the optimum at those prices bounds the summed seconds of every p
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from shardwright.costs.redistribute import Weights, conversion_matrix
 from shardwright.graph import Graph, Op, refs
 from shardwright.graph.backward import differentiated
 from shardwright.graph.core import DTYPE_BYTES
-from shardwright.graph.repeats import representatives
+from shardwright.graph.repeats import block_paths, representatives
 from shardwright.operators import analyse
 from shardwright.operators.rules import (
     Layout,
@@ -46,7 +46,7 @@ from shardwright.operators.rules import (
 )
 from shardwright.program.bundles import shares
 from shardwright.program.sums import replica_axes
-from shardwright.search.bills import Bill, Change, Handed, Pricing, Seconds
+from shardwright.search.bills import EXPECTED, Bill, Change, Handed, Pricing, Seconds
 from shardwright.search.choose import Problem, Usage
 from shardwright.search.formulation import Formulation, Node
 from shardwright.search.labels import Labels, label_loops
@@ -67,34 +67,6 @@ FORWARD, UPDATE, END = 0, 1, 2
 """Moments of a step: the end of the forward pass lasts until the update, the update until the end."""
 
 
-def formulate(
-    graph: Graph,
-    mesh: Mesh,
-    *,
-    optimizer: str = "adamw",
-    memory_limit: float | None = None,
-    within: Restriction = EVERYTHING,
-    rules: Mapping[str, OpRules] | None = None,
-    labels: Labels | None = None,
-    fold: bool = True,
-    overlap: float = 0.0,
-    recompute: Sequence[str] = (),
-    lightly: bool = False,
-    known: Known | None = None,
-) -> Formulation:
-    """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
-
-    ``overlap`` discounts the traffic of parameters (gathers and gradient reductions), which an executor hides under
-    computation; the sum proper has ``overlap=0``. ``recompute`` names blocks that keep only what leaves them and run
-    forward twice, or (``lightly``) of which what is cheap does. ``known`` is what other statements about the same graph and
-    mesh have found out about operators.
-    """
-    rules = rules or {op.name: analyse(op, graph.tensors) for op in graph.ops}
-    labels = labels or label_loops(graph, rules)
-    builder = _Builder(graph, mesh, optimizer, memory_limit, within, rules, labels, fold, recompute, lightly, known)
-    return builder.build(Pricing(traffic=1.0 - overlap))
-
-
 class Timed(NamedTuple):
     """Every split of an operator on a mesh and its seconds, one row each."""
 
@@ -104,6 +76,50 @@ class Timed(NamedTuple):
 
 Known = dict[str, Timed]
 """What a statement over the whole space found out about operators, for narrower statements about the same graph and mesh."""
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """A graph with what every search on it shares: the rules of its operators and the labels of their loops."""
+
+    graph: Graph
+    rules: Mapping[str, OpRules]
+    labels: Labels
+    known: dict[Mesh, Known] = field(default_factory=dict)
+    """What a search over the whole space found out about operators on a mesh, for narrower ones there."""
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """The blocks that recomputation is about; none where there is no backward pass."""
+        return block_paths(self.graph) if self.graph.training else ()
+
+
+def describe_graph(graph: Graph) -> Described:
+    """The rules and labels every search on this graph shares.
+
+    >>> describe_graph(graph).labels["matmul"]  # doctest: +SKIP
+    """
+    rules = {op.name: analyse(op, graph.tensors) for op in graph.ops}
+    return Described(graph, rules, label_loops(graph, rules))
+
+
+def formulate(
+    graph: Graph | Described,
+    mesh: Mesh,
+    *,
+    optimizer: str = "adamw",
+    memory_limit: float | None = None,
+    within: Restriction = EVERYTHING,
+    recompute: Sequence[str] = (),
+    lightly: bool = False,
+) -> Formulation:
+    """State the choice of splits for ``graph`` on ``mesh`` as a :class:`Problem`.
+
+    ``recompute`` names blocks that keep only what leaves them and run forward twice, or (``lightly``) of which what is cheap
+    does. Without a ``memory_limit`` memory is not counted.
+    """
+    described = graph if isinstance(graph, Described) else describe_graph(graph)
+    return _Builder(described, mesh, optimizer, memory_limit, within, recompute, lightly).build()
 
 
 class Home(NamedTuple):
@@ -125,26 +141,23 @@ class Held(NamedTuple):
 class _Builder:
     def __init__(
         self,
-        graph: Graph,
+        described: Described,
         mesh: Mesh,
         optimizer: str,
         memory_limit: float | None,
         within: Restriction,
-        rules: Mapping[str, OpRules],
-        labels: Labels,
-        fold: bool,
         recompute: Sequence[str],
         lightly: bool,
-        known: Known | None,
     ) -> None:
-        self.known = {} if known is None else known
+        graph, rules, labels = described.graph, described.rules, described.labels
+        self.known = described.known.setdefault(mesh, {})
         self.recompute = tuple(recompute)
         self.differentiated = differentiated(graph)
         self.again = recomputation(graph, recompute, mesh.device.kind, rules, lightly)
         self.saving = saving(graph, mesh.device.kind, self.again)
         self.graph, self.mesh, self.optimizer, self.limit = graph, mesh, optimizer, memory_limit
         self.within, self.rules, self.labels = within, rules, labels
-        self.standing = representatives(graph) if fold else {op.name: op.name for op in graph.ops}
+        self.standing = representatives(graph) if within.fold else {op.name: op.name for op in graph.ops}
         self.op_by_name = {op.name: op for op in graph.ops}
         self.nodes: list[Node] = []
         self.seconds: list[Seconds] = []
@@ -161,7 +174,7 @@ class _Builder:
         self.made: dict[tuple[int, int], list[Layout]] = {}
         self.needed: dict[tuple[int, int], list[tuple[Need, ...]]] = {}
 
-    def build(self, pricing: Pricing) -> Formulation:
+    def build(self) -> Formulation:
         for op in self.graph.ops:
             self._operator(op)
         for parameter in self.graph.parameters:
@@ -185,7 +198,7 @@ class _Builder:
             return Problem(costs, edges, usages[pricing.least], self.limit, name="choice")
 
         nodes = tuple(replace(node, times=times) for node, times in zip(self.nodes, self.times, strict=True))
-        problem, light = priced(pricing), self.again.lightly
+        problem, light = priced(EXPECTED), self.again.lightly
         return Formulation(
             self.graph, self.mesh, nodes, problem, self.number, self.rules, self.recompute, light, self.within, priced
         )

@@ -8,28 +8,24 @@ instead of the space of products, and is not optimal in general.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from shardwright.cluster import Mesh
-from shardwright.graph import Graph, Op, Tensor
+from shardwright.graph import Op, Tensor
 from shardwright.operators.rules import Layout, OpRules, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.search.choose import solve
 from shardwright.search.coarsen import coarsen
-from shardwright.search.formulate import formulate
-from shardwright.search.labels import Labels
-from shardwright.search.options import Restriction
+from shardwright.search.formulate import Described, formulate
+from shardwright.search.options import EVERYTHING, Restriction
 
 
 def recursive(
-    graph: Graph,
+    described: Described,
     mesh: Mesh,
+    within: Restriction = EVERYTHING,
     *,
-    within: Restriction,
-    optimizer: str,
-    rules: Mapping[str, OpRules],
-    labels: Labels,
+    optimizer: str = "adamw",
     time_limit: float = 60.0,
     coarse: bool = True,
 ) -> Strategy:
@@ -40,15 +36,8 @@ def recursive(
     strategy: Strategy | None = None
     for count in range(1, len(mesh.axes) + 1):
         part = replace(mesh, axes=mesh.axes[:count])
-        stated = formulate(
-            graph,
-            part,
-            optimizer=optimizer,
-            within=_first(within, count) & _continuing(strategy, count),
-            rules=rules,
-            labels=labels,
-            fold=within.fold,
-        )
+        so_far = _first(within, count) & _continuing(strategy, count)
+        stated = formulate(described, part, optimizer=optimizer, within=so_far)
         if coarse:
             grouped = coarsen(stated)
             choice = grouped.expand(solve(grouped.problem, time_limit=time_limit).answer)

@@ -8,32 +8,28 @@ is a baseline. Whatever the method, the answer is priced by the same problem and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, ShardwrightError
-from shardwright.graph import Graph
 from shardwright.graph.backward import differentiated
-from shardwright.graph.repeats import block_paths, representatives
-from shardwright.operators.rules import OpRules
+from shardwright.graph.repeats import representatives
 from shardwright.operators.strategy import Strategy
 from shardwright.search.baselines import ALIASES, BASELINES, restriction
 from shardwright.search.choose import METHODS, evaluate, solve
-from shardwright.search.formulate import Formulation, Known, formulate
+from shardwright.search.conditions import LEAST_MEMORY, Conditions
+from shardwright.search.formulate import Described, Formulation, formulate
 from shardwright.search.greedy import greedy
-from shardwright.search.labels import Labels
 from shardwright.search.limits import by_memory, too_much
 from shardwright.search.options import EVERYTHING, Restriction, rows_within
 from shardwright.search.recomputing import recomputation
 from shardwright.search.recursive import recursive
 from shardwright.search.solution import Solution
 
-LEAST_MEMORY = "least-memory"
 METHOD_NAMES = (
     "auto",
     LEAST_MEMORY,
@@ -43,21 +39,7 @@ METHOD_NAMES = (
 )
 NAMES = (*METHOD_NAMES, *BASELINES)
 
-
-@dataclass(frozen=True, eq=False)
-class Described:
-    """A graph with what every search on it shares."""
-
-    graph: Graph
-    rules: Mapping[str, OpRules]
-    labels: Labels
-    known: dict[Mesh, Known] = field(default_factory=dict)
-    """What a search over the whole space found out about operators on a mesh, for narrower ones there."""
-
-    @cached_property
-    def blocks(self) -> tuple[str, ...]:
-        """The blocks that recomputation is about; none where there is no backward pass."""
-        return block_paths(self.graph) if self.graph.training else ()
+EXACTLY = Conditions(time_limit=60.0, gap=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,19 +68,14 @@ def state(
     within: Restriction = EVERYTHING,
 ) -> Formulation:
     """The problem that the search ``name`` solves on ``mesh``, its memory counted but not yet limited."""
-    chosen = space(mesh, name, within)
     return formulate(
-        described.graph,
+        described,
         mesh,
         optimizer=optimizer,
         memory_limit=float("inf"),
         recompute=recompute,
         lightly=lightly,
-        within=chosen,
-        rules=described.rules,
-        labels=described.labels,
-        fold=chosen.fold,
-        known=described.known.setdefault(mesh, {}),
+        within=part_of(mesh, name, within),
     )
 
 
@@ -114,7 +91,7 @@ def least_compute(
 
     >>> least_compute(described, mesh, "fsdp")  # doctest: +SKIP
     """
-    chosen, graph, known = space(mesh, name, within), described.graph, described.known.get(mesh, {})
+    chosen, graph, known = part_of(mesh, name, within), described.graph, described.known.get(mesh, {})
     standing, backward, total = representatives(graph), differentiated(graph), 0.0
     again = recomputation(graph, recompute, mesh.device.kind, described.rules, lightly).runs
     runs = Counter(standing.values()) + Counter(standing[op] for op in again)
@@ -128,7 +105,7 @@ def least_compute(
     return total
 
 
-def space(mesh: Mesh, name: str, within: Restriction = EVERYTHING) -> Restriction:
+def part_of(mesh: Mesh, name: str, within: Restriction = EVERYTHING) -> Restriction:
     """The part of the whole space that a search may use: all that is allowed, or a recipe's part of that."""
     return within if name in METHOD_NAMES else restriction(name, len(mesh.sizes)) & within
 
@@ -137,29 +114,24 @@ def find_strategy(
     described: Described,
     mesh: Mesh,
     name: str = "auto",
+    conditions: Conditions = EXACTLY,
     *,
-    optimizer: str = "adamw",
-    memory_limit: float | None = None,
     within: Restriction = EVERYTHING,
-    time_limit: float | None = 60.0,
-    gap: float = 0.0,
     stated: Formulation | None = None,
 ) -> Searched:
-    """The best strategy that the search ``name`` finds on ``mesh``.
+    """The best strategy that the search ``name`` finds on ``mesh`` (where the conditions set no limit, in any memory).
 
-    ``gap`` is the share of its cost that the exact search may leave open; ``stated`` the problem (:func:`state`), where it
-    is known already.
+    ``stated`` is the problem (:func:`state`), where it is known already.
     """
     check_name(name)
-    chosen = space(mesh, name, within)
-    stated = stated or state(described, mesh, name, optimizer=optimizer, within=within)
-    unlimited = stated
+    stated = stated or state(described, mesh, name, optimizer=conditions.optimizer, within=within)
+    unlimited, memory_limit, time_limit = stated, conditions.memory_limit, conditions.time_limit
     if memory_limit is not None:
         stated = replace(stated, problem=replace(stated.problem, usage_limit=memory_limit))
     elif name != LEAST_MEMORY:
         stated = replace(stated, problem=replace(stated.problem, usages=(), usage_limit=None))
     if name == "recursive":
-        solution = _recursive(described, mesh, stated, chosen, optimizer, time_limit)
+        solution = _recursive(described, stated, part_of(mesh, name, within), conditions)
     elif name == "spartan":
         started = perf_counter()
         choice = greedy(stated.problem, stated.sizes)
@@ -173,34 +145,30 @@ def find_strategy(
             if method == "auto" and memory_limit is not None:
                 core, back = unlimited.reduced
                 solution = solve(
-                    replace(core, usage_limit=memory_limit), time_limit=time_limit, method="limited", gap=gap
+                    replace(core, usage_limit=memory_limit),
+                    time_limit=time_limit,
+                    method="limited",
+                    gap=conditions.gap,
                 )
                 solution = replace(solution, answer=back(solution.answer))
             else:
-                solution = solve(stated.problem, time_limit=time_limit, method=method, gap=gap)
+                solution = solve(stated.problem, time_limit=time_limit, method=method, gap=conditions.gap)
         except Infeasible as error:
             raise too_much(stated.problem, name) or error from None
     return Searched(stated.strategy(solution.answer), stated, solution)
 
 
 def _recursive(
-    described: Described, mesh: Mesh, stated: Formulation, within: Restriction, optimizer: str, time_limit: float | None
+    described: Described, stated: Formulation, within: Restriction, conditions: Conditions
 ) -> Solution[np.ndarray]:
     started = perf_counter()
     strategy = recursive(
-        described.graph,
-        mesh,
-        within=within,
-        optimizer=optimizer,
-        rules=described.rules,
-        labels=described.labels,
-        time_limit=time_limit or 60.0,
+        described, stated.mesh, within, optimizer=conditions.optimizer, time_limit=conditions.time_limit
     )
-    seconds = perf_counter() - started
-    return _bounded(stated, stated.choice(strategy), seconds, time_limit)
+    return _bounded(stated, stated.choice(strategy), perf_counter() - started, conditions.time_limit)
 
 
-def _bounded(stated: Formulation, choice: np.ndarray, seconds: float, time_limit: float | None) -> Solution[np.ndarray]:
+def _bounded(stated: Formulation, choice: np.ndarray, seconds: float, time_limit: float) -> Solution[np.ndarray]:
     """An answer that ignores the memory limit, with the exact search's bound without one beside it."""
     free = replace(stated.problem, usages=(), usage_limit=None)
     cost = evaluate(free, choice).cost

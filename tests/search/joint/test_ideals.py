@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.program.stages import stage_graphs
 from shardwright.search.choose import solve
+from shardwright.search.conditions import Conditions
 from shardwright.search.formulate import formulate
 from shardwright.search.joint.blocks import BlockPricer
 from shardwright.search.joint.found import Model
@@ -28,6 +30,7 @@ from shardwright.search.joint.pipelines import BASELINES, search_pipelines
 from shardwright.search.joint.readings import readings
 from shardwright.search.joint.space import Space
 from shardwright.search.joint.timed import Run, Timed
+from shardwright.search.options import EVERYTHING
 from shardwright.zoo.reference import resolve
 
 ALONE = mesh_of(part_of(parse_cluster("2xH100"), [0]))
@@ -169,7 +172,10 @@ def test_costs_per_operator_are_those_of_a_problem_in_which_every_operator_decid
     resolved = resolve(reference, batch=4)
     graph = capture(resolved.model, resolved.args, resolved.kwargs)
     mesh = mesh_of(parse_cluster("2xH100"))
-    shared, alone = (Priced.of(formulate(graph, mesh, memory_limit=1e15, fold=fold)) for fold in (True, False))
+    shared, alone = (
+        Priced.of(formulate(graph, mesh, memory_limit=1e15, within=replace(EVERYTHING, fold=fold)))
+        for fold in (True, False)
+    )
     strategy = shared.stated.strategy(np.asarray(solve(shared.stated.problem).answer))
     # Of one micro-batch no gradients are added up: its seconds are those of the problem.
     mine, theirs = (sums_of(one, strategy, by_operators(one.stated), 1) for one in (shared, alone))
@@ -236,7 +242,9 @@ def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
 ) -> None:
     few_pieces(monkeypatch, 5)
     graph, cluster = graph_of(name, 64), parse_cluster(where)
-    space = Space(Model(lambda size: graph), cluster, 256, 64, limit, "adamw", 2, 64, PiecePricer(graph, ALONE))
+    space = Space(
+        Model(lambda size: graph), cluster, 256, 64, Conditions(memory_limit=limit), 2, 64, PiecePricer(graph, ALONE)
+    )
     orders = ("1f1b", *(order for order in OTHERS if order in ("zb-h1", "zb-h2")))
     steps = {order: min(every_step(space, order), default=np.inf) for order in orders}
     fastest, free = min(steps.values()), space.bound()

@@ -14,6 +14,7 @@ from shardwright.errors import Infeasible, ProblemError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.schedules import gpipe, known_schedule, one_f_one_b, pipeline, run
+from shardwright.search.conditions import Conditions
 from shardwright.search.joint._kernels import last_backwards
 from shardwright.search.joint.blocks import BlockPricer
 from shardwright.search.joint.orders import OTHERS, least_held, order_of, stages_per_group
@@ -67,7 +68,7 @@ def test_the_bound_is_below_every_pipeline_and_the_answer_is_the_best(
     where: str, size: int, limit: float | None
 ) -> None:
     cluster = parse_cluster(where)
-    space = Space(Model(graph_at), cluster, 16, size, limit, "adamw", 2, 64)
+    space = Space(Model(graph_at), cluster, 16, size, Conditions(memory_limit=limit), 2, 64)
     steps = {order: min(every_step(space, order), default=np.inf) for order in ("1f1b", "gpipe", *OTHERS)}
     fastest, free = min(steps.values()), space.bound()
     assert free <= fastest * (1 + 1e-9)
@@ -150,7 +151,7 @@ def test_no_worse_than_any_baseline_and_bounded() -> None:
 
 
 def test_stages_across_unlike_nodes_deal_rows_out_by_speed() -> None:
-    space = Space(Model(graph_at, blocks=8), parse_cluster("2xH100+2xV100"), 32, 8, None, "adamw", 2, 64)
+    space = Space(Model(graph_at, blocks=8), parse_cluster("2xH100+2xV100"), 32, 8, Conditions(), 2, 64)
     across = [row for row in space.rows if row.price.strategy.shares]
     assert {(row.units, row.low, row.high) for row in across} == {(2, 1, 3), (4, 0, 4)}
     for row in across:
@@ -198,7 +199,8 @@ def test_what_cannot_be_said_is_refused() -> None:
     with pytest.raises(ProblemError, match="do not divide"):
         search_pipelines(Model(graph_at), parse_cluster("2xH100"), batch=6, microbatch_sizes=(4,))
     with pytest.raises(Infeasible, match="fits"):
-        search_pipelines(Model(graph_at), parse_cluster("2xH100"), batch=8, microbatch_sizes=(4,), memory_limit=1e5)
+        tight = Conditions(memory_limit=1e5)
+        search_pipelines(Model(graph_at), parse_cluster("2xH100"), batch=8, microbatch_sizes=(4,), conditions=tight)
     linear = torch.nn.Linear(4, 4)
     with pytest.raises(ProblemError, match="no repeated blocks"):
         BlockPricer(capture(linear, (torch.zeros(2, 4),), {}))

@@ -9,6 +9,7 @@ bound holds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,10 +31,24 @@ RESTART_STEPS = (1.0, 0.1, 0.3, 0.03)
 LARGEST_FALL = 20.0
 
 
+class Multipliers(NamedTuple):
+    """Prices of critical times and messages, those of the best bound, and what steps of them are made of."""
+
+    prices: np.ndarray
+    messages: np.ndarray
+    best_prices: np.ndarray
+    best_messages: np.ndarray
+    direction: np.ndarray  # of the prices
+    priced: np.ndarray  # option -> its cost with its memory's price
+    beliefs: np.ndarray
+    weights: np.ndarray
+
+
 @kernel(nogil=True)
-def _ascend(flat, target, iterations, step, stalled, best, prices, direction, kept, priced, messages, beliefs, weights):
-    """Passes and price steps in place; ``kept`` (prices, messages) follows the best bound. Returns (best, step, stalled)."""
-    best_prices, best_messages = kept
+def _ascend(flat, held, target, iterations, step, stalled, best):
+    """Passes and price steps in place. Returns (best, step, stalled)."""
+    prices, messages, direction, priced = held.prices, held.messages, held.direction, held.priced
+    best_prices, best_messages, beliefs, weights = held.best_prices, held.best_messages, held.beliefs, held.weights
     usage = np.zeros(len(prices))
     scale = flat.limit if flat.limit > 0.0 else 1.0
     for _ in range(iterations):
@@ -123,10 +138,19 @@ class Ascent:
             self.restarts += 1
             self.return_to_best()
             self.step = RESTART_STEPS[self.restarts % len(RESTART_STEPS)]
+        held = Multipliers(
+            self.prices,
+            self.messages,
+            self.best_prices,
+            self.best_messages,
+            self.direction,
+            self.priced,
+            self.beliefs,
+            self.weights,
+        )
         self.best, self.step, self.stalled = _ascend(
-            self.flat, float(target), iterations, self.step, self.stalled, self.best, self.prices, self.direction,
-            (self.best_prices, self.best_messages), self.priced, self.messages, self.beliefs, self.weights,
-        )  # fmt: skip
+            self.flat, held, float(target), iterations, self.step, self.stalled, self.best
+        )
 
     def return_to_best(self) -> None:
         """Go on from the prices and messages of the best bound."""

@@ -9,12 +9,45 @@ it overfills made dearer.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shardwright.jit import copy, kernel
 
 INSIDE = 1_000_000  # added to a node's count of edges into the block when it joins
 ATTEMPTS = 4
+
+
+class Walk(NamedTuple):
+    """Where a walk stands: its choice, that one's usage at every critical time, and the best choice so far."""
+
+    choice: np.ndarray
+    usage: np.ndarray
+    best_choice: np.ndarray
+
+
+class Effort(NamedTuple):
+    """How a round of moves goes: until about ``work`` numbers have been read, a measure of time that does not depend on the
+    machine; in blocks of at most ``most`` nodes. ``strict`` moves never exceed the limit (nor an excess that is already
+    there); others follow the prices alone."""
+
+    work: float
+    most: int
+    strict: bool
+    seed: int
+
+
+class _Tree(NamedTuple):
+    """A block of nodes that induces a tree, and the dynamic program over it."""
+
+    touches: np.ndarray  # node -> its edges into the block
+    block: np.ndarray  # position -> node
+    parent_edge: np.ndarray  # position -> edge to the node before it
+    table: np.ndarray  # option -> least cost of what hangs from it
+    follow_start: np.ndarray
+    follow: np.ndarray  # option of the parent -> best option
+    fresh: np.ndarray  # the choice it comes to
 
 
 @kernel(nogil=True)
@@ -91,8 +124,10 @@ def _forget(flat, count, touches, block):
 
 
 @kernel(nogil=True)
-def _best_tree_choice(flat, count, block, parent_edge, touches, priced, choice, table, follow_start, follow, fresh):
-    """Fill ``fresh`` with the options of the block's nodes that minimise priced cost given the rest of ``choice``."""
+def _best_tree_choice(flat, count, tree, priced, choice):
+    """Fill ``tree.fresh`` with the options of the block's nodes that minimise priced cost given the rest of ``choice``."""
+    block, parent_edge, touches, table = tree.block, tree.parent_edge, tree.touches, tree.table
+    follow_start, follow, fresh = tree.follow_start, tree.follow, tree.fresh
     option_start, edge_low, edge_high = flat.option_start, flat.edge_low, flat.edge_high
     matrix_start, matrix, flipped = flat.matrix_start, flat.matrix, flat.flipped
     near_start, near_edge = flat.near_start, flat.near_edge
@@ -193,37 +228,41 @@ def _usage_change(flat, count, block, choice, fresh, change):
 
 
 @kernel(nogil=True)
-def _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts):
-    """Prices of the block's options with ``rate`` more at every time of the proposal's excess."""
+def _charge_excess(flat, count, block, over, rate, priced, local):
+    """Prices of the block's options, into ``local``, with ``rate`` more at every time that is ``over`` what is allowed."""
     option_start, usage_start, usage_first = flat.option_start, flat.usage_start, flat.usage_first
     usage_last, amount_start, amount = flat.usage_last, flat.amount_start, flat.amount
-    running, inside = 0.0, 0
-    for t in range(len(usage)):
-        counts[t] = inside
-        if first <= t < last:
-            running += change[t]
-            if usage[t] + running > allowed:
-                inside += 1
-    counts[len(usage)] = inside
+    inside = over[-1]
     for position in range(count):
         v = block[position]
         base, size = option_start[v], option_start[v + 1] - option_start[v]
         for k in range(size):
             local[base + k] = priced[base + k]
         for entry in range(usage_start[v], usage_start[v + 1]):
-            points = counts[usage_last[entry]] - counts[usage_first[entry]]
+            points = over[usage_last[entry]] - over[usage_first[entry]]
             if points > 0:
                 for k in range(size):
                     local[base + k] += rate / inside * points * amount[amount_start[entry] + k]
 
 
 @kernel(nogil=True)
-def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, most, strict, seed):
-    """Make block moves on ``choice`` and ``usage``, in place; returns (cost of choice, best cost, moves taken).
+def _times_over(usage, change, first, last, allowed, over):
+    """``over[t]``: how many times before t are above what is allowed with a change, which spans ``first`` to ``last``."""
+    running, inside = 0.0, 0
+    for t in range(len(usage)):
+        over[t] = inside
+        if first <= t < last:
+            running += change[t]
+            if usage[t] + running > allowed:
+                inside += 1
+    over[len(usage)] = inside
 
-    Stops when about ``work`` numbers have been read: a measure of time that does not depend on the machine.
-    ``strict`` moves never exceed the limit (nor an excess that is already there); others follow the prices alone.
-    """
+
+@kernel(nogil=True)
+def improve(flat, priced, walk, total, best_cost, effort_of):
+    """Make block moves on a walk, in place; returns (cost of its choice, best cost, moves taken)."""
+    choice, usage, best_choice = walk.choice, walk.usage, walk.best_choice
+    work, most, strict, seed = effort_of.work, effort_of.most, effort_of.strict, effort_of.seed
     option_start, cost, near_start = flat.option_start, flat.cost, flat.near_start
     limit = flat.limit
     np.random.seed(seed)
@@ -238,7 +277,8 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
     follow = np.zeros(room, dtype=np.int32)
     table, local = np.zeros(len(cost)), np.zeros(len(cost))
     fresh = choice.copy()
-    change, counts = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1, dtype=np.int64)
+    change, over = np.zeros(len(usage) + 1), np.zeros(len(usage) + 1, dtype=np.int64)
+    tree = _Tree(touches, block, parent_edge, table, follow_start, follow, fresh)
     peak = usage.max()
     taken = 0
     while work > 0:
@@ -252,9 +292,7 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
         for attempt in range(ATTEMPTS):
             prices = priced if attempt == 0 else local
             work -= effort
-            _best_tree_choice(
-                flat, count, block, parent_edge, touches, prices, choice, table, follow_start, follow, fresh
-            )
+            _best_tree_choice(flat, count, tree, prices, choice)
             different = False
             for position in range(count):
                 different = different or fresh[block[position]] != choice[block[position]]
@@ -285,7 +323,8 @@ def improve(flat, priced, choice, usage, total, best_choice, best_cost, work, mo
             elif attempt + 1 < ATTEMPTS:
                 work -= effort + len(usage)
                 rate = max(4.0 * rate, abs(before - after) / (new_peak - allowed))
-                _charge_excess(flat, count, block, usage, change, first, last, allowed, rate, priced, local, counts)
+                _times_over(usage, change, first, last, allowed, over)
+                _charge_excess(flat, count, block, over, rate, priced, local)
             for t in range(first, last + 1):
                 change[t] = 0.0
             if accept:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.errors import TooLarge
 from shardwright.jit import copy, kernel
-from shardwright.search.choose.blocks import cost_of_choice, usage_of_choice
+from shardwright.search.choose.blocks import Walk, cost_of_choice, usage_of_choice
 from shardwright.search.choose.flat import flatten
 from shardwright.search.choose.problem import Problem, evaluate
 from shardwright.search.choose.reductions import reduce_problem
@@ -27,8 +27,9 @@ BETA = 200.0
 
 
 @kernel(nogil=True)
-def _wander(flat, choice, usage, total, best_choice, best_cost, steps, rate, seed):
+def _wander(flat, walk, total, best_cost, steps, rate, seed):
     """Metropolis steps in place; ``rate`` is the penalty per unit of usage beyond the limit."""
+    choice, usage, best_choice = walk.choice, walk.usage, walk.best_choice
     option_start, cost, edge_low = flat.option_start, flat.cost, flat.edge_low
     edge_high, matrix_start, matrix = flat.edge_high, flat.matrix_start, flat.matrix
     flipped, near_start, near_edge = flat.flipped, flat.near_start, flat.near_edge
@@ -95,7 +96,8 @@ def solve_by_markov_chain(problem: Problem, *, time_limit: float | None = None, 
         if usage.max() <= flat.limit and total < best_cost:
             best_choice, best_cost = choice.copy(), total
         draw = int(generator.integers(2**31))
-        _, best_cost = _wander(flat, choice, usage, total, best_choice, best_cost, STEPS_AT_ONCE, rate, draw)
+        walk = Walk(choice, usage, best_choice)
+        _, best_cost = _wander(flat, walk, total, best_cost, STEPS_AT_ONCE, rate, draw)
         steps += STEPS_AT_ONCE
         if best_cost >= penalty:  # stuck among forbidden pairs: begin anew elsewhere
             choice = generator.integers(core.sizes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.search.choose.blocks import cost_of_choice, improve, usage_of_choice
+from shardwright.search.choose.blocks import Effort, Walk, cost_of_choice, improve, usage_of_choice
 from shardwright.search.choose.flat import Flat
 from shardwright.search.choose.passes import price_options
 
@@ -118,9 +118,8 @@ class Walker:
         price_options(self.flat, prices, self.priced)
         seed = int(self.generator.integers(2**31))
         known = min(self.best_cost, self.penalty)
-        self.total, cost, _ = improve(
-            self.flat, self.priced, self.choice, self.usage, self.total, self.best_choice, known, work, most, strict, seed
-        )  # fmt: skip
+        walk = Walk(self.choice, self.usage, self.best_choice)
+        self.total, cost, _ = improve(self.flat, self.priced, walk, self.total, known, Effort(work, most, strict, seed))
         if cost < known:
             self.best_cost = cost
         # Sums of moves drift in floating point; start the next round from the exact cost.

@@ -15,16 +15,15 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.jit import kernel
-from shardwright.search.joint.problem import Candidates
+from shardwright.search.joint.problem import Candidates, Line
 
 NEVER = np.int64(2**40)
 
 
 @kernel(nogil=True)
-def least_in_flight(
-    cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def least_in_flight(line: Line, rows: Candidates, times: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray]:
     """Per (cut, devices used): the least sum of shares, and the candidate that begins there (-1: none)."""
+    cuts, devices, far = line.cuts, line.devices, line.far
     least = np.full((cuts, devices + 1), NEVER)
     chosen = np.full((cuts, devices + 1), np.int64(-1))
     least[cuts - 1, 0] = 0
@@ -71,17 +70,16 @@ def _step_that_holds(holds: np.ndarray, step: int, beyond: int, shares: int, sha
 
 @kernel(nogil=True)
 def least_seconds(
-    cuts: int,
-    devices: int,
+    line: Line,
     most_shares: int,
     rows: Candidates,
     times: np.ndarray,
     limit: float,
     repeats: float,
     closing: np.ndarray,
-    far: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Per (cut, devices used, shares used): the least value, and the step that begins there (-1: none)."""
+    cuts, devices, far = line.cuts, line.devices, line.far
     value = np.full((cuts, devices + 1, most_shares + 1), np.inf)
     chosen = np.full((cuts, devices + 1, most_shares + 1), np.int64(-1))
     value[cuts - 1, 0, 0] = 0.0
@@ -120,13 +118,10 @@ FRONT = 24
 
 @kernel(nogil=True)
 def least_step(
-    cuts: int,
-    devices: int,
+    line: Line,
     rows: Candidates,
     microbatches: int,
     most_held: int,
-    closing: np.ndarray,
-    far: np.ndarray,
     beyond: float,
     needed: np.ndarray,
     groups: int,
@@ -149,6 +144,7 @@ def least_step(
     Nor is anything followed that leaves too few devices for what comes before it: were all of them busy all the time with
     what takes least, it would still take longer than ``beyond``.
     """
+    cuts, devices, far, closing = line.cuts, line.devices, line.far, rows.closing
     before = _device_seconds(cuts, rows)
     fronts = np.full((cuts, devices + 1, FRONT, 4), np.inf)
     counts = np.zeros((cuts, devices + 1), dtype=np.int64)
@@ -244,15 +240,14 @@ def _span(t: float, held: int, microbatches: int, away: float) -> float:
 
 
 @kernel(nogil=True)
-def least_through(
-    cuts: int, devices: int, rows: Candidates, times: np.ndarray, limit: float, far: np.ndarray, value: np.ndarray
-) -> np.ndarray:
+def least_through(line: Line, rows: Candidates, times: np.ndarray, limit: float, value: np.ndarray) -> np.ndarray:
     """Per step: the least sum of a pipeline that contains it and keeps the limit; ``value`` is ``least_seconds``' of
     repeats 1.
 
     The same recurrence the other way: what the stages before a cut need at least, given the devices and shares after
     it.
     """
+    cuts, devices, far = line.cuts, line.devices, line.far
     most_shares = value.shape[2] - 1
     before = np.full((cuts, devices + 1, most_shares + 1), np.inf)
     before[0] = 0.0

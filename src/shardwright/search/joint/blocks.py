@@ -26,12 +26,13 @@ from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
 from shardwright.search.bills import Pricing
 from shardwright.search.choose import solve
+from shardwright.search.formulate import Described
 from shardwright.search.formulation import Formulation
 from shardwright.search.joint.parts import BLOCK, HEAD, TAIL, Parts, Priced, Sums, by_blocks, sums_of
 from shardwright.search.labels import label_loops
 from shardwright.search.narrowing import narrowed
 from shardwright.search.options import EVERYTHING, Restriction, among
-from shardwright.search.strategies import Described, space, state
+from shardwright.search.strategies import part_of, state
 
 BYTE_PRICES = (0.0, 0.1, 1.0, 10.0)
 """Seconds per byte, in units of (all seconds / all bytes) of the fastest strategy."""
@@ -239,7 +240,7 @@ def worth_knowing(
 
     for name in ("auto", *(names if mesh.devices > 1 else ())):
         try:
-            stated = whole if name == "auto" else part(space(mesh, name))
+            stated = whole if name == "auto" else part(part_of(mesh, name))
             priced = Priced.of(stated or state(described, mesh, name, optimizer=optimizer))
         except Infeasible:
             continue

@@ -94,21 +94,7 @@ def no_schedule_below(
     (:func:`~shardwright.search.joint.orders.least_held`). ``groups``: candidates are groups of devices that run two stages
     each, in interleaved 1F1B (``ROUND``) or ZB-V (``DOWN_AND_UP``).
     """
-    rows = problem.candidates
-    return float(
-        least_step(
-            problem.cuts,
-            problem.devices,
-            rows,
-            microbatches,
-            most_held,
-            rows.closing,
-            problem.far,
-            known,
-            needed,
-            groups,
-        )
-    )
+    return float(least_step(problem.line, problem.candidates, microbatches, most_held, known, needed, groups))
 
 
 def may_be_below(problem: PipelineProblem, cost: float) -> np.ndarray:
@@ -121,23 +107,19 @@ def may_be_below(problem: PipelineProblem, cost: float) -> np.ndarray:
     rows, objective = problem.candidates, problem.objective
     none, none_closing = np.zeros(len(rows.bound), dtype=bool), np.zeros(len(rows.bound))
     shares = most_shares(problem)
-    total, _ = least_seconds(
-        problem.cuts, problem.devices, shares, rows, rows.bound, np.inf, 1.0, none_closing, problem.far
-    )
+    total, _ = least_seconds(problem.line, shares, rows, rows.bound, np.inf, 1.0, none_closing)
     limit = np.inf
     if objective.slowest:
         limit = (cost - objective.total * float(total[0].min())) / objective.slowest * (1 + 1e-12)
-        kept, _ = least_in_flight(problem.cuts, problem.devices, rows, rows.bound, limit, problem.far)
+        kept, _ = least_in_flight(problem.line, rows, rows.bound, limit)
         if kept[0].min() >= NEVER:
             return none
-        total, _ = least_seconds(
-            problem.cuts, problem.devices, shares, rows, rows.bound, limit, 1.0, none_closing, problem.far
-        )
+        total, _ = least_seconds(problem.line, shares, rows, rows.bound, limit, 1.0, none_closing)
     fastest = _least_slowest(problem, rows.bound, limit)
     if fastest is None:
         return none
     least = max(stage.bound for stage in fastest)
-    through = least_through(problem.cuts, problem.devices, rows, rows.bound, limit, problem.far, total)
+    through = least_through(problem.line, rows, rows.bound, limit, total)
     used = np.isfinite(through)  # by a pipeline that keeps the limit
     slowest, total_through = np.maximum(least, rows.bound), np.where(used, through, 0.0)
     return used & (objective.slowest * slowest + objective.total * total_through < cost)
@@ -156,7 +138,7 @@ def _least_slowest(problem: PipelineProblem, times: Floats, limit: float = np.in
     """Halve the sorted stage times; every pipeline found is kept as the best so far, so the last one kept is the
     optimum.
     """
-    rows, far = problem.candidates, problem.far
+    rows = problem.candidates
     values = _possible_times(problem, times)
     values = values[values <= limit]
     if not len(values):
@@ -164,7 +146,7 @@ def _least_slowest(problem: PipelineProblem, times: Floats, limit: float = np.in
     low, high, best = -1, len(values), None  # low cannot be kept, high can (once best is known)
     while high - low > 1:
         middle = (low + high) // 2 if best is not None else len(values) - 1
-        least, chosen = least_in_flight(problem.cuts, problem.devices, rows, times, values[middle], far)
+        least, chosen = least_in_flight(problem.line, rows, times, values[middle])
         if least[0].min() >= NEVER:
             if best is None:
                 return None
@@ -239,9 +221,8 @@ def _possible_times(problem: PipelineProblem, times: Floats) -> Floats:
 
 def _least_total(problem: PipelineProblem, times: Floats, limit: float) -> Pipeline | None:
     rows = problem.candidates
-    value, chosen = least_seconds(
-        problem.cuts, problem.devices, most_shares(problem), rows, times, limit, 1.0, np.zeros_like(times), problem.far
-    )
+    none = np.zeros_like(times)
+    value, chosen = least_seconds(problem.line, most_shares(problem), rows, times, limit, 1.0, none)
     devices, shares = np.unravel_index(int(value[0].argmin()), value[0].shape)
     if not np.isfinite(value[0, devices, shares]):
         return None

@@ -29,6 +29,7 @@ from typing import TypeVar
 
 from shardwright.cluster import Cluster
 from shardwright.errors import Infeasible, ProblemError
+from shardwright.search.conditions import ANY, Conditions
 from shardwright.search.joint.found import JointPlan, JointStage, Model
 from shardwright.search.joint.orders import OTHERS
 from shardwright.search.joint.readings import computing_all_the_time, readings
@@ -46,9 +47,8 @@ def search_pipelines(
     *,
     batch: int,
     microbatch_sizes: Sequence[int],
-    memory_limit: float | None = None,
+    conditions: Conditions = ANY,
     baselines: Sequence[str] = (),
-    optimizer: str = "adamw",
     max_axes: int = 2,
     most_stages: int = 64,
 ) -> tuple[JointPlan, dict[str, JointPlan | str]]:
@@ -71,8 +71,7 @@ def search_pipelines(
         cluster,
         batch=batch,
         microbatch_sizes=microbatch_sizes,
-        memory_limit=memory_limit,
-        optimizer=optimizer,
+        conditions=conditions,
         max_axes=max_axes,
         most_stages=most_stages,
     )
@@ -105,8 +104,7 @@ class Pipelines:
         *,
         batch: int,
         microbatch_sizes: Sequence[int],
-        memory_limit: float | None = None,
-        optimizer: str = "adamw",
+        conditions: Conditions = ANY,
         max_axes: int = 2,
         most_stages: int = 64,
         below: float = inf,
@@ -118,7 +116,7 @@ class Pipelines:
         found = [
             (size, pricer)
             for size in microbatch_sizes
-            for pricer in readings(model.graph_at(size), cluster, optimizer, model.blocks)
+            for pricer in readings(model.graph_at(size), cluster, conditions.optimizer, model.blocks)
         ]
         least = {pricer: computing_all_the_time(pricer, cluster, model.blocks, batch // size) for size, pricer in found}
         if min(least.values()) >= below:
@@ -128,7 +126,7 @@ class Pipelines:
                 "--stages auto searches them all the same.",
             )
         self.spaces = [
-            Space(model, cluster, batch, size, memory_limit, optimizer, max_axes, most_stages, pricer)
+            Space(model, cluster, batch, size, conditions, max_axes, most_stages, pricer)
             for size, pricer in found
             if least[pricer] < below
         ]

@@ -78,6 +78,14 @@ def filled_and_drained(microbatches: int) -> Objective:
     return Objective(microbatches - 1.0, 1.0)
 
 
+class Line(NamedTuple):
+    """Cuts and devices in a line; ``far[k]``: the border with k devices after it is a slow link."""
+
+    cuts: int
+    devices: int
+    far: NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class PipelineProblem:
     """Lead from cut 0 to cut ``cuts - 1`` with candidate stages on at most ``devices`` devices."""
@@ -89,6 +97,11 @@ class PipelineProblem:
     objective: Objective
     far: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))  # [devices + 1], by devices after
     describe: Callable[[int], dict[str, Any]] = field(default=lambda label: {"label": label}, compare=False)
+
+    @property
+    def line(self) -> Line:
+        """The same for compiled code."""
+        return Line(self.cuts, self.devices, self.far)
 
     def __post_init__(self) -> None:
         rows = self.candidates

@@ -23,6 +23,7 @@ import numpy as np
 
 from shardwright.cluster import Cluster, Link, Node, meshes
 from shardwright.errors import Infeasible
+from shardwright.search.conditions import Conditions
 from shardwright.search.joint._kernels import DOWN_AND_UP, ONE, ROUND
 from shardwright.search.joint.blocks import BlockPricer
 from shardwright.search.joint.chain import Chain
@@ -76,14 +77,13 @@ class Space:
         cluster: Cluster,
         batch: int,
         size: int,
-        memory_limit: float | None,
-        optimizer: str,
+        conditions: Conditions,
         max_axes: int,
         most_stages: int,
         pricer: BlockPricer | PiecePricer | None = None,
     ) -> None:
         self.cluster, self.size, self.microbatches = cluster, size, batch // size
-        self.pricer = pricer or BlockPricer(model.graph_at(size), optimizer=optimizer)
+        self.pricer = pricer or BlockPricer(model.graph_at(size), optimizer=conditions.optimizer)
         if isinstance(self.pricer, BlockPricer):
             blocks = model.blocks or self.pricer.run.count
             self.cutting: PricedCuts = Chain(blocks, self.pricer.boundary_bytes)
@@ -93,7 +93,7 @@ class Space:
         self.unit = max(1, 2 ** ceil(np.log2(cluster.size / MOST_UNITS)))
         self.devices = cluster.size // self.unit
         self.most = min(most_stages, self.devices, self.cuts - 1)
-        self.rows = self._rows(memory_limit, max_axes)
+        self.rows = self._rows(conditions, max_axes)
         self._timed: dict[str, Timed] = {}
         self.first, self.last = np.nonzero(self.cutting.nested)
         self.far = np.array(
@@ -127,7 +127,7 @@ class Space:
             self._timed[schedule] = Timed(self, self.rows, schedule)
         return self._timed[schedule]
 
-    def _rows(self, memory_limit: float | None, max_axes: int) -> list[Row]:
+    def _rows(self, conditions: Conditions, max_axes: int) -> list[Row]:
         rows, after = [], self.devices
         for group in self.cluster.groups():
             node, total = group.nodes[0], group.size // self.unit
@@ -143,15 +143,15 @@ class Space:
                 if part.size == count:
                     inner, network = node.link.per_device(node.devices), group.network.per_device(node.devices)
                     for mesh in meshes(part, max_axes):
-                        room = min(mesh.device.usable_memory, memory_limit or np.inf)
+                        room = conditions.room(mesh.device)
                         for price in self.pricer.prices(mesh, self.microbatches):
                             rows.append(Row(price, count // self.unit, low, high, room, inner, network))
                 count *= 2
         if isinstance(self.pricer, BlockPricer):
-            rows += self._across(self.pricer, memory_limit, max_axes)
+            rows += self._across(self.pricer, conditions, max_axes)
         return rows
 
-    def _across(self, pricer: BlockPricer, memory_limit: float | None, max_axes: int) -> list[Row]:
+    def _across(self, pricer: BlockPricer, conditions: Conditions, max_axes: int) -> list[Row]:
         """Stages across a border of unlike nodes, with equally many devices on both sides."""
         rows, border = [], self.devices
         for before, behind in pairwise(self.cluster.groups()):
@@ -172,7 +172,7 @@ class Space:
                     continue
                 units = count // self.unit
                 for mesh in meshes(replace(self.cluster, nodes=nodes), max_axes):
-                    room = min(mesh.device.usable_memory, memory_limit or np.inf)
+                    room = conditions.room(mesh.device)
                     for price in prices_in_shares(pricer, mesh, self.microbatches, self.size):
                         rows.append(Row(price, 2 * units, border - units, border + units, room, inner, network))
         return rows

@@ -8,6 +8,8 @@ transfer that K cuts and I does not is paid in full. So a pair costs only as man
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shardwright.jit import copy, kernel
@@ -156,29 +158,47 @@ def _has(bits: np.ndarray, row: int, block: int) -> int:
     return int(bits[row, block >> 6] >> np.uint64(block & 63) & np.uint64(1))
 
 
+class Sums(NamedTuple):
+    """Ideals, sorted by the first weight, then by size, and what the blocks of each add up to."""
+
+    bits: np.ndarray  # [ideals, words]
+    weights: np.ndarray  # [ideals, references] integers
+    compute: np.ndarray  # [ideals, kinds, passes]
+    refused: np.ndarray  # [ideals, kinds] blocks that cannot run on the kind
+    memory: np.ndarray  # [ideals]
+    parameters: np.ndarray  # [ideals]
+
+
+class Crossings(NamedTuple):
+    """The transfers that every ideal cuts (:func:`crossings`)."""
+
+    cut: np.ndarray  # [ideals, passes, 2] sent and received
+    start: np.ndarray  # ideal -> its cut transfers
+    which: np.ndarray
+    rest_start: np.ndarray  # cut transfer -> its ends outside the ideal
+    rest: np.ndarray
+    home: np.ndarray  # [transfers] the sender
+    cost: np.ndarray  # [transfers, passes]
+
+
+class Devices(NamedTuple):
+    """How many devices of each kind are used, and by which moves."""
+
+    low: np.ndarray  # [states, references] least weights of an ideal with so many used
+    high: np.ndarray  # and most
+    moves: np.ndarray  # [moves, 2] kind, devices
+    after: np.ndarray  # [states, moves] the state reached, or -1
+    pays: np.ndarray  # [kinds]
+    room: np.ndarray  # [kinds]
+    per_byte: float  # time to synchronise one parameter byte
+    overlap: bool
+
+
 @kernel(nogil=True)
 def best_chains(
-    bits: np.ndarray,  # [ideals, words], sorted by the first weight, then by size
-    sums: np.ndarray,  # [ideals, references] integer weights
-    compute: np.ndarray,  # [ideals, kinds, passes]
-    refused: np.ndarray,  # [ideals, kinds] blocks that cannot run on the kind
-    memory: np.ndarray,  # [ideals]
-    parameters: np.ndarray,  # [ideals]
-    cut: np.ndarray,  # [ideals, passes, 2] sent and received
-    start: np.ndarray,
-    which: np.ndarray,
-    rest_start: np.ndarray,
-    rest: np.ndarray,
-    home: np.ndarray,  # [transfers]
-    cost: np.ndarray,  # [transfers, passes]
-    low: np.ndarray,  # [states, references]
-    high: np.ndarray,
-    moves: np.ndarray,  # [moves, 2] kind, devices
-    after: np.ndarray,  # [states, moves] the state reached, or -1
-    pays: np.ndarray,  # [kinds]
-    room: np.ndarray,  # [kinds]
-    per_byte: float,  # time to synchronise one parameter byte
-    overlap: bool,
+    ideals: Sums,
+    crossing: Crossings,
+    devices: Devices,
     widest: int,  # largest first weight of one stage
     limits: np.ndarray,  # [passes] no stage's load may exceed these
     summed: bool,  # the objective is the sum of the loads, not their maximum
@@ -186,6 +206,18 @@ def best_chains(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """``best[K, s]``: the smallest maximum (or sum) of the last pass's loads over chains of ideals that end in K with the
     devices of state s used; the predecessor and the move of each; and the number of pairs priced."""
+    bits, sums, compute, refused = ideals.bits, ideals.weights, ideals.compute, ideals.refused
+    memory, parameters = ideals.memory, ideals.parameters
+    cut, start, which, rest_start, rest = (
+        crossing.cut,
+        crossing.start,
+        crossing.which,
+        crossing.rest_start,
+        crossing.rest,
+    )
+    home, cost = crossing.home, crossing.cost
+    low, high, moves, after = devices.low, devices.high, devices.moves, devices.after
+    pays, room, per_byte, overlap = devices.pays, devices.room, devices.per_byte, devices.overlap
     count, words = bits.shape
     states = low.shape[0]
     references = low.shape[1]
@@ -255,17 +287,17 @@ def best_chains(
                     if touched:
                         moved[p, 0 if at_home and not _has(bits, I, home[t]) else 1] += cost[t, p]
             for m in range(moves.shape[0]):
-                kind, devices = moves[m, 0], moves[m, 1]
+                kind, several = moves[m, 0], moves[m, 1]
                 if refused[K, kind] != refused[I, kind] or memory[K] - memory[I] > room[kind]:
                     continue
                 allowed = True
                 load = 0.0
                 for p in range(passes):
                     work = compute[K, kind, p] - compute[I, kind, p]
-                    if p == passes - 1 and devices > 1:
-                        work += 4.0 * (devices - 1) / devices * (parameters[K] - parameters[I]) * per_byte
+                    if p == passes - 1 and several > 1:
+                        work += 4.0 * (several - 1) / several * (parameters[K] - parameters[I]) * per_byte
                     sent, received = moved[p, 0] * pays[kind], moved[p, 1] * pays[kind]
-                    load = (max(work, sent, received) if overlap else work + sent + received) / devices
+                    load = (max(work, sent, received) if overlap else work + sent + received) / several
                     if load > limits[p]:
                         allowed = False
                         break

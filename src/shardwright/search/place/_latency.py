@@ -7,31 +7,68 @@ output that leaves. Longest path over the units, in one walk over the edges; a c
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shardwright.jit import copy, kernel
 
 
+class Units(NamedTuple):
+    """Nodes, subgraphs and the edges between nodes, as arrays."""
+
+    host_time: np.ndarray  # [nodes]
+    slot_time: np.ndarray  # [nodes, slots]
+    pays: np.ndarray  # [slots]
+    follows: np.ndarray  # [slots] the subgraph that runs before it on the same device, or -1
+    transfer: np.ndarray  # [nodes]
+    start: np.ndarray  # node -> its edges
+    target: np.ndarray
+
+
+class Groups(NamedTuple):
+    """Blocks of nodes that move together, where each may go, and what devices hold."""
+
+    block_start: np.ndarray
+    block_nodes: np.ndarray  # nodes of each block
+    near_start: np.ndarray
+    near: np.ndarray  # blocks with an edge to or from each block
+    allowed: np.ndarray  # [blocks, slots + 1], the last column is the host
+    device: np.ndarray  # [slots]
+    room: np.ndarray  # [devices]
+    memory: np.ndarray  # [nodes]
+
+
+class Scratch(NamedTuple):
+    """What one walk over the units writes; ``finish`` is its answer."""
+
+    finish: np.ndarray  # [nodes + slots]
+    ready: np.ndarray  # [nodes + slots]
+    length: np.ndarray  # [slots]
+    waiting: np.ndarray  # [nodes + slots]
+    queue: np.ndarray  # [nodes + slots]
+    stamp: np.ndarray  # [slots]
+    member_next: np.ndarray  # [nodes]
+    member_head: np.ndarray  # [slots]
+
+
 @kernel()
-def finish_time(
-    slot: np.ndarray,  # [nodes] subgraph, or -1 on a host
-    host_time: np.ndarray,  # [nodes]
-    slot_time: np.ndarray,  # [nodes, slots]
-    pays: np.ndarray,  # [slots]
-    follows: np.ndarray,  # [slots] the subgraph that runs before it on the same device, or -1
-    transfer: np.ndarray,  # [nodes]
-    start: np.ndarray,
-    target: np.ndarray,
-    finish: np.ndarray,  # [nodes + slots], out
-    ready: np.ndarray,  # [nodes + slots], scratch
-    length: np.ndarray,  # [slots], scratch
-    waiting: np.ndarray,  # [nodes + slots], scratch
-    queue: np.ndarray,  # [nodes + slots], scratch
-    stamp: np.ndarray,  # [slots], scratch
-    member_next: np.ndarray,  # [nodes], scratch
-    member_head: np.ndarray,  # [slots], scratch
-) -> float:
+def scratch_for(nodes: int, slots: int) -> Scratch:
+    """Room for walks over so many units."""
+    finish, ready, length = np.zeros(nodes + slots), np.zeros(nodes + slots), np.zeros(slots)
+    waiting, queue = np.zeros(nodes + slots, dtype=np.int64), np.zeros(nodes + slots, dtype=np.int64)
+    stamp, member_head = np.zeros(slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
+    member_next = np.zeros(nodes, dtype=np.int64)
+    return Scratch(finish, ready, length, waiting, queue, stamp, member_next, member_head)
+
+
+@kernel()
+def finish_time(slot: np.ndarray, units: Units, scratch: Scratch) -> float:  # slot: [nodes] subgraph, or -1 on a host
     """The latency, or infinity when units wait for each other in a cycle."""
+    host_time, slot_time, pays, follows = units.host_time, units.slot_time, units.pays, units.follows
+    transfer, start, target = units.transfer, units.start, units.target
+    finish, ready, length, waiting = scratch.finish, scratch.ready, scratch.length, scratch.waiting
+    queue, stamp, member_next, member_head = scratch.queue, scratch.stamp, scratch.member_next, scratch.member_head
     n, slots = len(slot), len(pays)
     ready[:] = 0.0
     length[:] = 0.0
@@ -97,31 +134,18 @@ def finish_time(
                     if waiting[n + s] == 0:
                         queue[tail] = n + s
                         tail += 1
-    units = slots
+    every = slots
     for v in range(n):
         if slot[v] < 0:
-            units += 1
-    return latest if done == units else np.inf
+            every += 1
+    return latest if done == every else np.inf
 
 
 @kernel(nogil=True)
 def anneal(
     slot: np.ndarray,
-    block_start: np.ndarray,
-    block_nodes: np.ndarray,  # nodes of each block
-    near_start: np.ndarray,
-    near: np.ndarray,  # blocks with an edge to or from each block
-    allowed: np.ndarray,  # [blocks, slots + 1], the last column is the host
-    host_time: np.ndarray,
-    slot_time: np.ndarray,
-    pays: np.ndarray,
-    follows: np.ndarray,
-    device: np.ndarray,  # [slots]
-    room: np.ndarray,  # [devices]
-    memory: np.ndarray,  # [nodes]
-    transfer: np.ndarray,
-    start: np.ndarray,
-    target: np.ndarray,
+    groups: Groups,
+    units: Units,
     steps: int,
     heat: float,
     seed: int,
@@ -129,20 +153,17 @@ def anneal(
 ) -> tuple[np.ndarray, float]:
     """Simulated annealing from ``slot``: move a block (and now and then its like-placed neighbours) to another slot."""
     np.random.seed(seed)
-    n, slots = len(slot), len(pays)
-    finish, ready = np.zeros(n + slots), np.zeros(n + slots)
-    length, waiting = np.zeros(slots), np.zeros(n + slots, dtype=np.int64)
-    queue, stamp = np.zeros(n + slots, dtype=np.int64), np.zeros(slots, dtype=np.int64)
-    member_next, member_head = np.zeros(n, dtype=np.int64), np.zeros(slots, dtype=np.int64)
+    block_start, block_nodes, allowed = groups.block_start, groups.block_nodes, groups.allowed
+    near_start, near = groups.near_start, groups.near
+    device, room, memory = groups.device, groups.room, groups.memory
+    n, slots = len(slot), len(units.pays)
+    scratch = scratch_for(n, slots)
     held = np.zeros(len(room))
     for v in range(n):
         if slot[v] >= 0:
             held[device[slot[v]]] += memory[v]
     current = slot.copy()
-    value = finish_time(
-        current, host_time, slot_time, pays, follows, transfer, start, target, finish, ready, length, waiting, queue,
-        stamp, member_next, member_head,
-    )  # fmt: skip
+    value = finish_time(current, units, scratch)
     best, best_value = current.copy(), value
     blocks = len(block_start) - 1
     picked = np.empty(blocks, dtype=np.int64)
@@ -192,10 +213,7 @@ def anneal(
             old[i] = own
             for e in range(block_start[picked[i]], block_start[picked[i] + 1]):
                 current[block_nodes[e]] = to
-        new = finish_time(
-            current, host_time, slot_time, pays, follows, transfer, start, target, finish, ready, length, waiting,
-            queue, stamp, member_next, member_head,
-        )  # fmt: skip
+        new = finish_time(current, units, scratch)
         if new <= value or np.random.random() < np.exp((value - new) / max(temperature, 1e-300)):
             value = new
             if own >= 0:

@@ -6,31 +6,45 @@ place costs one walk over the edges of the blocks they hold.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shardwright.jit import kernel
 
 
+class Ordered(NamedTuple):
+    """Blocks in one order and the transfers between them, as arrays."""
+
+    order: np.ndarray  # position -> block
+    position: np.ndarray  # block -> position
+    home: np.ndarray  # transfer -> its sender
+    cost: np.ndarray  # transfer -> seconds at factor 1
+    earliest: np.ndarray  # transfer -> position of its first receiver
+    latest: np.ndarray  # and of its last
+    out_start: np.ndarray  # block -> transfers that it sends
+    out: np.ndarray
+    in_start: np.ndarray  # block -> transfers that it receives
+    into: np.ndarray
+
+
+class Loads(NamedTuple):
+    """What blocks take on every kind of device."""
+
+    times: np.ndarray  # [blocks, kinds], infinite where refused
+    memory: np.ndarray  # [blocks]
+    pays: np.ndarray  # [kinds]
+    room: np.ndarray  # [kinds]
+    overlap: bool
+
+
 @kernel()
-def _append(
-    p: int,
-    begin: int,
-    mark: int,
-    stamp: np.ndarray,
-    order: np.ndarray,
-    position: np.ndarray,
-    home: np.ndarray,
-    cost: np.ndarray,
-    earliest: np.ndarray,
-    latest: np.ndarray,
-    out_start: np.ndarray,
-    out: np.ndarray,
-    in_start: np.ndarray,
-    into: np.ndarray,
-) -> tuple[float, float]:
+def _append(p: int, begin: int, mark: int, stamp: np.ndarray, line: Ordered) -> tuple[float, float]:
     """What appending the block at position p to the stage from ``begin`` adds to its receiving and sending."""
+    position, home, cost, earliest, latest = line.position, line.home, line.cost, line.earliest, line.latest
+    out_start, out, in_start, into = line.out_start, line.out, line.in_start, line.into
     received, sent = 0.0, 0.0
-    b = order[p]
+    b = line.order[p]
     for e in range(out_start[b], out_start[b + 1]):
         t = out[e]
         if stamp[t] == mark:
@@ -50,26 +64,18 @@ def _append(
 
 
 @kernel()
-def fill_stages(
-    line: tuple,  # order, position, home, cost, earliest, latest, out_start, out, in_start, into
-    times: np.ndarray,  # [blocks, kinds], infinite where refused
-    memory: np.ndarray,
-    counts: np.ndarray,
-    pays: np.ndarray,
-    room: np.ndarray,
-    overlap: bool,
-    limit: float,
-) -> tuple[np.ndarray, np.ndarray, int]:
+def fill_stages(line: Ordered, loads: Loads, counts: np.ndarray, limit: float) -> tuple[np.ndarray, np.ndarray, int]:
     """Fill one device after the other, each as far along the order as the limit allows, best kind first.
 
     Returns the end position and kind of every stage, and how many stages (-1 when the devices do not suffice).
     """
-    order = line[0]
+    times, memory, pays, room, overlap = loads.times, loads.memory, loads.pays, loads.room, loads.overlap
+    order = line.order
     n, kinds = times.shape
     left = counts.copy()
     ends = np.zeros(counts.sum() + 1, dtype=np.int64)
     used = np.zeros(counts.sum() + 1, dtype=np.int64)
-    stamp = np.full(len(line[2]), -1, dtype=np.int64)
+    stamp = np.full(len(line.home), -1, dtype=np.int64)
     compute = np.zeros(kinds)
     reach = np.zeros(kinds, dtype=np.int64)
     begin, stages = 0, 0
@@ -86,7 +92,7 @@ def fill_stages(
                     alive = True
             if not alive:
                 break
-            more = _append(p, begin, stages, stamp, *line)
+            more = _append(p, begin, stages, stamp, line)
             received += more[0]
             sent += more[1]
             for k in range(kinds):
@@ -110,26 +116,23 @@ def fill_stages(
 
 @kernel()
 def cut_at(
-    line: tuple,
-    times: np.ndarray,
-    memory: np.ndarray,
-    pays: np.ndarray,
-    room: np.ndarray,
-    overlap: bool,
+    line: Ordered,
+    loads: Loads,
     limit: float,
     places: np.ndarray,  # positions where a cut is allowed, from 0 to the number of blocks
     after: np.ndarray,  # [states, kinds] the state with one more device of the kind used, or -1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``best[place, state]``: the smallest largest load (up to ``limit``) of stages that end there; where and on what kind
     the last of them began."""
-    order = line[0]
+    times, memory, pays, room, overlap = loads.times, loads.memory, loads.pays, loads.room, loads.overlap
+    order = line.order
     n, kinds = times.shape
     states = after.shape[0]
     best = np.full((len(places), states), np.inf)
     origin = np.full((len(places), states), -1, dtype=np.int32)
     by = np.full((len(places), states), -1, dtype=np.int8)
     best[0, :] = 0.0
-    stamp = np.full(len(line[2]), -1, dtype=np.int64)
+    stamp = np.full(len(line.home), -1, dtype=np.int64)
     compute = np.zeros(kinds)
     for i in range(len(places) - 1):
         if best[i].min() > limit:
@@ -147,7 +150,7 @@ def cut_at(
                     alive = True
             if not alive:
                 break
-            more = _append(p, begin, i, stamp, *line)
+            more = _append(p, begin, i, stamp, line)
             received += more[0]
             sent += more[1]
             if p + 1 != places[j]:

@@ -6,26 +6,39 @@ transfers; it is made when the larger of the two loads falls, which sorts the lo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from shardwright.jit import kernel
 
 
+class Movable(NamedTuple):
+    """Blocks and kinds of devices, as arrays: what does not change while blocks are moved."""
+
+    times: np.ndarray  # [blocks, kinds], infinite where refused
+    memory: np.ndarray  # [blocks]
+    pays: np.ndarray  # [kinds]
+    room: np.ndarray  # [kinds]
+    home: np.ndarray  # transfer -> its sender
+    cost: np.ndarray  # transfer -> seconds at factor 1
+    receiver_start: np.ndarray  # transfer -> its receivers
+    receivers: np.ndarray
+    touch_start: np.ndarray  # block -> transfers that it sends or receives
+    touch: np.ndarray
+    before_start: np.ndarray  # block -> blocks before it
+    before: np.ndarray
+    after_start: np.ndarray  # block -> blocks after it
+    after: np.ndarray
+    ordered: bool  # stages are numbered in pipeline order and no order edge may go backwards
+    overlap: bool
+
+
 @kernel()
-def _change(
-    b: int,
-    s: int,
-    t: int,
-    stage: np.ndarray,
-    home: np.ndarray,
-    cost: np.ndarray,
-    receiver_start: np.ndarray,
-    receivers: np.ndarray,
-    touch_start: np.ndarray,
-    touch: np.ndarray,
-    delta: np.ndarray,
-) -> None:
+def _change(b: int, s: int, t: int, stage: np.ndarray, blocks: Movable, delta: np.ndarray) -> None:
     """Into ``delta`` (rows s, t; columns received, sent): what moving b from stage s to t adds to the two stages."""
+    home, cost, receiver_start, receivers = blocks.home, blocks.cost, blocks.receiver_start, blocks.receivers
+    touch_start, touch = blocks.touch_start, blocks.touch
     delta[:] = 0.0
     for e in range(touch_start[b], touch_start[b + 1]):
         x = touch[e]
@@ -75,31 +88,17 @@ def improve(
     stage: np.ndarray,
     totals: np.ndarray,  # [stages, 4] computing, receiving, sending, memory
     kind: np.ndarray,  # [stages]
-    times: np.ndarray,
-    memory: np.ndarray,
-    pays: np.ndarray,
-    room: np.ndarray,
-    home: np.ndarray,
-    cost: np.ndarray,
-    receiver_start: np.ndarray,
-    receivers: np.ndarray,
-    touch_start: np.ndarray,
-    touch: np.ndarray,
-    before_start: np.ndarray,
-    before: np.ndarray,
-    after_start: np.ndarray,
-    after: np.ndarray,
-    ordered: bool,
-    overlap: bool,
+    blocks: Movable,
     farthest: int,
     passes: int,
     least: float,
 ) -> int:
     """Move single blocks while that lowers the larger of two loads by more than ``least``; how many moves were made.
 
-    ``ordered``: stages are numbered in pipeline order and no order edge may go backwards. ``farthest``: how many stages
-    away a block may go in one move.
+    ``farthest``: how many stages away a block may go in one move.
     """
+    times, memory, pays, room, overlap = blocks.times, blocks.memory, blocks.pays, blocks.room, blocks.overlap
+    before_start, before, after_start, after = blocks.before_start, blocks.before, blocks.after_start, blocks.after
     n = len(stage)
     stages = len(kind)
     delta = np.zeros((2, 2))
@@ -109,7 +108,7 @@ def improve(
         for b in range(n):
             s = stage[b]
             first, last = max(0, s - farthest), min(stages - 1, s + farthest)
-            if ordered:
+            if blocks.ordered:
                 for e in range(before_start[b], before_start[b + 1]):
                     first = max(first, stage[before[e]])
                 for e in range(after_start[b], after_start[b + 1]):
@@ -124,7 +123,7 @@ def improve(
                 there = _load(totals[t, 0], totals[t, 1], totals[t, 2], overlap, pays[kind[t]])
                 if totals[t, 3] + memory[b] > room[kind[t]] or totals[t, 0] + times[b, kind[t]] >= max(here, there):
                     continue
-                _change(b, s, t, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
+                _change(b, s, t, stage, blocks, delta)
                 new_here = _load(
                     totals[s, 0] - times[b, kind[s]], totals[s, 1] + delta[0, 0], totals[s, 2] + delta[0, 1],
                     overlap, pays[kind[s]],
@@ -138,8 +137,8 @@ def improve(
                     best, gain = t, won
             if best >= 0:
                 t = best
-                _change(b, s, t, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
-                _apply(b, s, t, stage, totals, kind, times, memory, delta)
+                _change(b, s, t, stage, blocks, delta)
+                _apply(b, s, t, stage, totals, kind, blocks, delta)
                 changed += 1
         made += changed
         if changed == 0:
@@ -149,9 +148,9 @@ def improve(
 
 @kernel()
 def _apply(
-    b: int, s: int, t: int, stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, times: np.ndarray,
-    memory: np.ndarray, delta: np.ndarray,
-) -> None:  # fmt: skip
+    b: int, s: int, t: int, stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, blocks: Movable, delta: np.ndarray
+) -> None:
+    times, memory = blocks.times, blocks.memory
     totals[s, 0] -= times[b, kind[s]]
     totals[t, 0] += times[b, kind[t]]
     totals[s, 3] -= memory[b]
@@ -163,9 +162,8 @@ def _apply(
 
 
 @kernel()
-def _in_order(
-    b: int, stage: np.ndarray, before_start: np.ndarray, before: np.ndarray, after_start: np.ndarray, after: np.ndarray
-) -> bool:
+def _in_order(b: int, stage: np.ndarray, blocks: Movable) -> bool:
+    before_start, before, after_start, after = blocks.before_start, blocks.before, blocks.after_start, blocks.after
     for e in range(before_start[b], before_start[b + 1]):
         if stage[before[e]] > stage[b]:
             return False
@@ -176,13 +174,9 @@ def _in_order(
 
 
 @kernel()
-def swap(
-    stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, times: np.ndarray, memory: np.ndarray, pays: np.ndarray,
-    room: np.ndarray, home: np.ndarray, cost: np.ndarray, receiver_start: np.ndarray, receivers: np.ndarray,
-    touch_start: np.ndarray, touch: np.ndarray, before_start: np.ndarray, before: np.ndarray, after_start: np.ndarray,
-    after: np.ndarray, ordered: bool, overlap: bool, farthest: int, least: float,
-) -> int:  # fmt: skip
+def swap(stage: np.ndarray, totals: np.ndarray, kind: np.ndarray, blocks: Movable, farthest: int, least: float) -> int:
     """Exchange blocks of the most loaded stage with blocks of others while that lowers the larger load of the two."""
+    times, memory, pays, room, overlap = blocks.times, blocks.memory, blocks.pays, blocks.room, blocks.overlap
     n, stages = len(stage), len(kind)
     delta = np.zeros((2, 2))
     made = 0
@@ -208,24 +202,21 @@ def swap(
                     continue
                 if totals[t, 0] + times[b, kind[t]] - times[d, kind[t]] >= here:
                     continue
-                _change(b, s, t, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
-                _apply(b, s, t, stage, totals, kind, times, memory, delta)
-                _change(d, t, s, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
-                _apply(d, t, s, stage, totals, kind, times, memory, delta)
+                _change(b, s, t, stage, blocks, delta)
+                _apply(b, s, t, stage, totals, kind, blocks, delta)
+                _change(d, t, s, stage, blocks, delta)
+                _apply(d, t, s, stage, totals, kind, blocks, delta)
                 new_s = _load(totals[s, 0], totals[s, 1], totals[s, 2], overlap, pays[kind[s]])
                 new_t = _load(totals[t, 0], totals[t, 1], totals[t, 2], overlap, pays[kind[t]])
-                fits = not ordered or (
-                    _in_order(b, stage, before_start, before, after_start, after)
-                    and _in_order(d, stage, before_start, before, after_start, after)
-                )
+                fits = not blocks.ordered or (_in_order(b, stage, blocks) and _in_order(d, stage, blocks))
                 if fits and max(new_s, new_t) < here - least:
                     made += 1
                     found = True
                     break
-                _change(d, s, t, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
-                _apply(d, s, t, stage, totals, kind, times, memory, delta)
-                _change(b, t, s, stage, home, cost, receiver_start, receivers, touch_start, touch, delta)
-                _apply(b, t, s, stage, totals, kind, times, memory, delta)
+                _change(d, s, t, stage, blocks, delta)
+                _apply(d, s, t, stage, totals, kind, blocks, delta)
+                _change(b, t, s, stage, blocks, delta)
+                _apply(b, t, s, stage, totals, kind, blocks, delta)
             if found:
                 break
         if not found:

@@ -166,14 +166,20 @@ class ChainSearch:
         compute = np.ascontiguousarray(totals[:, : kinds * self.passes]).reshape(-1, kinds, self.passes)
         refused = np.ascontiguousarray(totals[:, kinds * self.passes : kinds * (self.passes + 1)])
         memory, parameters = totals[:, -2].copy(), totals[:, -1].copy()
-        cut = _ideals.crossings(bits, self.ends_start, self.ends, self.blocks.home, self.cost, self.stop)
+        cut, start, which, rest_start, rest = _ideals.crossings(
+            bits, self.ends_start, self.ends, self.blocks.home, self.cost, self.stop
+        )
         if self.stop[0]:
             return None
         best, origin, by, pairs = _ideals.best_chains(
-            bits, sums, compute, refused, memory, parameters, *cut, self.blocks.home, self.cost, low, high, self.moves,
-            self.after, self.pays, self.room, self.per_byte, self.rules.overlap, widest,
-            np.asarray(limits, dtype=np.float64), self.summed, self.stop,
-        )  # fmt: skip
+            _ideals.Sums(bits, sums, compute, refused, memory, parameters),
+            _ideals.Crossings(cut, start, which, rest_start, rest, self.blocks.home, self.cost),
+            _ideals.Devices(low, high, self.moves, self.after, self.pays, self.room, self.per_byte, self.rules.overlap),
+            widest,
+            np.asarray(limits, dtype=np.float64),
+            self.summed,
+            self.stop,
+        )
         self.pairs = pairs
         if self.stop[0] or not np.isfinite(best[-1, -1]):
             return None

@@ -113,7 +113,7 @@ def refine(blocks: Blocks, cut: Cut, rules: Rules, *, passes: int = 8, ordered: 
     sizes = np.diff(blocks.receiver_start)
     owners = np.concatenate([np.arange(len(blocks.home)), np.repeat(np.arange(len(blocks.home)), sizes)])
     touching = np.concatenate([blocks.home, blocks.receivers])
-    shape = (
+    movable = _moves.Movable(
         times, blocks.memory, pays, room, blocks.home, cost, blocks.receiver_start, blocks.receivers,
         *_graphs.rows(blocks.count, touching, owners),
         *_graphs.rows(blocks.count, blocks.order[:, 1], blocks.order[:, 0]),
@@ -122,10 +122,10 @@ def refine(blocks: Blocks, cut: Cut, rules: Rules, *, passes: int = 8, ordered: 
     )  # fmt: skip
     far = len(cut.kinds) if blocks.count <= SWAP_LIMIT else 1
     least = 1e-9 * max(1e-12, float(totals[:, :3].sum(axis=1).max(initial=0.0)))
-    _moves.improve(stage_of, totals, cut.kinds, *shape, far, passes, least)
+    _moves.improve(stage_of, totals, cut.kinds, movable, far, passes, least)
     if passes and blocks.count <= SWAP_LIMIT:
-        while _moves.swap(stage_of, totals, cut.kinds, *shape, far, least):
-            _moves.improve(stage_of, totals, cut.kinds, *shape, far, passes, least)
+        while _moves.swap(stage_of, totals, cut.kinds, movable, far, least):
+            _moves.improve(stage_of, totals, cut.kinds, movable, far, passes, least)
     moved = totals[:, 1:3] * pays[cut.kinds][:, None]
     loads = np.maximum(totals[:, 0], moved.max(axis=1)) if rules.overlap else totals[:, 0] + moved.sum(axis=1)
     return Cut(stage_of, cut.kinds), float(loads.max(initial=0.0))

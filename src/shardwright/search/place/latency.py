@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from shardwright.search.place.measure import violations
 from shardwright.search.place.problem import Placement, Rules, Stage, Workload
 from shardwright.search.place.reductions import Blocks, reduce
 from shardwright.search.solution import Solution
+
+if TYPE_CHECKING:
+    from shardwright.search.place._latency import Units
 
 _ANNEALING_STEPS = (60_000, 600_000)  # per start: a quick round first, then a long one
 _ANNEALING_VISITS = 400_000_000
@@ -48,17 +52,26 @@ class Slots:
 
     def finish_times(self, slot_of: np.ndarray) -> tuple[float, np.ndarray]:
         """The latency (infinite when subgraphs wait for each other) and the finish of every node and slot."""
-        from shardwright.search.place._latency import finish_time
+        from shardwright.search.place._latency import finish_time, scratch_for
 
-        n, slots = self.workload.nodes, len(self.stages)
-        finish = np.zeros(n + slots)
-        ints = [np.zeros(size, dtype=np.int64) for size in (n + slots, n + slots, slots, n, slots)]
-        value = finish_time(
-            np.asarray(slot_of, dtype=np.int64), self.host_time, self.slot_time, self.pays, self.follows,
-            self.workload.transfer, self.edge_start, self.edge_target, finish, np.zeros(n + slots), np.zeros(slots),
-            *ints,
-        )  # fmt: skip
-        return float(value), finish
+        scratch = scratch_for(self.workload.nodes, len(self.stages))
+        value = finish_time(np.asarray(slot_of, dtype=np.int64), self.units, scratch)
+        return float(value), scratch.finish
+
+    @property
+    def units(self) -> Units:
+        """The same for compiled code."""
+        from shardwright.search.place._latency import Units
+
+        return Units(
+            self.host_time,
+            self.slot_time,
+            self.pays,
+            self.follows,
+            self.workload.transfer,
+            self.edge_start,
+            self.edge_target,
+        )
 
     def fits(self, slot_of: np.ndarray) -> bool:
         """Whether memory, support and co-location allow it."""
@@ -240,7 +253,7 @@ def greedy_fills(slots: Slots) -> Iterator[np.ndarray]:
 
 def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int, stop: np.ndarray) -> np.ndarray:
     from shardwright.search.place._graphs import rows
-    from shardwright.search.place._latency import anneal
+    from shardwright.search.place._latency import Groups, anneal
 
     blocks, workload = slots.blocks, slots.workload
     block_start, block_nodes = rows(blocks.count, blocks.block_of, np.arange(workload.nodes))
@@ -252,10 +265,14 @@ def _annealed(slots: Slots, start: np.ndarray, steps: int, seed: int, stop: np.n
     options = np.column_stack([*(times[:, stage.kind] for stage in slots.stages), host])
     most = _ANNEALING_VISITS // (workload.nodes + len(workload.edges))
     steps = max(2_000, min(steps, most, 8_000 * blocks.count))
-    found, _ = anneal(
-        start.copy(), block_start, block_nodes, *rows(blocks.count, both[:, 0], both[:, 1]), np.isfinite(options),
-        slots.host_time, slots.slot_time, slots.pays, slots.follows, slots.device, slots.room * (1 + 1e-9),
-        workload.memory, workload.transfer, slots.edge_start, slots.edge_target, steps,
-        0.02 * slots.finish_times(start)[0], seed, stop,
-    )  # fmt: skip
+    groups = Groups(
+        block_start,
+        block_nodes,
+        *rows(blocks.count, both[:, 0], both[:, 1]),
+        np.isfinite(options),
+        slots.device,
+        slots.room * (1 + 1e-9),
+        workload.memory,
+    )
+    found, _ = anneal(start.copy(), groups, slots.units, steps, 0.02 * slots.finish_times(start)[0], seed, stop)
     return found

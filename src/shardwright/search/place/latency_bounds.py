@@ -68,9 +68,13 @@ def path_bound(workload: Workload, subgraphs: int, deadline: Deadline) -> float:
             beside = _beside(workload, path, ways)
             routes = _routes(workload, path, ways, transfer, device_time, together)
             bound = _cheapest_pieces(
-                host_time[path], device_time[path], held, transfer[path], links, beside, routes, low, high, room, pieces,
+                _Along(host_time[path], device_time[path], held, transfer[path], *links, low, high),
+                beside,
+                routes,
+                room,
+                pieces,
                 deadline.flag,
-            )  # fmt: skip
+            )
             if np.isfinite(bound):
                 best = max(best, bound)
     return best
@@ -118,6 +122,20 @@ class _Ways(NamedTuple):
     reach: np.ndarray  # position -> where its way comes back, or -1
     end: np.ndarray  # position -> the last node of that way
     via: np.ndarray  # node -> the node before it on its way, on the path or beside it
+
+
+class _Along(NamedTuple):
+    """A path by position. A piece that holds position p holds everything from ``low[p]`` to ``high[p]``."""
+
+    host_time: np.ndarray
+    device_time: np.ndarray
+    held: np.ndarray  # bytes
+    transfer: np.ndarray
+    last: np.ndarray  # its last successor on the path, or -1
+    before_start: np.ndarray  # its predecessors on the path
+    before: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 class _Routes(NamedTuple):
@@ -238,15 +256,9 @@ def _cheapest_cut(routes: _Routes, way: int, room: float, first: bool) -> float:
 
 @kernel(nogil=True)
 def _cheapest_pieces(
-    host_time: np.ndarray,
-    device_time: np.ndarray,
-    held: np.ndarray,
-    transfer: np.ndarray,
-    links: tuple[np.ndarray, np.ndarray, np.ndarray],
+    along: _Along,
     beside: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     routes: _Routes,
-    low: np.ndarray,
-    high: np.ndarray,
     room: float,
     pieces: int,
     stop: np.ndarray,
@@ -254,10 +266,11 @@ def _cheapest_pieces(
     """Smallest total of a path cut into pieces on accelerators (at most ``pieces``, each within ``room``) and hosts;
     infinite when time is up.
 
-    A piece that holds position p holds everything from ``low[p]`` to ``high[p]``. A way beside the path is paid only
+    A way beside the path is paid only
     where the output of the position it starts from is not, because that may be the tensor that changes place.
     """
-    last, before_start, before = links
+    host_time, device_time, held, transfer = along.host_time, along.device_time, along.held, along.transfer
+    last, before_start, before, low, high = along.last, along.before_start, along.before, along.low, along.high
     beside_start, beside_below, beside_time, beside_memory = beside
     n = len(held)
     pieces = min(pieces, n)

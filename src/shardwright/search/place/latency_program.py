@@ -8,7 +8,7 @@ step so that waiting in a cycle is impossible; the bound is corrected for both, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -64,11 +64,12 @@ def solve_latency(
             if (v, m) in at:
                 loads[m].append(grid(slots.slot_time[v, m]) * at[v, m])
                 model.add(finish[v] >= ends[m]).only_enforce_if(at[v, m])
+    variables = _Variables(at, host, finish, begins, along, loads)
     for u in range(n):
         if deadline.passed:
             return None, floor
         if successors[u]:
-            _moves(model, slots, u, successors[u], at, host, finish, begins, along, loads, grid)
+            _moves(model, slots, u, successors[u], variables, grid)
     for m in range(count):
         model.add(ends[m] >= begins[m] + sum(loads[m]))
         if slots.follows[m] >= 0:
@@ -144,20 +145,21 @@ def _assignment(model: Any, slots: Slots, deadline: Deadline) -> tuple[dict[tupl
     return at, host
 
 
-def _moves(
-    model: Any,
-    slots: Slots,
-    u: int,
-    successors: list[int],
-    at: dict[tuple[int, int], Any],
-    host: list[Any],
-    finish: list[Any],
-    begins: list[Any],
-    along: list[Any],
-    loads: list[list[Any]],
-    grid: Any,
-) -> None:
+class _Variables(NamedTuple):
+    """The program's variables: where nodes run, when they finish, when slots begin, the longest way to every node; and what
+    adds up to the seconds of every slot."""
+
+    at: dict[tuple[int, int], Any]
+    host: list[Any]
+    finish: list[Any]
+    begins: list[Any]
+    along: list[Any]
+    loads: list[list[Any]]
+
+
+def _moves(model: Any, slots: Slots, u: int, successors: list[int], variables: _Variables, grid: Any) -> None:
     """What node u's output costs and delays in every slot it enters or leaves, and along every edge."""
+    at, host, finish, begins, along, loads = variables
     transfer = float(slots.workload.transfer[u])
     cheapest = grid(transfer * slots.pays.min(initial=0.0)) if len(slots.pays) else 0
     entering: dict[int, list[tuple[Any, Any]]] = {v: [] for v in successors}

@@ -8,12 +8,16 @@ of each of a fixed number of buckets is; ``bisect`` halves the devices recursive
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardwright.search.place.bounds import progress_bound
 from shardwright.search.place.problem import Rules
 from shardwright.search.place.reductions import Blocks
+
+if TYPE_CHECKING:
+    from shardwright.search.place._lines import Ordered
 
 _BISECTIONS = 14
 _MANY = 300_000  # blocks beyond which the limit is found to half as many digits
@@ -34,7 +38,7 @@ class Line:
 
     blocks: Blocks
     order: np.ndarray
-    arrays: tuple[np.ndarray, ...]
+    arrays: Ordered
     times: np.ndarray
     counts: np.ndarray
     pays: np.ndarray
@@ -50,7 +54,7 @@ class Line:
 
 def line_up(blocks: Blocks, order: np.ndarray) -> Line:
     """Prepare one topological order for cutting."""
-    from shardwright.search.place import _graphs
+    from shardwright.search.place import _graphs, _lines
 
     position = np.empty(blocks.count, dtype=np.int64)
     position[order] = np.arange(blocks.count)
@@ -68,7 +72,7 @@ def line_up(blocks: Blocks, order: np.ndarray) -> Line:
     return Line(
         blocks=blocks,
         order=order,
-        arrays=(order, position, blocks.home, cost, earliest, latest, out_start, out, in_start, into),
+        arrays=_lines.Ordered(order, position, blocks.home, cost, earliest, latest, out_start, out, in_start, into),
         times=blocks.times.sum(axis=2),
         counts=np.array([kind.count for kind in blocks.kinds], dtype=np.int64),
         pays=np.array([kind.pays for kind in blocks.kinds]),
@@ -81,15 +85,15 @@ def fill_to_limit(line: Line, rules: Rules) -> tuple[Cut, float] | None:
     """Stages filled up to the smallest limit, found by bisection, that the devices can keep; and that limit."""
     from shardwright.search.place import _lines
 
+    loads = _lines.Loads(line.times, line.blocks.memory, line.pays, line.room, rules.overlap)
+
     def attempt(limit: float) -> Cut | None:
-        ends, kinds, stages = _lines.fill_stages(
-            line.arrays, line.times, line.blocks.memory, line.counts, line.pays, line.room, rules.overlap, limit
-        )
+        ends, kinds, stages = _lines.fill_stages(line.arrays, loads, line.counts, limit)
         return line.cut(ends[:stages], kinds[:stages]) if stages >= 0 else None
 
     low = progress_bound(line.blocks, Rules(overlap=rules.overlap))
     work = np.where(np.isfinite(line.times), line.times, 0.0).sum(axis=0).max()
-    high = float(work + 2 * line.arrays[3].sum() * max(1.0, line.pays.max(initial=0.0)))
+    high = float(work + 2 * line.arrays.cost.sum() * max(1.0, line.pays.max(initial=0.0)))
     best = attempt(high)
     if best is None:
         return None
@@ -121,11 +125,7 @@ def cut_best(line: Line, rules: Rules, known: Cut, limit: float) -> Cut | None:
     places = np.union1d(_allowed_cuts(line), np.cumsum(np.bincount(known.stage_of)))
     best, origin, by = _lines.cut_at(
         line.arrays,
-        line.times,
-        line.blocks.memory,
-        line.pays,
-        line.room,
-        rules.overlap,
+        _lines.Loads(line.times, line.blocks.memory, line.pays, line.room, rules.overlap),
         limit * (1 + 1e-9),
         places,
         by_kind,
