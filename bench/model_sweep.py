@@ -4,6 +4,7 @@ The architectures are all model types of the library that have a model class of 
 pre-training task where there is one with a loss, in their default configuration (caches on) at tiny sizes. ``capture``:
 built on the CPU, run eagerly (what cannot run is no test), captured, and the graph replayed; loss and all gradients must be
 the eager model's. ``verify``: those captured, planned as `megatron` and `fsdp` and trained in float64 on two processes.
+``pieces``: fifty drawn at random, in four micro-batches: through a pipeline of two stages, and added up under `fsdp`.
 
 ``call``: built and called once, forward and backward, with inputs of their own kind; the cheapest answer to how many can be.
 
@@ -15,6 +16,7 @@ interrupted sweep is simply started anew; ``--minutes`` ends it by itself, betwe
     python -m bench.model_sweep capture
     python -m bench.model_sweep capture --again capture,differs --only gpt2,t5
     python -m bench.model_sweep verify --limit 120
+    python -m bench.model_sweep pieces --minutes 20
     python -m bench.model_sweep table > docs/models.md
 """
 
@@ -33,10 +35,13 @@ from tests.runtime.pool import Pool, WorkerError
 
 from bench.model_table import table
 from bench.runtime_verify import commit, sources
-from bench.sweep_workers import OWN, call_one, capture_one, verify_one
+from bench.sweep_workers import BATCH, IN_PIECES, OWN, PIECES, call_one, capture_one, verify_one
 
 RESULTS = Path(__file__).parent / "measured" / "models.jsonl"
-SEARCHES = ("megatron", "fsdp")
+WAYS = {"verify": ("megatron", "fsdp"), "pieces": tuple(IN_PIECES)}
+"""In which models are trained on two processes."""
+DRAWN, SEED = 50, 36
+"""So many types of `transformers` are trained in pieces, the first of all captured ones in an order drawn from this seed."""
 FRESH_WORKERS_AFTER = 60  # models: exports leave much behind
 MOST_MEGABYTES = 1500
 """A worker that has had more is replaced."""
@@ -69,13 +74,17 @@ def recorded(path: Path, phase: str) -> dict[str, dict[str, Any]]:
 def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     """The models that a phase still has to do; those to be verified have been captured."""
     done = recorded(path, phase)
-    models = list(recorded(path, "capture")) if phase == "verify" else references()
+    models = list(recorded(path, "capture")) if phase in WAYS else references()
     if phase == "call":
         models = [model for model in models if not model.startswith(OWN)]
-    if phase == "verify":
+    if phase in WAYS:
         captured = recorded(path, "capture")
         models = [model for model in models if captured[model]["stage"] == "captured"]
-        random.Random(0).shuffle(models)  # an interrupted sweep has seen a fair sample
+        random.Random(SEED).shuffle(models)  # an interrupted sweep has seen a fair sample
+    if phase == "pieces":
+        models = [model for model in sorted(models) if not model.startswith(OWN)]
+        random.Random(SEED).shuffle(models)
+        models = models[:DRAWN]
     if only:
         names = only.split(",")
         models = [model for model in models if model in names or model.split(":")[1] in names]
@@ -95,7 +104,7 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
     """Run a phase over ``models`` and append a row for each; after so many minutes none is begun any more."""
     end = time.monotonic() + 60 * minutes
     common = {"phase": phase, "commit": commit(), "sources": sources(), "date": str(datetime.date.today())}
-    pool, used = Pool(2 if phase == "verify" else 1), 0
+    pool, used = Pool(2 if phase in WAYS else 1), 0
     for number, model in enumerate(models, 1):
         if time.monotonic() > end:
             break
@@ -105,10 +114,11 @@ def sweep(phase: str, models: list[str], limit: float, path: Path, minutes: floa
         used += 1
         started = time.monotonic()
         try:
-            if phase != "verify":
-                row = pool.run(call_one if phase == "call" else capture_one, limit, model, seconds=limit)[0]
+            if phase in WAYS:
+                rows = PIECES if phase == "pieces" else BATCH
+                row = _joined(pool.run(verify_one, limit, model, WAYS[phase], rows, seconds=limit))
             else:
-                row = _joined(pool.run(verify_one, limit, model, SEARCHES, seconds=limit))
+                row = pool.run(call_one if phase == "call" else capture_one, limit, model, seconds=limit)[0]
             if row["peak_mb"] > MOST_MEGABYTES or row["stage"] == "time limit":
                 used = FRESH_WORKERS_AFTER
         except WorkerError as error:
@@ -131,7 +141,7 @@ def _joined(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("phase", choices=("call", "capture", "verify", "table"))
+    parser.add_argument("phase", choices=("call", "capture", *WAYS, "table"))
     parser.add_argument("--limit", type=float, default=120.0, help="processor seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
     again = "stages whose models are run again, `older` for rows of an earlier day, or `all`"

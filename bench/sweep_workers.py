@@ -57,8 +57,8 @@ def _megabytes(what: str) -> int:
     return int(found[1]) // 1024 if found else 0
 
 
-def build(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A model and its inputs, alike in every process."""
+def build(reference: str, rows: int = BATCH) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A model and its inputs, alike in every process; models of our own have their own number of rows."""
     from shardwright.zoo.reference import resolve
 
     if reference.startswith(OWN):
@@ -66,7 +66,7 @@ def build(reference: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
         torch.manual_seed(0)
         return importlib.import_module(OWN.rstrip(":")).build(reference.removeprefix(OWN))
-    found = resolve(reference, batch=BATCH, device="cpu")
+    found = resolve(reference, batch=rows, device="cpu")
     return found.model, found.args, found.kwargs
 
 
@@ -149,10 +149,10 @@ def capture_one(rank: int, reference: str) -> dict[str, Any]:
 
 
 @measured
-def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str, Any]:
-    """Planned by every recipe and trained for three steps in float64 on all workers, against the eager model on rank 0.
+def verify_one(rank: int, reference: str, ways: tuple[str, ...], rows: int = BATCH) -> dict[str, Any]:
+    """Planned in every way and trained for three steps in float64 on all workers, against the eager model on rank 0.
 
-    The model is built once for all recipes on every rank, and captured once for all ranks.
+    The model is built once for all ways on every rank, and captured once for all ranks.
     """
     from shardwright.verification.judging import truth_of
     from shardwright.verification.prepare import subject
@@ -161,37 +161,52 @@ def verify_one(rank: int, reference: str, searches: tuple[str, ...]) -> dict[str
     started = time.process_time()
     with _reported(row):
         it = subject(
-            functools.partial(build, reference), True, captured=functools.partial(_from_first, rank, send=True)
+            functools.partial(build, reference, rows), True, captured=functools.partial(_from_first, rank, send=True)
         )
         row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
         truth = _from_first(rank, lambda: truth_of(it.model, it.steps(STEPS)))
-        parts = {search: _verified(rank, search, it, truth) for search in searches}
+        parts = {way: _verified(rank, way, it, truth) for way in ways}
         row |= {"stage": "verified", "searches": parts}
-        for search, part in parts.items():
+        for way, part in parts.items():
             if part["stage"] != "agrees" and (row["stage"] == "verified" or part.get("traceback")):
-                row |= {**part, "why": f"{search}: {part.get('why', 'other numbers')}"}
+                row |= {**part, "why": f"{way}: {part.get('why', 'other numbers')}"}
     return row
 
 
-def _verified(rank: int, search: str, it: Any, truth: Any) -> dict[str, Any]:
-    import torch.distributed as dist
+IN_PIECES = {"two stages": ("megatron", 2), "four micro-batches": ("fsdp", 1)}
+"""Ways that are no search alone: by what is searched for in every stage, and how many stages pass on the pieces."""
+PIECES = 4
 
+
+def _planned(way: str, graph: Any, devices: int) -> Any:
+    """The plan of a way: of one mesh, a strategy; with micro-batches, a plan."""
     from shardwright.cluster import parse_cluster
     from shardwright.planner import Options, plan_graph
+    from shardwright.planner.pipelines import Pipelining, plan_pipeline
+
+    search, stages = IN_PIECES.get(way, (way, 0))
+    options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
+    cluster = parse_cluster(f"local:{devices}")
+    if not stages:
+        return plan_graph(graph, cluster, options).stages[0].strategy
+    return plan_pipeline(graph, cluster, Pipelining(stages, PIECES, "gpipe" if stages == 1 else "1f1b"), options)
+
+
+def _verified(rank: int, way: str, it: Any, truth: Any) -> dict[str, Any]:
+    import torch.distributed as dist
+
     from shardwright.verification.verify import check
 
-    options = Options(search=search, baselines=(), fewer_devices=False, time_limit=20.0)
-    cluster = parse_cluster(f"local:{dist.get_world_size()}")
     part: dict[str, Any] = {"stage": "plan"}
     started = time.process_time()
     with _reported(part):
-        strategy = _from_first(rank, lambda: plan_graph(it.graph, cluster, options).stages[0].strategy, send=True)
+        plan = _from_first(rank, lambda: _planned(way, it.graph, dist.get_world_size()), send=True)
         part |= {"stage": "run", "cpu_seconds_planned": round(time.process_time() - started, 2)}
         answer = check(
             it.model,
             it.args,
             it.kwargs,
-            strategy,
+            plan,
             steps=it.steps(STEPS),
             graph=it.graph,
             truth=truth,

@@ -301,6 +301,21 @@ def test_writing_through_detach_is_refused() -> None:
     assert "test_inplace.py" in refusal.value.message
 
 
+class MaskOfScores(Layered):
+    """OneFormer: a mask made of scores, and then of none where it would hide everything."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        mask = (hidden.sigmoid() < 0.5).detach()
+        mask[torch.where(mask.sum(-1) == mask.shape[-1])] = False
+        return hidden.masked_fill(mask, 0.0)
+
+
+def test_a_mask_has_no_gradient_that_a_write_could_hide() -> None:
+    torch.manual_seed(0)
+    faithful(MaskOfScores(), (torch.randn(4, 6),))
+
+
 class ClampsItsWeight(Layered):
     """FLAVA's temperature, Gemma-3n's coefficients."""
 

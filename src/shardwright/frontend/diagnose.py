@@ -74,6 +74,15 @@ def explain_failure(error: Exception, model: torch.nn.Module, real: bool) -> Cap
     )
 
 
+def explain_own_failure(error: Exception, model: torch.nn.Module) -> CaptureError:
+    """Of a model that fails by itself, before anything of ours has looked at it."""
+    place = _place(list(_frames(error)), model)
+    return CaptureError(
+        f"{type(model).__name__} does not run by itself with these inputs: {place} ({_first_line(error)}).",
+        "Give inputs, or sizes, that the model takes.",
+    )
+
+
 def looks_at_data(error: Exception) -> bool:
     """Whether an export stopped because it would have to know the values of tensors."""
     text = f"{type(error).__name__} {error}"

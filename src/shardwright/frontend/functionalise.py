@@ -72,7 +72,11 @@ def _refuse_hidden_writes(program: ExportedProgram) -> None:
                     f"(module {module_of(node)!r}).",
                     "Compute a new tensor instead, and detach it if no gradient shall flow.",
                 )
-        elif node.target is not torch.ops.aten.detach.default and tracked & set(node.all_input_nodes):
+        elif (
+            node.target is not torch.ops.aten.detach.default
+            and tracked & set(node.all_input_nodes)
+            and _continuous(value)
+        ):
             tracked.add(node)
         for root in tracked.intersection(filter(None, map(_detached_from, _written(node)))):
             raise CaptureError(
@@ -82,6 +86,11 @@ def _refuse_hidden_writes(program: ExportedProgram) -> None:
                 if root.op != "placeholder"
                 else "Bound a parameter after the optimizer's step (under torch.no_grad()), or clamp what is read of it.",
             )
+
+
+def _continuous(value: Any) -> bool:
+    """Whether it can have a gradient, as a mask made of scores cannot."""
+    return not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex()
 
 
 def _detached_from(member: Node) -> Node | None:

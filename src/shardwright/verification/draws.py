@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwright._torch_compat import without_checkpointing
-from shardwright.errors import RunError
+from shardwright.errors import RunError, ShardwrightError
+from shardwright.frontend.diagnose import explain_own_failure
 from shardwright.graph import Graph, Op
 from shardwright.operators import analyse
 from shardwright.operators.record import draws as draws_numbers
@@ -208,8 +209,13 @@ def written_down(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     for module in model.modules():
         skip_nothing(module, draws)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    with torch.no_grad(), draws.handed_out(recording=True):
-        model(*args, **kwargs)
+    try:
+        with torch.no_grad(), draws.handed_out(recording=True):
+            model(*args, **kwargs)
+    except ShardwrightError:
+        raise
+    except Exception as error:
+        raise explain_own_failure(error, model) from error
     with torch.no_grad():
         for name, buffer in model.named_buffers():  # this call was not one of the training's
             buffer.copy_(buffers[name])

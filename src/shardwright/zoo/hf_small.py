@@ -71,6 +71,8 @@ SPECIALS = {
     "index_head_dim": 16,
     "index_n_heads": 2,
     "state_size": 8,
+    "linear_head_dim": 16,
+    "linear_num_heads": 4,
 }
 
 
