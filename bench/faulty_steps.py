@@ -188,7 +188,7 @@ def _(stack: ExitStack) -> None:
 
 @mutation("bucket not reduced", perceptron)
 def _(stack: ExitStack) -> None:
-    around(stack, buckets.Flat, "advance", lambda original, self: None)
+    around(stack, buckets.FlatBucket, "advance", lambda original, self: None)
 
 
 @mutation("gradients sent in half precision", perceptron)
@@ -196,7 +196,7 @@ def _(stack: ExitStack) -> None:
     def rounded(original: Any, self: Any, tensor: str, gradient: Tensor) -> None:
         original(self, tensor, gradient.bfloat16().to(gradient.dtype))
 
-    around(stack, buckets.Flat, "fill", rounded)
+    around(stack, buckets.FlatBucket, "fill", rounded)
 
 
 @mutation("shards in another order after a resharding", perceptron)

@@ -48,7 +48,7 @@ def _(stack: ExitStack) -> None:
     def silent(original: Any, self: Any, tensor: str, gradient: Tensor) -> Any:
         return original(self, tensor, gradient * 0 if last_rank() else gradient)
 
-    around(stack, buckets.Flat, "fill", silent)
+    around(stack, buckets.FlatBucket, "fill", silent)
 
 
 @mutation("wrong scatter piece", perceptron)
@@ -69,7 +69,7 @@ def _(stack: ExitStack) -> None:
         if before is not None:
             self._parts[tensor].copy_(before)
 
-    around(stack, buckets.Flat, "fill", kept)
+    around(stack, buckets.FlatBucket, "fill", kept)
 
 
 @mutation("sum on rank 0 only", perceptron)

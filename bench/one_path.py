@@ -3,9 +3,9 @@
     python bench/one_path.py [--json]
 
 A plan is its stages, so both should go one path: the same model is planned as fsdp, simulated, drawn as a page and trained
-on four processes (five steps, of two batches each), once on one mesh and once in two stages of two with 1F1B; every function
-of the packages below that was entered is noted. What only one of them entered is listed with its reason in
-``tests/runtime/test_one_path.py``. Counts go by package; the names follow.
+on four processes (five steps, each of a smaller batch and a whole one, and an evaluation), once on one mesh and once in two
+stages of two with 1F1B; every function of the packages below that was entered is noted. What only one of them entered is
+listed with its reason in ``tests/runtime/test_one_path.py``. Counts go by package; the names follow.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def planned(stages: bool) -> Plan:
 
 
 def trained(text: str) -> list[str]:
-    """The functions that training enters on any rank; every step adds up the gradients of two batches."""
+    """The functions that training and an evaluation enter on any rank; every step adds up the gradients of two batches, the
+    first of which is smaller, as the last of an epoch is."""
     from shardwright.plans import from_json
 
     torch.manual_seed(0)
@@ -97,10 +98,12 @@ def trained(text: str) -> list[str]:
         optimizer = torch.optim.AdamW(parallel.parameters())
         for _ in range(STEPS):
             with parallel.no_sync():
-                parallel(*batch).backward()
+                parallel(*(x[: len(x) // 2] for x in batch)).backward()
             parallel(*batch).backward()
             optimizer.step()
             optimizer.zero_grad()
+        with torch.no_grad():
+            parallel(*batch)
 
     found = sorted(entered(run)[1])
     every: list[list[str]] = [[] for _ in range(dist.get_world_size())]

@@ -22,7 +22,7 @@ from typing import Any
 from bench.never_worse import LLAMA
 from bench.runtime_verify import commit, sources
 from shardwright.cluster import Cluster, parse_cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import Infeasible, LoweringError, PlanError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -115,7 +115,7 @@ def timeline(joint: Joint, found: JointPlan) -> Timeline:
     stages, order = joint.proposal(found).laid()
     meshes = [stage.mesh_of(joint.cluster) for stage in stages]
     pipe = Pipeline.of(joint.graph, stages, order.microbatches, order, joint.options.batch_norm)
-    times = price_stages(pipe, meshes, [ByPrice(mesh) for mesh in meshes], joint.options.optimizer)
+    times = price_stages(pipe, meshes, [PricedDecisions(mesh) for mesh in meshes], joint.options.optimizer)
     return Timeline(pipe, times, Links(pipe, joint.cluster), Played([], [], [], []))
 
 

@@ -24,7 +24,7 @@ from shardwright.plans import Plan
 from shardwright.plans.stages import stage_text, strategy_text
 from shardwright.program.instructions import Instruction
 from shardwright.program.listing import listed
-from shardwright.program.tasks import Line
+from shardwright.program.tasks import ListedLine
 from shardwright.simulator import simulate_plan
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ def rank_kinds(plan: Plan, graph: Graph) -> dict[str, Row]:
     return {_runs(ranks): row for ranks, row in kinds.values()}
 
 
-def _phases(lines: Sequence[Line]) -> dict[str, str]:
+def _phases(lines: Sequence[ListedLine]) -> dict[str, str]:
     """Per phase: how many instructions, a digest of what they do, one of how they are linked."""
     rows = listed(lines)
     whats: dict[str, list[str]] = {}

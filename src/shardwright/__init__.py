@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from shardwright.planner import Options, Pipelining
     from shardwright.planner.whole_way import by_devices, frontier, largest_batch, plan, serve
     from shardwright.plans import Plan
+    from shardwright.reports.api import report, simulate
     from shardwright.reports.explaining import explain
-    from shardwright.reports.looking import report, simulate
     from shardwright.runtime.agreement import check_finite
     from shardwright.runtime.assistant import assist
     from shardwright.runtime.assistant.watching import Rule
@@ -138,11 +138,11 @@ _HOME = {
     "parameters_on_meta": "shardwright.runtime.materialise",
     "parse_cluster": "shardwright.cluster",
     "plan": "shardwright.planner.whole_way",
-    "report": "shardwright.reports.looking",
+    "report": "shardwright.reports.api",
     "sampler": "shardwright.runtime.rows",
     "save_checkpoint": "shardwright.runtime.checkpoint",
     "serve": "shardwright.planner.whole_way",
-    "simulate": "shardwright.reports.looking",
+    "simulate": "shardwright.reports.api",
     "update_whole": "shardwright.runtime.whole_updates",
     "verify": "shardwright.verification.verify",
     "whole_state": "shardwright.runtime.whole_state",

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 
 from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.costs.deciding import ByPrice
 from shardwright.costs.memory import memory
 from shardwright.costs.passes import StageBytes, stage_bytes
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths
@@ -88,7 +88,7 @@ def test_what_was_computed_again_is_there_until_the_gradients_of_the_weights(lig
     again = replace(whole, recomputed=paths, lightly=frozenset(paths if lightly else ()))
     held = []
     for strategy in (whole, again):
-        program = build(graph, strategy, ByPrice(mesh), device="cuda")
+        program = build(graph, strategy, PricedDecisions(mesh), device="cuda")
         values = [v for v, value in enumerate(program.flow.values) if value.tensor not in graph.parameter_of]
         program = split_backward(program, values)
         held.append(stage_bytes(program, memory(program, mesh.device), mesh.device, 4, ()))

@@ -7,7 +7,7 @@ import json
 import torch
 
 from lowering.strategies import mesh_with, random_strategy
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.graph import from_json, to_json
 from shardwright.lowering.collectives import run_step
@@ -53,7 +53,7 @@ def test_names_of_a_graph_are_no_source_text():
     graph = capture(torch.nn.Linear(3, 2), (torch.ones(4, 3),))
     graph = from_json(to_json(graph).replace('"input"', json.dumps(evil)))
     assert evil in graph.sources
-    decisions = ByPrice(mesh)
+    decisions = PricedDecisions(mesh)
     flow = build(graph, random_strategy(graph, mesh, 0), decisions, (0,)).flow
     module = emit(flow, decisions, lambda line: line)
     assert "ran" not in module.code

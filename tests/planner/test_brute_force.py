@@ -21,7 +21,7 @@ from shardwright.planner.planning import describe_graph
 from shardwright.planner.trials import Trials, predict
 from shardwright.plans import Plan, Prediction
 from shardwright.plans.serial import from_json, to_json
-from shardwright.reports.glance import race
+from shardwright.reports.summary import race
 from shardwright.search.choose import evaluate
 
 ALL_DEVICES = Options(baselines=(), fewer_devices=False, gap=0.0)

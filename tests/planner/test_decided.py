@@ -9,7 +9,7 @@ import torch
 
 from shardwright import zoo
 from shardwright.cluster import Mesh
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import PlanError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -33,7 +33,7 @@ def slower(mesh: Mesh, latency: float, rate: float) -> Mesh:
 
 
 def program(graph: Graph, plan: Plan, mesh: Mesh) -> Program:
-    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(mesh))
+    decisions = replace(plan.stages[0].decisions, otherwise=PricedDecisions(mesh))
     return build(graph, plan.stages[0].strategy, decisions, plan.meshes[0].coordinates(plan.devices - 2), device="cuda")
 
 

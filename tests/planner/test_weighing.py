@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardwright.cluster import Cluster, Link, Mesh, meshes, parse_cluster
-from shardwright.costs.adding import least_adding
+from shardwright.costs.gradient_addition import least_adding
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph

@@ -14,7 +14,7 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, Pipelining, plan_graph, plan_pipeline
 from shardwright.planner.proving import checked
 from shardwright.plans import Bound, Plan, Proof, SearchSpace, Stage
-from shardwright.plans.plan import Asked
+from shardwright.plans.plan import PlanRequest
 from shardwright.plans.proof import STEP, SUM
 from shardwright.plans.proof_text import proof_document, proof_text, spaces_text, warnings_text
 from shardwright.plans.spaces import (
@@ -73,7 +73,7 @@ def test_every_field_of_a_space_keeps_plans_out(flat: Plan, staged: Plan) -> Non
     )
     for changes in narrower:
         assert not replace(FLAT, **changes).contains(flat), changes  # type: ignore[arg-type]
-    pinned = replace(flat, asked=Asked(None, ("*.weight=S0", "wte=R"), ("head@gpu",)))
+    pinned = replace(flat, asked=PlanRequest(None, ("*.weight=S0", "wte=R"), ("head@gpu",)))
     assert replace(FLAT, pins=("*.weight=S0",), forbidden=("head@gpu",)).contains(pinned)
 
 

@@ -16,7 +16,7 @@ from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.planner import plan_graph
 from shardwright.plans import Plan, Proof, Stage, StagePrediction, from_json, to_json
-from shardwright.program import Written
+from shardwright.program import FixedDecisions
 from shardwright.schedules import Schedule, gpipe
 
 
@@ -37,7 +37,7 @@ def made(graph: Graph, plain: Plan) -> Plan:
     def stage(operators: tuple[str, ...], ranks: tuple[int, ...]) -> Stage:
         splits = dict.fromkeys(operators, ("i0",))
         strategy = Strategy((("gpu", 2),), splits, {"x": (Shard(0),), "w": (Replicate(),)})
-        return Stage(operators, ranks, strategy, Written(), StagePrediction(1.0, 0.25, 0.0, 1e6))
+        return Stage(operators, ranks, strategy, FixedDecisions(), StagePrediction(1.0, 0.25, 0.0, 1e6))
 
     names = tuple(op.name for op in graph.ops)
     stages = (stage(names[:2], (0, 1)), stage(names[2:], (2, 3)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shardwright.cluster import Mesh
-from shardwright.costs.deciding import ByPrice
 from shardwright.costs.memory import MemoryUse, memory
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.costs.pricing import FREE, Event, Priced, price
 from shardwright.graph import Graph
 from shardwright.operators.rules import largest_place
@@ -17,7 +17,7 @@ def program_of(
 ) -> Program:
     """The program of the rank with the largest pieces."""
     mesh = mesh.with_shares(strategy.shares)
-    decisions = ByPrice(mesh, sizes or Sizes())
+    decisions = PricedDecisions(mesh, sizes or Sizes())
     return build(graph, strategy, decisions, largest_place(strategy.cuts), device=mesh.device.kind, training=training)
 
 

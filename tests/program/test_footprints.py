@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from shardwright.cluster import mesh_of, parse_cluster
+from shardwright.costs.memory import workspace
 from shardwright.graph.core import Ref
 from shardwright.operators import record
 from shardwright.program.footprints import Call, Strided, backward, forward, resolve
-from shardwright.program.workspaces import workspace
 
 X, Y = (4, 8, 16), (4, 8, 16)
 R = [Ref(str(i)) for i in range(8)]

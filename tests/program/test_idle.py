@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardwright.cluster import parse_cluster
-from shardwright.costs.deciding import ByPrice
 from shardwright.costs.memory import memory
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.costs.pricing import price
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -49,13 +49,13 @@ def program(graph: Graph, plan: Plan) -> Program:
     return build(
         graph,
         plan.stages[0].strategy,
-        replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0])),
+        replace(plan.stages[0].decisions, otherwise=PricedDecisions(plan.meshes[0])),
         device="cuda",
     )
 
 
 def test_what_is_simulated_is_what_runs(graph: Graph, plan: Plan) -> None:
-    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+    decisions = replace(plan.stages[0].decisions, otherwise=PricedDecisions(plan.meshes[0]))
     run = build(graph, plan.stages[0].strategy, decisions, (0,), device="cuda")
     assert simulate_plan(plan, graph).stage().program.instructions == run.instructions
     assert len(run.roots) == 3
@@ -80,7 +80,7 @@ def test_it_takes_no_memory(plan: Plan, program: Program) -> None:
 
 
 def test_a_stage_goes_back_from_what_others_read_of_it(graph: Graph, plan: Plan) -> None:
-    decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+    decisions = replace(plan.stages[0].decisions, otherwise=PricedDecisions(plan.meshes[0]))
     outputs = [out.name for out in graph.outputs]  # type: ignore[union-attr]
     every = build(graph, plan.stages[0].strategy, decisions, device="cuda", sent=outputs[1:])
     assert not every.idle

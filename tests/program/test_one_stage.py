@@ -10,7 +10,7 @@ import torch
 
 from runtime.pipelines import pipeline_plan
 from shardwright.cli.explain import rank_lines
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.plans import Plan
@@ -27,7 +27,7 @@ ONE_MESH = ["recipe-fsdp", "recipe-megatron", "recipe-zero-1", "recomputed-megat
 
 def _built(plan: Plan, graph: Graph, rank: int) -> Program:
     (stage,), (mesh,) = plan.stages, plan.meshes
-    decisions = replace(stage.decisions, otherwise=ByPrice(mesh))
+    decisions = replace(stage.decisions, otherwise=PricedDecisions(mesh))
     return build(graph, stage.strategy, decisions, mesh.coordinates(rank), device="cuda", optimizer=plan.optimizer)
 
 
@@ -94,7 +94,7 @@ def test_cutting_into_one_part_changes_nothing() -> None:
         plan = pipeline_plan(graph, [[op.name for op in graph.ops]], count, "1f1b")
         cut = Pipeline.of(graph, plan.stages, count, plan.schedule)
         check(cut)
-        step = cut.step(0, [ByPrice(plan.meshes[0])])
+        step = cut.step(0, [PricedDecisions(plan.meshes[0])])
         assert (
             [str(task.action) for task in step.tasks] == ["0F0", "0B0", "0U0"]
             if count == 1

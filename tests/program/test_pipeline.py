@@ -7,7 +7,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from runtime.pipelines import halves, pipeline_plan
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -63,7 +63,7 @@ def test_only_the_needed_pieces_travel_each_once() -> None:
 def test_a_split_backward_pass_is_sound_and_has_its_weights_last(graph: Graph) -> None:
     pipeline = _pipeline(graph, 2, 2, "zb-h1")
     plan = pipeline_plan(graph, halves(graph, 2), 2, "zb-h1")
-    decisions = ByPrice(plan.meshes[1])
+    decisions = PricedDecisions(plan.meshes[1])
     whole = pipeline.program(1, 4, 1, decisions)
     wanted = [whole.flow.rest[name] for name in pipeline.parts[4][1].wanted]
     split = split_backward(whole, wanted)
@@ -80,7 +80,7 @@ def test_a_split_backward_pass_is_sound_and_has_its_weights_last(graph: Graph) -
 def test_the_list_of_a_rank_holds_every_pass_once_and_everything_before_its_use(graph: Graph) -> None:
     plan = pipeline_plan(graph, halves(graph, 2), 2, "zb-h1")
     pipeline = _pipeline(graph, 2, 2, "zb-h1")
-    decisions = ByPrice(plan.meshes[1])
+    decisions = PricedDecisions(plan.meshes[1])
     lines = [line.instruction for line in pipeline.step(1, [decisions, decisions]).lines()]
     kinds = [str(line.kind) for line in lines]
     assert kinds.count("receive") == kinds.count("send") == 2

@@ -16,7 +16,7 @@ from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.passes import split_backward
-from shardwright.program.writer import Writer
+from shardwright.program.writer import ProgramWriter
 
 R = Replicate()
 ROWS, WIDTH = 64, 32
@@ -69,7 +69,7 @@ def test_a_sum_lies_where_its_share_lay() -> None:
 @pytest.mark.parametrize("reader", ["nobody", "itself", "a view of it", "the caller"])
 def test_what_is_read_again_is_left_alone(reader: str) -> None:
     values = [SimpleNamespace(local=SimpleNamespace(bytes=8))]
-    writer = Writer(SimpleNamespace(place=SimpleNamespace(axes=(("gpu", 2),)), values=values, rest={"x": 0}))  # type: ignore[arg-type]
+    writer = ProgramWriter(SimpleNamespace(place=SimpleNamespace(axes=(("gpu", 2),)), values=values, rest={"x": 0}))  # type: ignore[arg-type]
     share, total = writer.slot("y", "value", 8), writer.slot("y", "value", 8)
     seen = writer.slot("y", "value", 8, alias=share)
     writer.compute(Kind.OPERATOR, Phase.FORWARD, "y", (0,), (share,))
@@ -84,7 +84,7 @@ def test_what_is_read_again_is_left_alone(reader: str) -> None:
 
 def test_a_parameter_is_left_alone() -> None:
     values = [SimpleNamespace(local=SimpleNamespace(bytes=8))]
-    writer = Writer(SimpleNamespace(place=SimpleNamespace(axes=(("gpu", 2),)), values=values, rest={"x": 0}))  # type: ignore[arg-type]
+    writer = ProgramWriter(SimpleNamespace(place=SimpleNamespace(axes=(("gpu", 2),)), values=values, rest={"x": 0}))  # type: ignore[arg-type]
     total = writer.slot("x", "value", 8)
     writer.communicate(Kind.CHANGE, Phase.FORWARD, "x", "all_reduce", 0, 8, (0,), (total,))
     assert writer.finished([])[1][total].alias == -1

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from lowering.strategies import mesh_with, random_strategy
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import LoweringError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -36,7 +36,7 @@ def graph():
 
 
 MESH = mesh_with((2, 2))
-DECISIONS = ByPrice(MESH)
+DECISIONS = PricedDecisions(MESH)
 
 
 def validate(graph: Graph, strategy: Strategy, decisions: Decisions) -> None:
@@ -222,7 +222,9 @@ def test_plans_of_every_kind_are_proved_alike(name: str) -> None:
     plan = Plan.load(STORED / f"{name}.json")
     graph = plan.graph(trusted=True)
     cut = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
-    decisions = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, plan.meshes, strict=True)]
+    decisions = [
+        replace(s.decisions, otherwise=PricedDecisions(m)) for s, m in zip(plan.stages, plan.meshes, strict=True)
+    ]
     validate_plan(cut, decisions)
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.reports.conftest import Planned, planned
 
 from shardwright.errors import ShardwrightError
-from shardwright.reports.packing import deflated, packed_step
+from shardwright.reports.page_data import deflated, packed_step
 from shardwright.reports.steps import PlanStep
 from shardwright.reports.traffic import matrix
 from shardwright.reports.trust import published, read_verification

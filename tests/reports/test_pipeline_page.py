@@ -19,8 +19,8 @@ from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.reports.chain import ISSUING
 from shardwright.reports.diff import STAGES, compare
 from shardwright.reports.diff_page import diff_page
-from shardwright.reports.packing import packed_traffic
 from shardwright.reports.page import SECTIONS, plan_page
+from shardwright.reports.page_data import packed_traffic
 from shardwright.reports.steps import PlanStep
 from shardwright.simulator import WhatIf, simulate_plan
 

@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.costs.pricing import price
 from shardwright.frontend import capture
 from shardwright.graph.repeats import block_paths
@@ -140,7 +140,7 @@ def _in_shares(name: str, search: str, shares: tuple[float, ...]) -> dict[str, A
     found = formulation.strategy(solve(formulation.problem).answer)
     strategy = replace(found, shares={mesh.axes[0].name: shares})
     uneven = mesh.with_shares(strategy.shares)
-    decisions, place = ByPrice(uneven), (dist.get_rank(),)
+    decisions, place = PricedDecisions(uneven), (dist.get_rank(),)
     priced = price(build(graph, strategy, decisions, place, device="cpu", training=True), uneven)
     parallel = parallelize(model, strategy, args, kwargs, graph=graph, decisions=decisions)
     executor = parallel._planned.executor

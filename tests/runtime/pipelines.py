@@ -14,7 +14,7 @@ from shardwright.operators import analyse
 from shardwright.operators.rules import OWN, Layout, Split
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan, Stage
-from shardwright.program import Written
+from shardwright.program import FixedDecisions
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import stage_graphs
 from shardwright.schedules import Schedule, known_schedule
@@ -64,7 +64,7 @@ def pipeline_plan(
             )
             resting = {n: (Replicate(),) if n in shared else layout for n, layout in strategy.resting.items()}
             strategy = replace(strategy, resting=resting, regathered=strategy.regathered - shared)
-        stages.append(Stage(tuple(cuts[number]), ranks, strategy, Written()))
+        stages.append(Stage(tuple(cuts[number]), ranks, strategy, FixedDecisions()))
     return Plan.of(graph, stages, order, optimizer="sgd", batch_norm=batch_norm)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shardwright._torch_compat import Allocation, Segment
-from shardwright.costs.memory_allocator import Allocator, Block, MiB, Space
+from shardwright.costs.memory_allocator import AddressSpace, Allocator, MemoryBlock, MiB
 from shardwright.runtime import cuda_graphs
 from shardwright.runtime.cuda_graphs import PLANNING, CudaGraphs
 
@@ -28,7 +28,7 @@ class Pool(Allocator):
         self.segments: list[Segment] = []
         self._end = number << 50
 
-    def _segment(self, space: Space, size: int) -> None:
+    def _segment(self, space: AddressSpace, size: int) -> None:
         self.segments.append(Segment(self._end, size, 7))
         super()._segment(space, size)
 
@@ -51,7 +51,7 @@ class Device:
     def take(self, size: int, _: Any = None) -> Piece:
         return Piece(self, size)
 
-    def note(self, taken: bool, block: Block) -> None:
+    def note(self, taken: bool, block: MemoryBlock) -> None:
         if self.history is not None:
             self.history.append(Allocation(taken, block.start, block.size))
 

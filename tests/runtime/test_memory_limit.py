@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Shard
 
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
-from shardwright.program import Sizes, Written
+from shardwright.program import FixedDecisions, Sizes
 from shardwright.runtime import parallelize
 from shardwright.runtime.checkpoint import save_checkpoint
 from shardwright.runtime.launch import run_locally
@@ -63,8 +63,8 @@ def trains(folder: str) -> tuple[list[float], list[float], bool]:
     dist.barrier()
     limit_memory(int(0.85 * MODEL_BYTES))
     # Gradients on their way are let go of when gloo has sent them, late on a busy machine: few may be under way at once.
-    priced = ByPrice(Plan.of(graph, strategy).meshes[0])
-    decisions = Written(otherwise=priced, sizes=Sizes(ahead=2**22, in_flight=2**22))
+    priced = PricedDecisions(Plan.of(graph, strategy).meshes[0])
+    decisions = FixedDecisions(otherwise=priced, sizes=Sizes(ahead=2**22, in_flight=2**22))
     parallel = parallelize(model, strategy, graph=graph, initialise=keep_size, decisions=decisions)
     first = train(parallel, x)
     save_checkpoint(folder, 1, parallel)

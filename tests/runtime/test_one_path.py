@@ -1,15 +1,15 @@
 """One mesh and a pipeline go one path: every function that only one of them executes is listed here, with its reason.
 
-Of 800 functions that planning, simulating, drawing and training a model executes, these few are entered by one kind of plan
-alone. Most say what has no meaning on one mesh: messages, cuts, an order of passes. A function that is added here needs a
-reason of that kind; one that both enter by now is struck off.
+Of 800 functions that planning, simulating, drawing, training and evaluating a model executes, these few are entered by one
+kind of plan alone. Most say what has no meaning on one mesh: messages, cuts, an order of passes. A function that is added
+here needs a reason of that kind; one that both enter by now is struck off.
 """
 
 from __future__ import annotations
 
 from bench.one_path import compared
 
-MOST = 67
+MOST = 59
 """The aim was 20. Messages alone are 21: they are cut, sent, received and priced, and one mesh has none."""
 
 ONLY_ONE_MESH = {
@@ -18,14 +18,14 @@ ONLY_ONE_MESH = {
 
 MESSAGES = {
     "program/pipeline:Pipeline._messages": "who sends which parcel of a micro-batch to whom",
-    "program/transfers:Border.as_is": "whether shares of a gradient travel as they are",
-    "program/transfers:Border.parcels": "a tensor that crosses, and its gradient the other way",
-    "program/transfers:Border.shares": "between how many replicas a gradient that arrives is shared out",
+    "program/transfers:BoundaryTensor.as_is": "whether shares of a gradient travel as they are",
+    "program/transfers:BoundaryTensor.parcels": "a tensor that crosses, and its gradient the other way",
+    "program/transfers:BoundaryTensor.shares": "between how many replicas a gradient that arrives is shared out",
     "program/transfers:Holding.regions": "which rank of a mesh has which part",
     "program/transfers:Parcel.elements": "its bytes",
     "program/transfers:Parcel.shape": "the buffer that it is received into",
     "program/transfers:_parcels": "parts that two meshes have in common",
-    "program/transfers:border": "how a tensor lies on both sides",
+    "program/transfers:boundary_tensor": "how a tensor lies on both sides",
     "program/transfers:parcels": "who sends what to whom",
     "program/transfers:unreduced_layout": "how its maker leaves a tensor",
     "runtime/deferred_results:ResultBroadcast.tell": "the loss, from the ranks that have it to those that do not",
@@ -37,7 +37,7 @@ MESSAGES = {
     "simulator/links:Links.way": "what crossing takes",
     "simulator/links:link_between": "the link between two groups of ranks",
     "simulator/links:way_of": "seconds of a message",
-    "reports/packing:_border": "a border on the page",
+    "reports/page_data:_boundary_tensor": "what crosses, on the page",
 }
 
 CUTS = {
@@ -52,12 +52,11 @@ CUTS = {
     "planner/proposals:LaidOut.laid": "stages that are known from the start; on one mesh the search's answer is laid out",
     "planner/proposals:Proposal.note": "nothing; on one mesh, what is recomputed",
     "planner/delivering:_simulated": "all stages together; the search of one mesh has simulated its answer",
-    "program/means:origin": "parts of an operator go where it goes",
+    "program/mean_losses:origin": "parts of an operator go where it goes",
     "program/stages:_check_changes": "a buffer that one stage changes and another reads",
     "program/stages:_light": "what every stage may compute for itself",
     "program/stages:_with_light": "a stage's operators with those",
     "program/stages:_part": "the graph of a stage; that of one is the graph",
-    "simulator/peaks:_of": "of which stage something is",
 }
 
 ORDER = {
@@ -70,7 +69,6 @@ ORDER = {
     "program/passes:split_backward": "the halves, whose order a scheduler may choose",
     "program/pieces:_refused": "another number of micro-batches, whose rows are too few to be split",
     "program/pieces:describe": "the operator that cannot be",
-    "reports/glance:_busy": "of the devices of a schedule, how long each computes",
     "simulator/peaks:_between": "what waits for its backward pass while others run",
     "simulator/links:Links.hops": "seconds from stage to stage",
     "simulator/stages:PricedStage.computed": "what a pass computes",
@@ -80,14 +78,8 @@ ORDER = {
 }
 
 SUMS = {
-    "program/naming:closing_name": "what follows the last pass, in a profile",
-    "runtime/execution:Execution._bring_home": "gradients of several micro-batches are added up before they are summed",
-    "runtime/executor:Executor.reduce": "the same, of one stage",
-    "runtime/step_end:StepEnd.around": "sums of parameters that several stages hold",
-    "runtime/step_end:StepEnd._held": "a parameter of this rank",
-    "runtime/step_end:StepEnd._show_stages": "gradients know that others lie elsewhere",
+    "runtime/performer:Eager.reduce": "passes of 1F1B keep gradients back; on one mesh they reduce them as they go",
     "runtime/step_end:_idle": "ranks that train nothing",
-    "runtime/norms:AllStages.of": "norms are over all stages",
     "runtime/norms:StageGradient.__torch_function__": "a gradient of one of several stages",
     "runtime/norms:_inherit": "what optimizers make of one",
     "runtime/norms:belongs_to": "a gradient becomes one",

@@ -138,7 +138,7 @@ def test_what_reads_counts_of_all_rows_keeps_the_sort_whole():
 
 
 def test_readers_that_are_cut_otherwise_are_refused():
-    from shardwright.costs.deciding import ByPrice
+    from shardwright.costs.priced_decisions import PricedDecisions
     from shardwright.program import build
 
     graph, mesh = captured(), mesh_with((2,))
@@ -146,9 +146,9 @@ def test_readers_that_are_cut_otherwise_are_refused():
     (act,) = (op for op in graph.ops if op.target == "aten.silu.default")
     rows = next(loop for loop in describe_graph(graph).rules[act.name].loops if loop.name != OWN)
     other = Strategy(strategy.axes, {**strategy.splits, act.name: (rows.name,)}, strategy.resting, strategy.kept)
-    build(graph, strategy, ByPrice(mesh))
+    build(graph, strategy, PricedDecisions(mesh))
     with pytest.raises(LoweringError, match="orders of their own"):
-        build(graph, other, ByPrice(mesh))
+        build(graph, other, PricedDecisions(mesh))
 
 
 def test_micro_batches_refuse_counts_of_all_rows():

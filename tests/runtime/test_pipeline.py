@@ -446,7 +446,7 @@ def lower_precision(rank: int, folder: str) -> None:
     plan = pipeline_plan(graph, four_stages(graph), 4, "zb-h1")
     low(*args)["loss"].backward()
     parallel = parallelize(copy.deepcopy(masters), plan, args, graph=graph, compute_dtype=torch.bfloat16)
-    assert {border.dtype for borders in parallel.pipeline.borders.values() for border in borders} == {"bfloat16"}
+    assert {border.dtype for borders in parallel.pipeline.boundaries.values() for border in borders} == {"bfloat16"}
     loss = parallel(*args)["loss"]
     loss.backward()
     torch.testing.assert_close(loss.float(), low(*args)["loss"].float(), rtol=2e-2, atol=0)

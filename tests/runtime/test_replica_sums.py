@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard
 from program.steps import priced
 from runtime.workers import device_mesh
 from shardwright.cluster import Axis, Mesh, mesh_of, parse_cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.lowering.collectives import counting
 from shardwright.operators.strategy import Strategy
@@ -74,7 +74,7 @@ def example(dtype: torch.dtype = torch.float64, cut: bool = False) -> tuple[Any,
 
 
 def split(model: Any, graph: Any, strategy: Strategy, bucket: str, **options: Any) -> Any:
-    decisions = ByPrice(mesh(), BUCKETS[bucket])
+    decisions = PricedDecisions(mesh(), BUCKETS[bucket])
     return parallelize(
         copy.deepcopy(model), strategy, mesh=device_mesh(SIZES), graph=graph, decisions=decisions, **options
     )

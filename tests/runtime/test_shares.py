@@ -9,7 +9,7 @@ import pytest
 from lowering.strategies import mesh_with
 from runtime.pool import Pool
 from runtime.workers import built, two_residual_blocks
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import PlanError
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
@@ -27,7 +27,7 @@ def agrees(rank: int, reference: str, search: str, shares: tuple[float, ...]) ->
     stated = formulate(graph, mesh, within=restriction(search, 1))
     strategy = replace(stated.strategy(solve(stated.problem).answer), shares={"a": shares})
     plan = Plan.of(graph, strategy)
-    validate(Pipeline.of(graph, plan.stages, 1, plan.schedule), [ByPrice(mesh.with_shares(strategy.shares))])
+    validate(Pipeline.of(graph, plan.stages, 1, plan.schedule), [PricedDecisions(mesh.with_shares(strategy.shares))])
     answer = check(model, args, kwargs, strategy, steps=2, graph=graph)
     return answer is None or answer.agrees
 

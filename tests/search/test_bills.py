@@ -9,7 +9,7 @@ import pytest
 
 from program.steps import priced
 from shardwright.cluster import meshes, parse_cluster
-from shardwright.costs.adding import least_adding
+from shardwright.costs.gradient_addition import least_adding
 from shardwright.costs.memory import memory
 from shardwright.frontend import capture
 from shardwright.graph import Graph

@@ -13,7 +13,7 @@ from torch.distributed.tensor import Replicate, Shard
 from program.steps import priced
 from shardwright import zoo
 from shardwright.cluster import mesh_of, parse_cluster
-from shardwright.costs.adding import least_adding
+from shardwright.costs.gradient_addition import least_adding
 from shardwright.costs.memory import ACTIVATIONS, memory
 from shardwright.errors import ShardwrightError
 from shardwright.frontend import capture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.cluster import mesh_of, meshes, parse_cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.frontend import capture
 from shardwright.graph import Graph
 from shardwright.operators import analyse
@@ -53,7 +53,7 @@ def test_every_loop_of_every_operator_is_cut_by_some_strategy(graph, kinds, size
     assert {"batch", "batch, parameters sharded", "features", "reductions", *kinds} <= set(found)
     for strategy in found.values():
         for rank in range(mesh.devices):
-            validate_dataflow(dataflow(graph, strategy, mesh.coordinates(rank), ByPrice(mesh)))
+            validate_dataflow(dataflow(graph, strategy, mesh.coordinates(rank), PricedDecisions(mesh)))
     for name, strategy in found.items():
         cut = cut_by(graph, strategy)
         assert 0 < cut.operators <= cut.of and cut.work > 0.1

@@ -17,7 +17,7 @@ from shardwright.cli._step import print_step
 if TYPE_CHECKING:
     from shardwright.graph import Graph
     from shardwright.plans import Plan
-    from shardwright.program.tasks import Line
+    from shardwright.program.tasks import ListedLine
 
 
 def explain(
@@ -111,7 +111,7 @@ def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:
     )
 
 
-def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
+def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[ListedLine, ...]:
     """What one rank does in one step, in its order; each instruction with the program that it is of.
 
     Raises
@@ -119,7 +119,7 @@ def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
     ShardwrightError
         When the plan has no such rank.
     """
-    from shardwright.costs.deciding import ByPrice
+    from shardwright.costs.priced_decisions import PricedDecisions
     from shardwright.errors import ShardwrightError
     from shardwright.program.pipeline import Pipeline
 
@@ -127,7 +127,7 @@ def rank_lines(plan: Plan, graph: Graph, rank: int) -> tuple[Line, ...]:
         raise ShardwrightError(f"The plan has no rank {rank}.", f"Its ranks are 0 to {plan.devices - 1}.")
     pipeline = Pipeline.of(graph, plan.stages, plan.microbatches, plan.schedule, plan.batch_norm)
     pairs = zip(plan.stages, plan.meshes, strict=True)
-    priced = [replace(stage.decisions, otherwise=ByPrice(mesh)) for stage, mesh in pairs]
+    priced = [replace(stage.decisions, otherwise=PricedDecisions(mesh)) for stage, mesh in pairs]
     return pipeline.step(rank, priced, device=plan.meshes[0].device.kind, optimizer=plan.optimizer).lines()
 
 

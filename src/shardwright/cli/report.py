@@ -35,8 +35,8 @@ def report(
 
     A picture for a paper: shardwright report plan.json -o plan.pdf
     """
-    from shardwright.reports.looking import check_kind
-    from shardwright.reports.looking import report as write_report
+    from shardwright.reports.api import check_kind
+    from shardwright.reports.api import report as write_report
     from shardwright.reports.traces import read_traces
     from shardwright.reports.trust import read_verification
 

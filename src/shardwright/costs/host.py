@@ -24,13 +24,11 @@ UNKNOWN: Issued = (1, 0, 1, 1)
 """What an operator that could not be looked at is taken for."""
 
 
-def dispatch_seconds(
-    op: Op, tensors: Mapping[str, Tensor], issued: Issued, device: Device, training: bool = True
-) -> tuple[float, float]:
+def dispatch_seconds(op: Op, tensors: Mapping[str, Tensor], issued: Issued, device: Device) -> tuple[float, float]:
     """The host's seconds to issue an operator's forward and backward kernels; calls of modules are not included."""
     table = {} if device.profile is None else device.profile.dispatch_of
     if not table:
-        return device.launch_overhead, 2 * device.launch_overhead if training else 0.0
+        return device.launch_overhead, 2 * device.launch_overhead
     issued = issued if any(issued) else UNKNOWN
     inputs = [tensors[name] for name in op.inputs]
     output = next((tensors[name] for name in op.outputs if name is not None), None)
@@ -50,7 +48,7 @@ def dispatch_seconds(
         forward, backward = (once + steps * each for once, each in zip(call, table[name], strict=True))
     else:
         forward, backward = table[name]
-    return forward, _gradients(known, inputs, output, backward, table) if training else 0.0
+    return forward, _gradients(known, inputs, output, backward, table)
 
 
 def modules_entered(ops: Iterable[Op]) -> dict[str, int]:

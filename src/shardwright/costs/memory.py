@@ -3,9 +3,10 @@
 The instructions of a program are replayed: a value's storage comes to life where it is written and dies with the last value
 that lies in it. Parameters, buffers, inputs, buckets and optimizer state live throughout. On CUDA storages pass through a
 model of PyTorch's caching allocator, whose rounding counts. What is predicted is what ``torch.cuda.max_memory_allocated``
-reports in a steady training loop that sets gradients to ``None`` after each step; of a step that is recorded as CUDA graphs,
-whose passes lie in one segment for good (:mod:`~shardwright.costs.steering`), what ``torch.cuda.max_memory_reserved``
-reports. An optimizer that is not fused takes its temporaries beside that segment, and they are not counted.
+reports in a steady training loop that sets gradients to ``None`` after each step; of a step that is recorded as CUDA
+graphs, whose passes lie in one segment for good (``runtime/planned_allocation.py``), what
+``torch.cuda.max_memory_reserved`` reports. An optimizer that is not fused takes its temporaries beside that segment, and
+they are not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cluster import Device
-from shardwright.costs.memory_allocator import SMALL, Allocator, Block, rounded, segment_for
+from shardwright.costs.memory_allocator import SMALL, Allocator, MemoryBlock, rounded, segment_for
 from shardwright.costs.offsets import Lives
 from shardwright.costs.optimizer import optimizer
 from shardwright.program import Instruction, Kind, Program
 from shardwright.program.recording import can_be_recorded
-from shardwright.program.workspaces import workspace
 
 PARAMETERS, OPTIMIZER, BUFFERS, INPUTS = "parameters", "optimizer state", "buffers", "inputs"
 GRADIENTS, ACTIVATIONS, FLOWING = "gradients", "activations", "activation gradients"
@@ -30,6 +30,21 @@ GATHERED, COMMUNICATION = "gathered copies", "communication buffers"
 TEMPORARIES, WORKSPACE = "temporaries", "library workspace"
 KIND_OF = {"value": ACTIVATIONS, "saved": ACTIVATIONS, "gradient": FLOWING, "flat": COMMUNICATION}
 KIND_OF |= {"gathered": GATHERED, "resting": GRADIENTS}
+
+
+KiB, MiB = 1 << 10, 1 << 20
+_LARGE_WORKSPACES = ("H100", "H200", "H800", "H20", "B100", "B200", "B300")
+
+
+def workspace(device: Device, training: bool = True) -> int:
+    """Bytes the matrix-product library holds for good once a step has run (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+
+    Every thread that multiplies owns a handle with its workspace, and the backward pass runs in a thread of its own.
+    """
+    if device.kind != "cuda":
+        return 0
+    one = 32 * MiB if any(name in device.name for name in _LARGE_WORKSPACES) else 8 * MiB + 128 * KiB
+    return 2 * one if training else one
 
 
 @dataclass
@@ -129,8 +144,7 @@ class _Replay:
 
     def run(self) -> list[Storage]:
         self._rest()
-        elsewhere = self.program.elsewhere
-        results = {elsewhere.get(value, value) for value in self.flow.results}
+        results = set(map(self.program.slot_of, self.flow.results))
         for number, instruction in enumerate(self.program.instructions):
             idle = number in self.program.idle
             for slot in instruction.writes:
@@ -270,7 +284,7 @@ def _allocated(storages: Sequence[Storage], count: int) -> tuple[int, int]:
     births: list[list[int]] = [[] for _ in range(count)]
     deaths: list[list[int]] = [[] for _ in range(count)]
     allocator = Allocator()
-    blocks: dict[int, Block | None] = {}
+    blocks: dict[int, MemoryBlock | None] = {}
     for number, storage in enumerate(storages):
         if storage.born < 0:
             allocator.take(storage.bytes)
@@ -305,7 +319,7 @@ def _recorded(storages: list[Storage], program: Program, device: Device) -> int:
             large.append(storage)
         else:
             events += [(storage.born, True, number), (storage.dies + 1, False, number)]
-    blocks: dict[int, Block | None] = {}
+    blocks: dict[int, MemoryBlock | None] = {}
     for _, taken, number in sorted(events):
         if taken:
             blocks[number] = small.take(storages[number].bytes)

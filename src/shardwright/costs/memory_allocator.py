@@ -19,7 +19,7 @@ SMALL = MiB
 SMALL_SEGMENT, LARGE_SEGMENT, LARGE_REQUEST, SEGMENT_ROUNDING = 2 * MiB, 20 * MiB, 10 * MiB, 2 * MiB
 
 
-class Block(NamedTuple):
+class MemoryBlock(NamedTuple):
     """Bytes that were handed out, and where they begin."""
 
     start: int
@@ -46,7 +46,7 @@ def segment_for(size: int) -> int:
     return LARGE_SEGMENT if size < LARGE_REQUEST else -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
 
 
-class Space:
+class AddressSpace:
     """The free blocks of segments of one kind. ``least`` bytes or more that are left over become a block again."""
 
     def __init__(self, least: int) -> None:
@@ -56,12 +56,12 @@ class Space:
         self._ends: dict[int, int] = {}
         self._by_size: list[tuple[int, int]] = []
 
-    def copy(self) -> Space:
-        other = Space(self.least)
+    def copy(self) -> AddressSpace:
+        other = AddressSpace(self.least)
         other.free, other._ends, other._by_size = self.free.copy(), self._ends.copy(), self._by_size.copy()
         return other
 
-    def take(self, size: int) -> Block | None:
+    def take(self, size: int) -> MemoryBlock | None:
         """The best block for a rounded request; nothing where none is large enough."""
         place = bisect_left(self._by_size, (size, -1))
         if place == len(self._by_size):
@@ -71,9 +71,9 @@ class Space:
         if there - size >= self.least:
             self._add(start + size, there - size)
             there = size
-        return Block(start, there)
+        return MemoryBlock(start, there)
 
-    def give(self, block: Block) -> None:
+    def give(self, block: MemoryBlock) -> None:
         """Make a block free; it merges with its neighbours."""
         start, end = block.start, block.start + block.size
         before = self._ends.get(start)
@@ -102,10 +102,10 @@ class Allocator:
 
     def __init__(self) -> None:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
-        self.small, self.large = Space(ROUNDING), Space(SMALL + 1)
+        self.small, self.large = AddressSpace(ROUNDING), AddressSpace(SMALL + 1)
         self._end = 0
 
-    def take(self, size: int) -> Block | None:
+    def take(self, size: int) -> MemoryBlock | None:
         """Allocate; nothing is asked for zero bytes."""
         if size == 0:
             return None
@@ -120,14 +120,14 @@ class Allocator:
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
-    def give(self, block: Block | None) -> None:
+    def give(self, block: MemoryBlock | None) -> None:
         """Free a block."""
         if block is not None:
             self.allocated -= block.size
             (self.small if block.size <= SMALL else self.large).give(block)
 
-    def _segment(self, space: Space, size: int) -> None:
+    def _segment(self, space: AddressSpace, size: int) -> None:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        space.give(Block(self._end, size))
+        space.give(MemoryBlock(self._end, size))
         self._end += size + ROUNDING  # blocks of different segments never merge

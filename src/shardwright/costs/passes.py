@@ -66,10 +66,10 @@ def stage_bytes(
     program: Program, use: MemoryUse, device: Device, microbatches: int, received: Collection[str]
 ) -> StageBytes:
     """What a stage holds whose program uses memory so. ``received`` are tensors of other stages."""
-    forward, count, home = program.forward.stop, len(program.instructions), once_a_step(program)
+    forward, count, once = program.forward.stop, len(program.instructions), once_a_step(program)
     weights_from = forward + len(program.sections[INPUT]) if INPUT in program.sections else count
     arrivals = program.arrivals
-    kept = sum(gradient_bytes(program, n) for n in arrivals) if home else 0
+    kept = sum(gradient_bytes(program, n) for n in arrivals) if once else 0
     resting = sum(storage.bytes for storage in use.storages if rests(storage, received))
     change, held, later = np.zeros(count + 1), 0, 0
     for storage, born, dies in lives(program, use, microbatches, received):
@@ -84,8 +84,8 @@ def stage_bytes(
         INPUT: range(forward, weights_from),
         WEIGHT: range(weights_from, count),
     }
-    passes = {kind: tuple(n for n in numbers if n not in home) for kind, numbers in ranges.items()}
-    closing = max(_most_reduced(program, device, home) - kept, 0.0) if home else 0.0
+    passes = {kind: tuple(n for n in numbers if n not in once) for kind, numbers in ranges.items()}
+    closing = max(_most_reduced(program, device, once) - kept, 0.0) if once else 0.0
     return StageBytes(resting, kept, held, later, inside, passes, closing)
 
 
@@ -98,18 +98,18 @@ def lives(
     program: Program, use: MemoryUse, microbatches: int, received: Collection[str]
 ) -> Iterator[tuple[Storage, int, int]]:
     """What comes and goes with a microbatch, and the first and the last instruction during which it is there."""
-    forward, count, home, arrivals = (
+    forward, count, once, arrivals = (
         program.forward.stop,
         len(program.instructions),
         once_a_step(program),
         program.arrivals,
     )
     for storage in use.storages:
-        if rests(storage, received) or storage.born in home:
+        if rests(storage, received) or storage.born in once:
             continue
         born, dies = max(storage.born, 0), storage.dies
         if born >= forward:
-            dies = _added(storage, arrivals, home, count) if microbatches > 1 else _kept(storage, home, count)
+            dies = _added(storage, arrivals, once, count) if microbatches > 1 else _kept(storage, once, count)
         yield storage, born, dies
 
 
@@ -146,25 +146,25 @@ def _count(change: np.ndarray, born: int, dies: int, storage: Storage) -> None:
     change[dies + 1] -= storage.bytes
 
 
-def _added(storage: Storage, arrivals: Sequence[int], home: Collection[int], count: int) -> int:
+def _added(storage: Storage, arrivals: Sequence[int], once: Collection[int], count: int) -> int:
     """Where a gradient is let go of: when it has been added to those before it, if it is a parameter's."""
-    if storage.dies not in home and storage.dies < count - 1:
+    if storage.dies not in once and storage.dies < count - 1:
         return storage.dies
     place = bisect_left(arrivals, storage.born)
     return arrivals[place] if place < len(arrivals) else storage.dies
 
 
-def _kept(storage: Storage, home: Collection[int], count: int) -> int:
+def _kept(storage: Storage, once: Collection[int], count: int) -> int:
     """Until when a storage is there with one micro-batch: a gradient goes home after the last pass, wherever that stands."""
-    return count - 1 if storage.dies in home else storage.dies
+    return count - 1 if storage.dies in once else storage.dies
 
 
-def _most_reduced(program: Program, device: Device, home: Collection[int]) -> float:
+def _most_reduced(program: Program, device: Device, once: Collection[int]) -> float:
     """The most bytes of gradients, and of what is made of them on their way and by the optimizer, after the last pass."""
-    instructions = [program.instructions[number] for number in sorted(home)]
+    instructions = [program.instructions[number] for number in sorted(once)]
     slots, waiting = list(program.slots), 0.0
     change = np.zeros(len(instructions) + 1)
-    for place, (number, one) in enumerate(zip(sorted(home), instructions, strict=True)):
+    for place, (number, one) in enumerate(zip(sorted(once), instructions, strict=True)):
         if one.kind is Kind.ARRIVE:  # its gradient is there already, in memory of its own
             (slot,) = one.writes
             size = gradient_bytes(program, number)
@@ -180,7 +180,4 @@ def _most_reduced(program: Program, device: Device, home: Collection[int]) -> fl
 
 def gradient_bytes(program: Program, number: int) -> int:
     """Bytes of a gradient that is kept back: those of the parameter as it is read."""
-    instruction = program.instructions[number]
-    node = program.flow.nodes[instruction.node] if instruction.node >= 0 else None
-    value = getattr(node, "result", None)
-    return program.flow.values[program.flow.rest[instruction.name] if value is None else value].local.bytes
+    return program.flow.values[program.read_by(program.instructions[number])].local.bytes

@@ -15,8 +15,8 @@ import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.costs import collectives
-from shardwright.costs.adding import adding_seconds, trained_dtype
 from shardwright.costs.compute import kernel_seconds, op_times
+from shardwright.costs.gradient_addition import adding_seconds, trained_dtype
 from shardwright.costs.host import dispatch_seconds, modules_entered, several_seconds
 from shardwright.costs.optimizer import step_seconds as update_seconds
 from shardwright.costs.redistribute import collective_seconds, step_seconds

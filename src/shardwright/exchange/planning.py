@@ -43,7 +43,7 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.proposals import UNPROVED, Laid, LaidOut
 from shardwright.plans import Plan, Prediction, Stage
 from shardwright.plans.layouts import layout_text
-from shardwright.program.means import origin
+from shardwright.program.mean_losses import origin
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.program.stages import stage_graphs
 from shardwright.schedules import known_schedule

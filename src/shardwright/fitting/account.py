@@ -15,7 +15,7 @@ from math import ceil
 from typing import NamedTuple
 
 from shardwright.cluster import Cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.exchange import Configuration
 from shardwright.exchange.planning import laid_like
 from shardwright.graph import Graph
@@ -23,7 +23,7 @@ from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner import Options
 from shardwright.program import Kind, Sizes
 from shardwright.program.dataflow import Compute
-from shardwright.program.means import origin
+from shardwright.program.mean_losses import origin
 from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline
 from shardwright.simulator import Timeline
@@ -157,7 +157,9 @@ def _timeline(graph: Graph, cluster: Cluster, c: Configuration, options: Options
     meshes = [stage.mesh_of(cluster) for stage in stages]
     norm = options.batch_norm if order.microbatches > 1 else WHOLE
     pipe = Pipeline.of(graph, stages, order.microbatches, order, norm)
-    decided = [ByPrice(mesh.with_shares(stage.strategy.shares)) for mesh, stage in zip(meshes, stages, strict=True)]
+    decided = [
+        PricedDecisions(mesh.with_shares(stage.strategy.shares)) for mesh, stage in zip(meshes, stages, strict=True)
+    ]
     return simulated(price_stages(pipe, meshes, decided, c.optimizer), Links(pipe, cluster))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -68,7 +68,7 @@ def with_calls(plan: Plan, graphs: Sequence[Graph], limit: float | None = None) 
     notes = []
     for graph in graphs:
         strategy = carried(plan.graph(trusted=True), plan.stages[0].strategy, graph)
-        decisions = replace(plan.stages[0].decisions, otherwise=ByPrice(plan.meshes[0]))
+        decisions = replace(plan.stages[0].decisions, otherwise=PricedDecisions(plan.meshes[0]))
         timeline = simulate(graph, strategy, plan.meshes[0], graph.training, plan.optimizer, decisions=decisions)
         peak, name = timeline.peak_bytes, _described(graph)
         if peak > allowed:

@@ -13,14 +13,14 @@ import numpy as np
 from torch.distributed.tensor import Replicate
 
 from shardwright.cluster import Cluster, Mesh
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.costs.pricing import price
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.program import Kind, build
 from shardwright.program.dataflow import Compute
-from shardwright.program.means import origin
+from shardwright.program.mean_losses import origin
 from shardwright.search.joint.ideals import crossing, light, may_begin
 from shardwright.search.joint.problem import Floats
 
@@ -96,7 +96,7 @@ class Line:
         splits = {op.name: (None,) * len(device.axes) for op in graph.ops}
         resting = {name: (Replicate(),) * len(device.axes) for name in graph.sources}
         whole = Strategy(device.names, splits, resting)
-        program = build(graph, whole, ByPrice(device), device=device.device.kind)
+        program = build(graph, whole, PricedDecisions(device), device=device.device.kind)
         seconds = np.zeros(len(graph.ops) + 1)
         place = {op.name: i for i, op in enumerate(graph.ops)}
         for event in price(program, device).events:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from shardwright.cluster import Cluster, Device, Mesh, mesh_of
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import Infeasible, LoweringError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
@@ -120,7 +120,7 @@ def _dealt(graph: Graph, strategy: Strategy, cluster: Cluster, options: Options)
             seen.add(tuple(counts))
             shared = _shared(strategy, counts)
             alone = Pipeline.of(graph, [Stage.of(graph, shared)], 1, one_pass(graph.training))
-            validate(alone, [ByPrice(mesh.with_shares(shared.shares))])
+            validate(alone, [PricedDecisions(mesh.with_shares(shared.shares))])
             yield shared
             before, after = after, (counts, taken(counts))
     except (LoweringError, Infeasible):

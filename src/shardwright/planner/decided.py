@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.cluster import Mesh
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import LoweringError
 from shardwright.operators.rules import largest_place
 from shardwright.operators.strategy import Strategy
-from shardwright.program import Noting, Written, build
+from shardwright.program import FixedDecisions, RecordingDecisions, build
 from shardwright.program.boundary import arriving, cross
 from shardwright.program.stages import StageGraph
 
 
-def decided(parts: Mapping[int, StageGraph], strategy: Strategy, mesh: Mesh) -> Written:
+def decided(parts: Mapping[int, StageGraph], strategy: Strategy, mesh: Mesh) -> FixedDecisions:
     """Every decision that running a stage asks for; ``parts`` are its graphs by the size of a micro-batch.
 
     Raises
@@ -26,7 +26,7 @@ def decided(parts: Mapping[int, StageGraph], strategy: Strategy, mesh: Mesh) -> 
     LoweringError
         When an operator cannot be split as the strategy says; the message names it.
     """
-    noting, place = Noting(ByPrice(mesh.with_shares(strategy.shares))), largest_place(strategy.cuts)
+    noting, place = RecordingDecisions(PricedDecisions(mesh.with_shares(strategy.shares))), largest_place(strategy.cuts)
     for part in parts.values():
         try:
             flow = build(part.graph, strategy, noting, place, device=mesh.device.kind).flow

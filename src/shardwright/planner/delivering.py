@@ -14,7 +14,7 @@ from shardwright.planner.options import Options
 from shardwright.planner.proposals import Proposal
 from shardwright.planner.proving import checked
 from shardwright.plans import Plan, Prediction
-from shardwright.plans.plan import Asked, Signature
+from shardwright.plans.plan import PlanRequest, Signature
 from shardwright.plans.stages import check_operators
 from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline, check
@@ -65,7 +65,7 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         calibration="; ".join(dict.fromkeys(mesh.calibration for mesh in meshes)),
         candidates=(proposal.row(),),
         notes=notes,
-        asked=Asked(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
+        asked=PlanRequest(options.memory_limit, tuple(options.pins), tuple(options.forbidden)),
         captured=graph,
         batch_norm=batch_norm,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 
 from shardwright.cluster import Mesh
-from shardwright.costs.adding import least_adding
+from shardwright.costs.gradient_addition import least_adding
 from shardwright.errors import Infeasible, TooLarge
 from shardwright.planner.judging import judge
 from shardwright.planner.options import Progress

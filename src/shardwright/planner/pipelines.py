@@ -14,7 +14,7 @@ from time import perf_counter
 from torch.distributed.tensor import Replicate
 
 from shardwright.cluster import Cluster, mesh_of, part_of
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import Infeasible, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
@@ -117,7 +117,7 @@ def _proposed(
         stages.append(Stage(tuple(names[number]), ranks, strategy))
     meshes = [stage.mesh_of(cluster) for stage in stages]
     pipe = Pipeline.of(graph, stages, count, order, asked.batch_norm)
-    halves = price_stages(pipe, meshes, [ByPrice(mesh) for mesh in meshes], options.optimizer, split=True)
+    halves = price_stages(pipe, meshes, [PricedDecisions(mesh) for mesh in meshes], options.optimizer, split=True)
     rooms = [options.room(mesh.device) for mesh in meshes]
     order, notes = _scheduled(pipe, halves, cluster, asked.schedule, rooms, options), []
     if micro.tail is not None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from shardwright.errors import PlanError
 from shardwright.operators.rules import Layout, Need, Placement, Window
-from shardwright.program import Sizes, Written
+from shardwright.program import FixedDecisions, Sizes
 from shardwright.program.steps import Route, Step
 from shardwright.records import shown
 
@@ -100,7 +100,7 @@ class NestText:
     scattered: tuple[int, ...]
 
 
-def routes_text(decisions: Written) -> list[dict[str, Any]]:
+def routes_text(decisions: FixedDecisions) -> list[dict[str, Any]]:
     """Every route as a JSON value."""
     found = []
     for (shape, dtype, source, target, grad), route in decisions.routes.items():
@@ -110,14 +110,14 @@ def routes_text(decisions: Written) -> list[dict[str, Any]]:
     return found
 
 
-def nests_text(decisions: Written) -> list[dict[str, Any]]:
+def nests_text(decisions: FixedDecisions) -> list[dict[str, Any]]:
     return [
         {"elements": elements, "itemsize": itemsize, "axes": list(axes), "scattered": list(scattered)}
         for (elements, itemsize, axes), scattered in decisions.nests.items()
     ]
 
 
-def decisions_from(sizes: Sizes, routes: Sequence[RouteText], nests: Sequence[NestText], axes: int) -> Written:
+def decisions_from(sizes: Sizes, routes: Sequence[RouteText], nests: Sequence[NestText], axes: int) -> FixedDecisions:
     """The inverse; a step that no mesh of so many axes has is refused, and so is one that its dims do not fit."""
     table = {}
     for text in routes:
@@ -133,7 +133,7 @@ def decisions_from(sizes: Sizes, routes: Sequence[RouteText], nests: Sequence[Ne
         if not set(nest.scattered) <= set(nest.axes) or any(not 0 <= axis < axes for axis in nest.axes):
             raise PlanError(f"The plan sums along mesh axes {list(nest.axes)}, which it does not have.", "Plan again.")
         sums[nest.elements, nest.itemsize, nest.axes] = nest.scattered
-    return Written(sizes, table, sums)
+    return FixedDecisions(sizes, table, sums)
 
 
 def _step_text(step: Step) -> StepText:

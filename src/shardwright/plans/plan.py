@@ -100,7 +100,7 @@ OTHER_MODEL = "Plan again for this model and these inputs, or load the plan that
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """What a user insisted on: bytes per device, pins and prohibitions (:mod:`shardwright.search.constraints`)."""
 
     memory_limit: float | None = None
@@ -149,7 +149,7 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     replicated: tuple[tuple[str, str, float], ...] = ()
     notes: tuple[str, ...] = field(default_factory=tuple)
-    asked: Asked = Asked()
+    asked: PlanRequest = PlanRequest()
     batch: int | None = None
     sequence: int | None = None
     dtype: str | None = None
@@ -315,7 +315,7 @@ class Plan:
         """What a notebook shows."""
         from importlib import import_module  # reports come after plans: a notebook asks for them, plans do not
 
-        html: str = import_module("shardwright.reports.glance").notebook_html(self)
+        html: str = import_module("shardwright.reports.summary").notebook_html(self)
         return html
 
     def save(self, path: str | Path) -> None:

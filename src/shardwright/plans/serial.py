@@ -20,7 +20,7 @@ from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.plans.layouts import layout_text, placement_from, placement_text
 from shardwright.plans.packed import pack
-from shardwright.plans.plan import Asked, Candidate, Plan, Prediction, Serving, Signature
+from shardwright.plans.plan import Candidate, Plan, PlanRequest, Prediction, Serving, Signature
 from shardwright.plans.proof import Proof
 from shardwright.plans.stages import StageText, one_pass, schedule_from, stage_from, stage_text
 from shardwright.program.microbatches import PER_PIECE, WHOLE
@@ -99,13 +99,13 @@ def from_json(text: str, where: str = "the plan") -> Plan:
             f"{where} is not a plan of format {FORMAT!r} (found {shown(found)}).", "Plan again with this version."
         )
     if found in EARLIER:
-        data = _upgraded(data, where)
+        data = _upgraded(data)
     return _plan(
         read_record(_Document, data, where=f"{where} is damaged", error=PlanError, remedy="Plan again."), where
     )
 
 
-def _upgraded(data: dict[str, Any], where: str) -> dict[str, Any]:
+def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
     """A file of an earlier format: one mesh had its strategy at the top, no stages and no schedule."""
     if "optimiser" in data:  # as files spelled it at first
         data["optimizer"] = data.pop("optimiser")
@@ -145,7 +145,7 @@ class _Document:
     replicated: tuple[tuple[str, str, float], ...]
     signature: Signature
     cluster: dict[str, Any]
-    asked: Asked = field(default_factory=Asked)
+    asked: PlanRequest = field(default_factory=PlanRequest)
     graph: str | None = None
     stages: tuple[StageText, ...]
     schedule: tuple[str, ...]

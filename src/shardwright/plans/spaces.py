@@ -18,7 +18,7 @@ from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, representatives
 from shardwright.operators.strategy import Strategy
 from shardwright.plans.stages import Stage, strategy_text
-from shardwright.program import Written
+from shardwright.program import FixedDecisions
 
 if TYPE_CHECKING:
     from shardwright.plans.plan import Plan
@@ -122,7 +122,7 @@ class SearchSpace:
 
 def stages_fingerprint(stages: Sequence[Stage]) -> str:
     """What tells stages apart: operators, ranks and strategies."""
-    told = [[stage.operators, stage.ranks, strategy_text(stage.strategy, Written())] for stage in stages]
+    told = [[stage.operators, stage.ranks, strategy_text(stage.strategy, FixedDecisions())] for stage in stages]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -25,7 +25,7 @@ from shardwright.plans.layouts import (
     nests_text,
     routes_text,
 )
-from shardwright.program import Sizes, Written
+from shardwright.program import FixedDecisions, Sizes
 from shardwright.records import shown
 from shardwright.schedules import Schedule
 
@@ -62,14 +62,14 @@ class Stage:
     operators: tuple[str, ...]
     ranks: tuple[int, ...]
     strategy: Strategy
-    decisions: Written = field(default_factory=Written)
+    decisions: FixedDecisions = field(default_factory=FixedDecisions)
     prediction: StagePrediction | None = None
 
     @staticmethod
-    def of(graph: Graph, strategy: Strategy, decisions: Written | None = None) -> Stage:
+    def of(graph: Graph, strategy: Strategy, decisions: FixedDecisions | None = None) -> Stage:
         """All operators of a graph on as many ranks as the strategy is for."""
         names, ranks = tuple(op.name for op in graph.ops), tuple(range(strategy.devices))
-        return Stage(names, ranks, strategy, decisions or Written())
+        return Stage(names, ranks, strategy, decisions or FixedDecisions())
 
     def mesh_of(self, cluster: Cluster) -> Mesh:
         """Its priced mesh, on its part of a cluster."""
@@ -100,7 +100,7 @@ class StageText:
     prediction: StagePrediction | None = None
 
 
-def strategy_text(s: Strategy, decisions: Written) -> dict[str, Any]:
+def strategy_text(s: Strategy, decisions: FixedDecisions) -> dict[str, Any]:
     """A strategy as JSON values."""
     return {
         "mesh": [list(axis) for axis in s.axes],

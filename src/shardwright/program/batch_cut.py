@@ -18,7 +18,7 @@ from shardwright.graph import Graph, Op
 from shardwright.graph.orders import positions, sorts
 from shardwright.operators import analyse, piece, record
 from shardwright.operators.rules import OWN, LoopRule, Placement
-from shardwright.program.means import is_sum
+from shardwright.program.mean_losses import is_sum
 from shardwright.program.pieces import describe
 from shardwright.program.rows_inside import Inside, State, own_rows, states_inside
 

@@ -14,11 +14,11 @@ from shardwright.graph.core import Value
 from shardwright.operators import piece, record
 from shardwright.operators.rules import LoopRule, Placement
 from shardwright.program.batch_cut import Cutter, Made
-from shardwright.program.means import as_sum, is_sum, mean_as_sum
+from shardwright.program.mean_losses import as_sum, is_sum, mean_as_sum
 from shardwright.program.rows_inside import Inside
 
 
-class Parts:
+class BatchParts:
     """The parts of a graph that has been walked through."""
 
     def __init__(self, cut: Cutter) -> None:

@@ -28,20 +28,20 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class RecomputedBlock:
     """A recomputed block: its ``nodes``, and those that run ``again``, in order."""
 
     nodes: range
     again: tuple[int, ...]
 
 
-def blocks(flow: Dataflow) -> Mapping[int, Block]:
+def blocks(flow: Dataflow) -> Mapping[int, RecomputedBlock]:
     """Every node of a recomputed block → its block. Blocks that save nothing have nothing to compute again."""
-    table: dict[int, Block] = {}
+    table: dict[int, RecomputedBlock] = {}
     for span, lightly in flow.recomputed:
         again = _again(flow, span, _cheap(flow, span) if lightly else span)
         if again:
-            table.update(dict.fromkeys(span, Block(span, tuple(sorted(again)))))
+            table.update(dict.fromkeys(span, RecomputedBlock(span, tuple(sorted(again)))))
     return table
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 from shardwright.graph import Graph
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.strategy import Strategy
-from shardwright.program.blocks import Block, blocks
+from shardwright.program.blocks import RecomputedBlock, blocks
 from shardwright.program.bundles import Read, bundles
 from shardwright.program.dataflow import Change, Compute, Dataflow, Node, dataflow, made, saves
 from shardwright.program.decisions import Decisions
@@ -24,7 +25,7 @@ from shardwright.program.gradients import GradientFlow
 from shardwright.program.instructions import Kind, Phase, Program
 from shardwright.program.passes import built_sections
 from shardwright.program.reading import Reading
-from shardwright.program.writer import Writer
+from shardwright.program.writer import ProgramWriter
 
 SPLIT = ("matmul", "convolution")
 """Operators whose gradients of inputs and of weights are kernels of their own."""
@@ -82,7 +83,7 @@ def kept_outputs(node: Compute) -> tuple[int, ...]:
 class _Builder:
     def __init__(self, flow: Dataflow, decisions: Decisions, optimizer: str) -> None:
         self.flow, self.optimizer, self.sizes = flow, optimizer, decisions.sizes
-        self.writer = Writer(flow)
+        self.writer = ProgramWriter(flow)
         self.where: dict[int, int] = {}
         """Values of the flow that are not in the slot of their own number → where they are now."""
         self.gradient: dict[int, int] = {}
@@ -93,11 +94,11 @@ class _Builder:
         self.saved: dict[int, int] = {}
         self.blocks = blocks(flow)
         self.again = frozenset(number for block in self.blocks.values() for number in block.again)
-        self.recomputed: set[Block] = set()
+        self.recomputed: set[RecomputedBlock] = set()
         self.backward_of = self._with_backward()
         gathers, scatters = self._bundles()
         self.reading = Reading(self.writer, gathers, self.blocks, self.backward_of, self.sizes.ahead)
-        self.home = GradientFlow(self.writer, decisions, scatters)
+        self.gradient_flow = GradientFlow(self.writer, decisions, scatters)
 
     def build(self) -> Program:
         for number, node in enumerate(self.flow.nodes):
@@ -115,7 +116,7 @@ class _Builder:
             self.flow,
             instructions,
             slots,
-            tuple(self.home.buckets),
+            tuple(self.gradient_flow.buckets),
             self.sizes,
             self.optimizer,
             built_sections(instructions, forward),
@@ -179,7 +180,8 @@ class _Builder:
         reads = [self._reread(value, number) if again else self._at(value) for value in node.inputs]
         owners: dict[int, int] = {}
         writes: list[int] = []
-        for value, result in zip(node.outputs, footprint.results, strict=False):
+        # Values whose results were not looked at are taken to be as large as they should be.
+        for value, result in zip_longest(node.outputs, footprint.results):
             if value is None:
                 continue
             tensor, alias, size = self.flow.values[value].tensor, -1, self.flow.values[value].local.bytes
@@ -193,15 +195,6 @@ class _Builder:
             if result is not None and result.owner >= 0:
                 owners.setdefault(result.owner, slot)
             writes.append(slot)
-        # Values whose results were not looked at are taken to be as large as they should be.
-        looked_at = len(footprint.results)
-        for value in node.outputs[looked_at:]:
-            if value is not None:
-                size = self.flow.values[value].local.bytes
-                slot = writer.slot(self.flow.values[value].tensor, "value", size, -1, None if again else value)
-                if again:
-                    self.where[value] = slot
-                writes.append(slot)
         own = sum(footprint.fresh[i] for i in footprint.saved_fresh if i not in owners) if keeps else 0
         if keeps:
             self.saved[number] = writer.slot(node.op.name, "saved", own)
@@ -261,10 +254,10 @@ class _Builder:
         for value, slot in self.gradient.items():
             self.gradients[value] = slot
         self.reading.finish()
-        self.home.finish()
+        self.gradient_flow.finish()
         sources = {v for t, v in flow.rest.items() if t not in flow.graph.parameter_of}
         inputs = [slot for value, slot in self.gradients.items() if value in sources]
-        self.writer.compute(Kind.UPDATE, Phase.UPDATE, self.optimizer, (*self.home.home, *inputs))
+        self.writer.compute(Kind.UPDATE, Phase.UPDATE, self.optimizer, (*self.gradient_flow.complete, *inputs))
 
     def _shares(self) -> Counter[str]:
         """Per parameter, how many reads of it bring a gradient: one for all that use it as it rests, one per change."""
@@ -364,7 +357,7 @@ class _Builder:
         """Where a value is that a node reads when it runs again; a view is made again from what was gathered again."""
         return self._saved_value(value, reader) if self.flow.roots_of[value] == value else self._at(value)
 
-    def _recompute(self, block: Block) -> None:
+    def _recompute(self, block: RecomputedBlock) -> None:
         """The forward pass of a block once more, or of what is cheap in it. Parameters are read again too, ahead of use."""
         self.recomputed.add(block)
         for number in block.again:
@@ -377,7 +370,7 @@ class _Builder:
         self.sharing[self.writer.root(slot)] -= 1
         if node.reads:
             self.reading.drop(number)
-            self._go_home(name, number, steps, slot, shares[name] == 1, node.module)
+            self._reduce_gradient(name, number, steps, slot, shares[name] == 1, node.module)
             return
         for step, bound in steps:
             slot = self.writer.step(
@@ -388,10 +381,10 @@ class _Builder:
         self.sharing[self.writer.root(slot)] += 1
         self._deposit(node.source, slot)
 
-    def _go_home(self, tensor: str, number: int, steps: tuple, slot: int, alone: bool, module: str) -> None:
+    def _reduce_gradient(self, tensor: str, number: int, steps: tuple, slot: int, alone: bool, module: str) -> None:
         arrived = self.writer.slot(tensor, "gradient", 0, slot)
         self.writer.compute(Kind.ARRIVE, Phase.BACKWARD, tensor, (slot,), (arrived,), module=module, node=number)
-        self.home.add(tensor, number, steps, arrived, alone, module)
+        self.gradient_flow.add(tensor, number, steps, arrived, alone, module)
 
     def _read_at_rest(self, value: int, shares: Counter[str]) -> None:
         """All operators that use a parameter as it rests have given their gradients."""
@@ -399,7 +392,7 @@ class _Builder:
         parameter = self.flow.graph.parameter_of.get(tensor)
         if parameter is None or self.flow.rest[tensor] != value or value not in self.gradient:
             return
-        self._go_home(tensor, -1, (), self._arrived(value), shares[tensor] == 1, parameter.paths[0])
+        self._reduce_gradient(tensor, -1, (), self._arrived(value), shares[tensor] == 1, parameter.paths[0])
 
     def _deposit(self, value: int, slot: int) -> None:
         """A reader's gradient arrives; a second one is added to the first, in place if nobody else reads that."""
@@ -447,6 +440,6 @@ def _followed(node: Node) -> tuple[int, ...]:
 
 def _direct(node: Node) -> tuple[int, ...]:
     """The values a node reads whose gradient comes from operators that use them as they are."""
-    return (
-        () if isinstance(node, Change) and node.reads else ((node.source,) if isinstance(node, Change) else node.inputs)
-    )
+    if isinstance(node, Change):
+        return () if node.reads else (node.source,)
+    return node.inputs

@@ -133,6 +133,11 @@ class Dataflow:
         return tuple(output.value for output in self.outputs if isinstance(output, Result))
 
     @cached_property
+    def result_of(self) -> Mapping[str, int]:
+        """The values that are handed out, by their tensors."""
+        return {self.values[value].tensor: value for value in self.results}
+
+    @cached_property
     def roots(self) -> tuple[int, ...]:
         """The results that a gradient may come back from: the backward pass starts from them."""
         if not self.training:

@@ -1,8 +1,8 @@
 """What is decided about a step before its program is written: routes, sums between replicas, sizes of bundles and buckets.
 
 The builder asks these questions and obeys the answers; it knows no price. While a plan is made the answers come from prices
-(:mod:`shardwright.costs.deciding`); the plan records them, so that running it asks nothing again and an edited price changes
-no program.
+(:mod:`shardwright.costs.priced_decisions`); the plan records them, so that running it asks nothing again and an edited price
+changes no program.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class Decisions(Protocol):
 
 
 @dataclass(frozen=True)
-class Written:
+class FixedDecisions:
     """Decisions that were made before, as a plan holds them; what was never asked is left to ``otherwise``.
 
-    >>> Written().sizes.bucket
+    >>> FixedDecisions().sizes.bucket
     26214400
     """
 
@@ -95,7 +95,7 @@ class Written:
         return known
 
 
-class Noting:
+class RecordingDecisions:
     """Passes questions on to other decisions and notes the answers, for a plan to hold them."""
 
     def __init__(self, decisions: Decisions) -> None:
@@ -117,6 +117,6 @@ class Noting:
             self._nests[elements, itemsize, axes] = answer
         return answer
 
-    def written(self) -> Written:
+    def written(self) -> FixedDecisions:
         """Everything asked so far, with its answers."""
-        return Written(self.sizes, dict(self._routes), dict(self._nests))
+        return FixedDecisions(self.sizes, dict(self._routes), dict(self._nests))

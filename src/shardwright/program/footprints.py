@@ -20,7 +20,7 @@ import torch
 from shardwright.graph import Op, Value
 from shardwright.graph.core import DTYPE_BYTES, Atom, Ref
 from shardwright.operators.record import RESHAPE, record
-from shardwright.program.storages import Watch, address
+from shardwright.program.storages import StorageWatch, address
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class _Session:
         self.leaves = [distinct[slot] for slot in call.slots]
         self.outputs: list[torch.Tensor | None] = []
         self.numbers: list[int] = []
-        self.watch = Watch()
+        self.watch = StorageWatch()
 
     def forward(self) -> Forward:
         held = {address(leaf): -1 - i for i, leaf in reversed(list(enumerate(self.leaves)))}
@@ -251,7 +251,7 @@ class _Session:
         wanted = [leaf for leaf in self.leaves if leaf.requires_grad]
         if not outputs or not wanted:
             return 0
-        watch = Watch()
+        watch = StorageWatch()
         gradients = [torch.empty_like(output) for output in outputs]
         with watch.watching(set()):
             torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)

@@ -23,7 +23,7 @@ from shardwright.program.decisions import Decisions
 from shardwright.program.instructions import Bucket, Kind, Phase, Traveller
 from shardwright.program.steps import BoundStep, Step
 from shardwright.program.sums import Leg, nested, replica_axes
-from shardwright.program.writer import Writer
+from shardwright.program.writer import ProgramWriter
 
 Key = tuple[tuple[int, ...], str]
 """What the gradients of one bucket have in common: the mesh axes along which they are summed, and their dtype."""
@@ -50,7 +50,7 @@ class _Sum:
     legs: deque[Leg]
     last: int = -1
 
-    def advance(self, writer: Writer, after: tuple[int, ...] = ()) -> None:
+    def advance(self, writer: ProgramWriter, after: tuple[int, ...] = ()) -> None:
         """Write the next leg. Where the host waits for communication itself, it waits for the leg before."""
         if not self.legs:
             return
@@ -95,14 +95,14 @@ class _Share(NamedTuple):
 class GradientFlow:
     """The gradients under way in one backward pass."""
 
-    def __init__(self, writer: Writer, decisions: Decisions, scatters: Iterable[tuple[int, ...]] = ()) -> None:
+    def __init__(self, writer: ProgramWriter, decisions: Decisions, scatters: Iterable[tuple[int, ...]] = ()) -> None:
         """``scatters``: bundles of nodes whose gradients are scattered together."""
         self.writer, self.decisions, self.sizes = writer, decisions, decisions.sizes
         self.bundle_of = {node: bundle for bundle in scatters for node in bundle}
         self.buckets: list[Bucket] = []
-        self.home: list[int] = []
+        self.complete: list[int] = []
         """Complete gradients: what the optimizer reads."""
-        self._homes: dict[str, tuple[tuple[int, ...], int]] = {}
+        self._known: dict[str, tuple[tuple[int, ...], int]] = {}
         self._open: dict[Key, _Open] = {}
         self._flight: deque[_Flight] = deque()
         self._flight_bytes = 0
@@ -127,9 +127,9 @@ class GradientFlow:
         if tensor in self.writer.flow.strategy.whole_gradients and any(s.kind == "reduce_scatter" for s, _ in steps):
             self._whole.append(share)
         else:
-            self._bring_home(share)
+            self._reduce_share(share)
 
-    def _bring_home(self, share: _Share, further: bool = False) -> None:
+    def _reduce_share(self, share: _Share, further: bool = False) -> None:
         """What is left of a gradient's way; ``further``: it was scattered along one axis already, in its bundle."""
         slot = share.slot
         for number, (step, bound) in enumerate(share.steps):
@@ -202,7 +202,7 @@ class GradientFlow:
             writer.wait(started, BACKWARD, (flat, given), parts)
             for share, part in zip(shares, parts, strict=True):
                 self._coming[self._key(share.tensor)] -= 1
-                self._bring_home(share._replace(steps=share.steps[1:], slot=part), further=True)
+                self._reduce_share(share._replace(steps=share.steps[1:], slot=part), further=True)
 
         if further:  # begun in the wait for what lies before it, and awaited when the next one is launched
             self._further.append(_Flight(finish, 0))
@@ -255,7 +255,7 @@ class GradientFlow:
 
     def _deposit(self, tensor: str, slot: int, bucket: int = -1) -> None:
         self.writer.compute(Kind.DEPOSIT, BACKWARD, tensor, (slot,), bucket=bucket)
-        self.home.append(slot)
+        self.complete.append(slot)
 
     def _key(self, tensor: str) -> Key:
         return self._axes(tensor), self._dtype(tensor)
@@ -305,7 +305,7 @@ class GradientFlow:
     def finish(self) -> None:
         """Complete everything: first what stayed whole until now."""
         while self._whole:
-            self._bring_home(self._whole.popleft())
+            self._reduce_share(self._whole.popleft())
         while self._collected:  # some of them got no gradient
             self._scatter(self._collected.pop(next(iter(self._collected))))
         while self._flight or self._further or self._shared or self._open:
@@ -349,16 +349,16 @@ class GradientFlow:
 
     def _axes(self, tensor: str) -> tuple[int, ...]:
         """The mesh axes along which replicas of a parameter are summed."""
-        return self._home(tensor)[0]
+        return self._summed(tensor)[0]
 
     def _bytes(self, tensor: str) -> int:
         """Those of the largest shard: when a bucket is full must not depend on the rank, or collectives would not match."""
-        return self._home(tensor)[1]
+        return self._summed(tensor)[1]
 
-    def _home(self, tensor: str) -> tuple[tuple[int, ...], int]:
-        if tensor not in self._homes:
+    def _summed(self, tensor: str) -> tuple[tuple[int, ...], int]:
+        if tensor not in self._known:
             flow, resting = self.writer.flow, self.writer.flow.strategy.resting[tensor]
             meta = flow.graph.tensors[tensor]
             size = largest_shard(meta.shape, resting, flow.place_of(tensor).cuts) * DTYPE_BYTES[meta.dtype]
-            self._homes[tensor] = (replica_axes(resting, flow.place.sizes), size)
-        return self._homes[tensor]
+            self._known[tensor] = (replica_axes(resting, flow.place.sizes), size)
+        return self._known[tensor]

@@ -10,7 +10,7 @@ its own. Numbers are stable: a trace, a profile and an error message all speak o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.program.dataflow import Compute, Dataflow
+from shardwright.program.dataflow import Change, Compute, Dataflow
 from shardwright.program.decisions import Sizes
 from shardwright.program.steps import BoundStep, Step
 from shardwright.program.sums import Leg, ReplicaSum
@@ -174,6 +174,15 @@ class Program:
     elsewhere: Mapping[int, int]
     """Values handed out that are not in the slot of their own number → the slot they are in."""
 
+    def slot_of(self, value: int) -> int:
+        """Where a value that is handed out is in the end."""
+        return self.elsewhere.get(value, value)
+
+    @cached_property
+    def handed_out(self) -> frozenset[int]:
+        """The slots of what outlives the forward pass by itself: results, and what becomes a buffer."""
+        return frozenset(map(self.slot_of, (*self.flow.results, *(value for _, value in self.flow.mutations))))
+
     @property
     def forward(self) -> range:
         """The instructions of the forward pass: the first ones."""
@@ -212,10 +221,8 @@ class Program:
     @cached_property
     def idle(self) -> frozenset[int]:
         """The instructions that have nothing to do in a step that goes back from the loss."""
-        from shardwright.program.idle import idle, started_from  # they speak of instructions
-
-        arriving = [self.roots[value] for value in started_from(self.flow) if value in self.roots]
-        return idle(self.instructions, self.slots, arriving) if len(arriving) < len(self.roots) else frozenset()
+        arriving = [self.roots[value] for value in _started_from(self.flow) if value in self.roots]
+        return _idle(self.instructions, self.slots, arriving) if len(arriving) < len(self.roots) else frozenset()
 
     def root(self, slot: int) -> int:
         """The value in whose storage a value lies."""
@@ -228,6 +235,11 @@ class Program:
     @cached_property
     def _roots(self) -> dict[int, int]:
         return {}
+
+    def read_by(self, arrival: Instruction) -> int:
+        """The value whose gradient arrives: a parameter, as it was read."""
+        node = self.flow.nodes[arrival.node] if arrival.node >= 0 else None
+        return node.result if isinstance(node, Change) else self.flow.rest[arrival.name]
 
     @property
     def graph(self) -> Graph:
@@ -250,3 +262,52 @@ class Program:
         """What an instruction computes, in the words of the operator library: ``linear``."""
         node = self.flow.nodes[instruction.node]
         return node.op.short if isinstance(node, Compute) else instruction.kind.value
+
+
+def _started_from(flow: Dataflow) -> tuple[int, ...]:
+    """The results that a step goes back from: what other stages read, and the first scalar; all, where there is neither."""
+    tensors = [flow.values[root].tensor for root in flow.roots]
+    sent = [root for root, tensor in zip(flow.roots, tensors, strict=True) if tensor in flow.sent]
+    own = [root for root, tensor in zip(flow.roots, tensors, strict=True) if tensor not in flow.sent]
+    scalars = [root for root in own if not flow.graph.tensors[flow.values[root].tensor].shape]
+    return (*sent, *scalars[:1]) or flow.roots
+
+
+def _idle(instructions: Sequence[Instruction], slots: Sequence[Slot], arriving: Sequence[int]) -> frozenset[int]:
+    """The instructions of a backward pass that have nothing to do when gradients arrive in these slots alone.
+
+    A gradient may come back from every result, so the program has what leads on from each of them: with a loss and its
+    logits for results, a sum of the loss's gradient and one that somebody may bring for the logits. Where nobody brings one,
+    what hangs on it alone is passed over: it takes no time, makes nothing and communicates nothing, and a sum hands on the
+    gradient that there is. Prices and memory are those of such a step.
+    """
+    there, found = set(arriving), set[int]()
+    passed: set[int] = set()  # nodes
+    for number, one in enumerate(instructions):
+        if one.phase is not Phase.BACKWARD:
+            continue
+        if one.kind in (Kind.OPERATOR, Kind.INPUT, Kind.WEIGHT) or (
+            one.kind is Kind.CHANGE and _gradient(slots, one.reads)
+        ):
+            if not there.isdisjoint(_gradient(slots, one.reads)):
+                there.update(one.writes)
+                passed.discard(one.node)
+                continue
+            passed.add(one.node)
+        elif one.kind is Kind.ACCUMULATE:
+            known = [slot for slot in one.reads if slot in there]
+            there.update(one.writes if known else ())
+            if len(known) == len(one.reads):
+                continue
+        elif one.kind is Kind.EXCHANGE:
+            if one.node not in passed:
+                continue
+        elif not (one.kind is Kind.AWAIT and not one.writes and found.intersection(one.after)):
+            there.update(one.writes)
+            continue
+        found.add(number)
+    return frozenset(found)
+
+
+def _gradient(slots: Sequence[Slot], reads: Sequence[int]) -> list[int]:
+    return [slot for slot in reads if slots[slot].role == "gradient"]

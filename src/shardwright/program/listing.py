@@ -7,10 +7,10 @@ from typing import Any
 
 from shardwright.program.dataflow import Compute
 from shardwright.program.instructions import COMPUTE, Instruction, Kind, Program
-from shardwright.program.tasks import Line
+from shardwright.program.tasks import ListedLine
 
 
-def listed(lines: Sequence[Line]) -> list[dict[str, Any]]:
+def listed(lines: Sequence[ListedLine]) -> list[dict[str, Any]]:
     """Every line as plain values: number, phase, stage, micro-batch, what it does, its stream, what it waits for, bytes
     communicated, and the values that nobody needs afterwards."""
     return [_row(number, *line) for number, line in enumerate(lines)]

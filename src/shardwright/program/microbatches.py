@@ -21,8 +21,8 @@ from shardwright.graph import Graph, Ref
 from shardwright.graph.repeats import remembered
 from shardwright.operators.rules import Placement
 from shardwright.program.batch_cut import REMEDY, Cutter
-from shardwright.program.batch_parts import Parts
-from shardwright.program.means import losses_as_sums
+from shardwright.program.batch_parts import BatchParts
+from shardwright.program.mean_losses import losses_as_sums
 from shardwright.program.pieces import describe
 
 WHOLE, PER_PIECE = "whole", "per-piece"
@@ -109,7 +109,7 @@ def _cut(graph: Graph, count: int, batch_norm: str) -> Microbatches:
         )
     cutter = Cutter(losses_as_sums(graph), sizes, batch_norm == PER_PIECE)
     cutter.walk()
-    parts = Parts(cutter)
+    parts = BatchParts(cutter)
     graphs = {size: parts.graph_of(size) for size in sorted(set(sizes), reverse=True)}
     body = parts.body(graph)
     return Microbatches(graph, sizes, graphs, parts.read, parts.prepared(), parts.joins(body), body, parts.tail())

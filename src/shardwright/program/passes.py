@@ -62,9 +62,7 @@ def split_backward(program: Program, wanted: Iterable[int]) -> Program:
             if slots[total].alias >= 0 and program.root(total) in later:
                 size = program.slots[program.root(total)].bytes
                 slots[total] = slots[total]._replace(alias=-1, bytes=size)
-    handed_out = {*program.elsewhere.values(), *(v for v in program.flow.results if v not in program.elsewhere)}
-    handed_out |= {program.elsewhere.get(v, v) for _, v in program.flow.mutations}
-    instructions = last_uses(moved, slots, handed_out)
+    instructions = last_uses(moved, slots, program.handed_out)
     whole = built_sections(instructions, start)
     halves = {
         INPUT: tuple(n for n in whole[BACKWARD] if n < border),

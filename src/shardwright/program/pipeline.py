@@ -2,9 +2,9 @@
 
 The stages of a rank are built like any program, each from its own graph (:mod:`~shardwright.program.stages`), mesh and
 strategy, once for every size of micro-batch. The schedule says in which order their passes run; around every pass stand the
-parcels that it waits for and those that it sends (:class:`~shardwright.program.tasks.Step`). One mesh is the cut into one
-micro-batch and one stage, which changes nothing. Sends wait for nobody, and a rank waits for parcels only where a pass
-reads them, so ranks can wait for each other for ever only if the order of passes itself goes round in a circle:
+parcels that it waits for and those that it sends (:class:`~shardwright.program.tasks.StepProgram`). One mesh is the cut
+into one micro-batch and one stage, which changes nothing. Sends wait for nobody, and a rank waits for parcels only where a
+pass reads them, so ranks can wait for each other for ever only if the order of passes itself goes round in a circle:
 :func:`check` plays the orders of all ranks together before anything runs, and proves that every parcel that is sent is
 received, between the same two ranks, in the order in which it was sent.
 """
@@ -20,13 +20,13 @@ from shardwright.errors import LoweringError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.program.build import build
-from shardwright.program.decisions import Decisions, Written
+from shardwright.program.decisions import Decisions, FixedDecisions
 from shardwright.program.instructions import REDUCE, UPDATE, Program
 from shardwright.program.microbatches import WHOLE, Microbatches, microbatches
 from shardwright.program.passes import reduced_apart, split_backward
 from shardwright.program.stages import StageGraph, stage_graphs
-from shardwright.program.tasks import Message, Step, Task
-from shardwright.program.transfers import Border, border
+from shardwright.program.tasks import Message, StepProgram, Task
+from shardwright.program.transfers import BoundaryTensor, boundary_tensor
 from shardwright.schedules import FORWARD, INPUT, WEIGHT, Action, Schedule
 
 
@@ -40,7 +40,7 @@ class Stage(Protocol):
     @property
     def strategy(self) -> Strategy: ...
     @property
-    def decisions(self) -> Written: ...
+    def decisions(self) -> FixedDecisions: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,16 +86,37 @@ class Pipeline:
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
     @cached_property
-    def borders(self) -> Mapping[int, tuple[Border, ...]]:
+    def boundaries(self) -> Mapping[int, tuple[BoundaryTensor, ...]]:
         """By the size of a micro-batch, every tensor that crosses from one stage to another."""
-        found: dict[int, tuple[Border, ...]] = {}
+        found: dict[int, tuple[BoundaryTensor, ...]] = {}
         for size, parts in self.parts.items():
             found[size] = tuple(
-                border(name, source, target, part.graph, self.stages[source].strategy, self.stages[target].strategy)
+                boundary_tensor(
+                    name, source, target, part.graph, self.stages[source].strategy, self.stages[target].strategy
+                )
                 for source, part in enumerate(parts)
                 for name, targets in part.sent.items()
                 for target in targets
             )
+        return found
+
+    def crossing(self, action: Action, leaving: bool) -> Sequence[tuple[int, BoundaryTensor]]:
+        """What a pass sends, or what it waits for, each with its place in :attr:`boundaries`."""
+        if action.kind == WEIGHT:
+            return ()
+        back = action.kind != FORWARD
+        key = (self.micro.sizes[action.microbatch], action.stage, leaving != back, back)
+        return self._crossing.get(key, ())
+
+    @cached_property
+    def _crossing(self) -> dict[tuple[int, int, bool, bool], list[tuple[int, BoundaryTensor]]]:
+        """By size of micro-batch and stage: what it makes or reads, and of that what gradients come back for."""
+        found: dict[tuple[int, int, bool, bool], list[tuple[int, BoundaryTensor]]] = {}
+        for size, boundaries in self.boundaries.items():
+            for number, one in enumerate(boundaries):
+                for stage, source in ((one.source, True), (one.target, False)):
+                    for back in (False, True) if one.grad else (False,):
+                        found.setdefault((size, stage, source, back), []).append((number, one))
         return found
 
     @cached_property
@@ -174,7 +195,7 @@ class Pipeline:
         *,
         device: str = "cpu",
         optimizer: str = "adamw",
-    ) -> Step:
+    ) -> StepProgram:
         """What one rank does in a step, from what is decided about every stage.
 
         Raises
@@ -188,7 +209,7 @@ class Pipeline:
             for number in own
             for size in self.parts
         }
-        return Step(programs, (*self.steps(rank), *(self._closing(own) if self.trains else ())))
+        return StepProgram(programs, (*self.steps(rank), *(self._closing(own) if self.trains else ())))
 
     def _closing(self, own: Sequence[int]) -> tuple[Task, ...]:
         """What follows the last pass of these stages."""
@@ -207,17 +228,21 @@ class Pipeline:
     def _passes(self, rank: int) -> Iterator[Task]:
         device = next(d for s, d in zip(self.stages, self.schedule.device_of, strict=True) if rank in s.ranks)
         for action in self.schedule.orders[device]:
-            size = self.micro.sizes[action.microbatch]
-            back, here = action.kind != FORWARD, action.stage
-            crossed = [] if action.kind == WEIGHT else [one for one in self.borders[size] if one.grad or not back]
-            into = [one for one in crossed if here == (one.source if back else one.target)]
-            out = [one for one in crossed if here == (one.target if back else one.source)]
-            receives = (m for one in into for m in self._messages(one, back, action.microbatch) if m.target == rank)
-            sends = (m for one in out for m in self._messages(one, back, action.microbatch) if m.source == rank)
-            yield Task(action, size, tuple(receives), tuple(sends))
+            back, number = action.kind != FORWARD, action.microbatch
+            receives, sends = (
+                tuple(
+                    message
+                    for _, one in self.crossing(action, leaving)
+                    for message in self._messages(one, back, number)
+                    if rank == (message.source if leaving else message.target)
+                )
+                for leaving in (False, True)
+            )
+            yield Task(action, self.micro.sizes[number], receives, sends)
 
     @cache  # noqa: B019 - one pipeline lives as long as the module that runs it
-    def _messages(self, one: Border, gradient: bool, microbatch: int) -> tuple[Message, ...]:
+    def _messages(self, one: BoundaryTensor, gradient: bool, microbatch: int) -> tuple[Message, ...]:
+        """The parcels of one tensor; whoever sends and whoever receives one has the same object."""
         first, second = (one.target, one.source) if gradient else (one.source, one.target)
         sources, targets = self.stages[first].ranks, self.stages[second].ranks
         parcels = one.parcels(gradient)

@@ -14,12 +14,12 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from shardwright.program.blocks import Block
+from shardwright.program.blocks import RecomputedBlock
 from shardwright.program.bundles import together
 from shardwright.program.dataflow import Change, Compute, read, saves
 from shardwright.program.instructions import Kind, Phase, Traveller
 from shardwright.program.steps import Step
-from shardwright.program.writer import Writer
+from shardwright.program.writer import ProgramWriter
 
 Turn = tuple[int, Phase]
 """An occasion on which a bundle is gathered: its place in the order of first use, and the pass that reads it."""
@@ -47,9 +47,9 @@ class Reading:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: ProgramWriter,
         gathers: tuple[tuple[int, ...], ...],
-        inside: Mapping[int, Block],
+        inside: Mapping[int, RecomputedBlock],
         followed: Container[int],
         ahead: int,
     ) -> None:
@@ -265,7 +265,7 @@ class Reading:
     def _ahead(self, turn: Turn) -> None:
         """Start what comes next: until enough bytes are under way, and whatever could not arrive in time otherwise (of
         what takes several gathers, as many bundles)."""
-        travelling = distance = 0
+        in_flight = distance = 0
         turns = self._turns[turn[1] is not Phase.FORWARD]
         for position in range(self._position[turn] + 1, len(turns)):
             later = turns[position]
@@ -274,10 +274,10 @@ class Reading:
                 continue
             distance += 1
             if later not in self._under_way:
-                if travelling >= self.ahead and distance > max(self.legs[number] for number in members):
+                if in_flight >= self.ahead and distance > max(self.legs[number] for number in members):
                     return
                 self._start(later)
-            travelling += sum(flight.step.bytes_out for flight in self._under_way[later])
+            in_flight += sum(flight.step.bytes_out for flight in self._under_way[later])
 
     def _members(self, turn: Turn) -> tuple[int, ...]:
         """What is wanted of a bundle, as far as it is not under way."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph, Input, Op, Ref
-from shardwright.program.means import origin
+from shardwright.program.mean_losses import origin
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from shardwright._torch_compat import DispatchMode
 
 
-class Watch(DispatchMode):
+class StorageWatch(DispatchMode):
     """``alive`` maps the address of every storage seen to its number and its bytes; numbers are never used twice.
 
     ``peak`` is the most bytes alive since it was last reset, ``at_peak`` the numbers and bytes of what was alive then.

@@ -1,9 +1,9 @@
 """All that one rank does in a step: an ordered list of passes, each a section of one of its programs.
 
 The passes come in the order of the schedule; around each stand the parcels that it waits for and those that it sends. What
-happens once a step ends it: the reduction of gradients, unless the backward pass reduces them as it goes, and the optimizer.
-One mesh is the easy case: forward, backward, update. :meth:`Step.lines` lists it instruction by instruction; the executor
-performs these lines, the simulator times them.
+happens once a step ends it: the reduction of gradients, unless the backward pass reduces them as it goes, and the
+optimizer. One mesh is the easy case: forward, backward, update. :meth:`StepProgram.lines` lists it instruction by
+instruction; the executor performs these lines, the simulator times them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.program.instructions import Instruction, Kind, Phase, Program
-from shardwright.program.transfers import Border, Parcel
+from shardwright.program.transfers import BoundaryTensor, Parcel
 from shardwright.schedules import FORWARD, Action
 
 
 class Message(NamedTuple):
     """A parcel of one micro-batch between two ranks: of a value, or of its gradient."""
 
-    border: Border
+    boundary: BoundaryTensor
     gradient: bool
     microbatch: int
     parcel: Parcel
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     target: int
 
     def __str__(self) -> str:
-        what = f"the gradient of {self.border.tensor}" if self.gradient else self.border.tensor
+        what = f"the gradient of {self.boundary.tensor}" if self.gradient else self.boundary.tensor
         return f"{what} of micro-batch {self.microbatch} from rank {self.source} to rank {self.target}"
 
 
@@ -46,7 +46,7 @@ class Task(NamedTuple):
     sends: tuple[Message, ...] = ()
 
 
-class Line(NamedTuple):
+class ListedLine(NamedTuple):
     """An instruction of a step, and the program that its node and its values' tensors are of (``None``: a parcel).
 
     Values of different micro-batches have different numbers: ``first`` is that of the program's first value.
@@ -58,13 +58,13 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StepProgram:
     """What one rank does in one step; ``programs`` are those of its stages, by stage and size of micro-batch."""
 
     programs: Mapping[tuple[int, int], Program]
     tasks: tuple[Task, ...]
 
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[ListedLine, ...]:
         """Every instruction, numbered from the first pass to the last.
 
         Example
@@ -75,14 +75,14 @@ class Step:
 
 
 class _Lines:
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: StepProgram) -> None:
         self.step = step
-        self.done: list[Line] = []
+        self.done: list[ListedLine] = []
         self.first: dict[tuple[int, int], int] = {}
         self.number: dict[tuple[int, int, int], int] = {}
         self.slots = 0
 
-    def written(self) -> tuple[Line, ...]:
+    def written(self) -> tuple[ListedLine, ...]:
         for (stage, kind, microbatch), size, receives, sends in self.step.tasks:
             program = self.step.programs[stage, size]
             phase = Phase.FORWARD if kind == FORWARD else Phase.BACKWARD
@@ -118,31 +118,26 @@ class _Lines:
             stage=stage,
             microbatch=microbatch,
         )
-        self.done.append(Line(moved, program, first))
+        self.done.append(ListedLine(moved, program, first))
 
     def _parcel(self, kind: Kind, phase: Phase, message: Message, stage: int, slot: int, after: tuple[int, ...]) -> int:
         other = message.source if kind is Kind.RECEIVE else message.target
-        size = message.parcel.elements * DTYPE_BYTES[message.border.dtype]
-        what = f"gradient of {message.border.tensor}" if message.gradient else message.border.tensor
+        size = message.parcel.elements * DTYPE_BYTES[message.boundary.dtype]
+        what = f"gradient of {message.boundary.tensor}" if message.gradient else message.boundary.tensor
         reads, writes = ((), (slot,)) if kind is Kind.RECEIVE else ((slot,), ())
         made = Instruction(kind, phase, what, f"rank {other}", reads, writes, after)
-        self.done.append(Line(made._replace(bytes=size, stage=stage, microbatch=message.microbatch), None))
+        self.done.append(ListedLine(made._replace(bytes=size, stage=stage, microbatch=message.microbatch), None))
         return len(self.done) - 1
-
-
-def _results(program: Program) -> dict[str, int]:
-    return {program.flow.values[value].tensor: value for value in program.flow.results}
 
 
 def _arrives(message: Message, program: Program) -> int:
     """The value that a parcel becomes: an input of the stage, or the gradient of one of its results."""
-    name = message.border.tensor
-    return program.roots[_results(program)[name]] if message.gradient else program.flow.rest[name]
+    name = message.boundary.tensor
+    return program.roots[program.flow.result_of[name]] if message.gradient else program.flow.rest[name]
 
 
 def _leaves(message: Message, program: Program) -> int:
-    name = message.border.tensor
+    name = message.boundary.tensor
     if not message.gradient:
-        value = _results(program)[name]
-        return program.elsewhere.get(value, value)
+        return program.slot_of(program.flow.result_of[name])
     return program.gradients.get(program.flow.rest[name], program.flow.rest[name])

@@ -114,7 +114,7 @@ def region_of(tensor: Tensor, region: Region) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Border:
+class BoundaryTensor:
     """A tensor that one stage makes and another reads. ``unreduced``: as its maker leaves it, before sums are completed."""
 
     tensor: str
@@ -137,7 +137,7 @@ class Border:
         """Between how many replicas of the stage that made the value a summed gradient is shared out."""
         return 1 if self.as_is else replicas(self.unreduced, self.leaves.sizes)
 
-    @cache  # noqa: B019 - one border lives as long as its pipeline
+    @cache  # noqa: B019 - one lives as long as its pipeline
     def parcels(self, back: bool) -> tuple[Parcel, ...]:
         """Those of the value, or, from the stage that reads to the one that made it, ``back``, of its gradient."""
         return parcels(self.shape, *((self.arrives, self.leaves) if back else (self.leaves, self.arrives)))
@@ -150,9 +150,11 @@ def unreduced_layout(tensor: str, graph: Graph, making: Strategy) -> Layout:
     return making.kept.get(tensor, layouts[op.outputs.index(tensor)])
 
 
-def border(tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy) -> Border:
-    """The border that a tensor of ``graph`` (the stage that makes it) crosses."""
+def boundary_tensor(
+    tensor: str, source: int, target: int, graph: Graph, making: Strategy, reading: Strategy
+) -> BoundaryTensor:
+    """How a tensor of ``graph`` (that of the stage that makes it) crosses to a stage that reads it."""
     meta, unreduced = graph.tensors[tensor], unreduced_layout(tensor, graph, making)
     leaves = Holding(completed(unreduced), making.sizes, making.cuts)
     arrives = Holding(tuple(reading.resting[tensor]), reading.sizes, reading.cuts)
-    return Border(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)
+    return BoundaryTensor(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)

@@ -18,7 +18,7 @@ UNMADE = Slot("", "value", 0)
 ALL_REDUCE = "all_reduce"
 
 
-class Writer:
+class ProgramWriter:
     """The instructions and values so far."""
 
     def __init__(self, flow: Dataflow) -> None:

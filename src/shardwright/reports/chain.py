@@ -19,7 +19,7 @@ RUNNING, ISSUING, WAITING = "running", "issuing", "waiting"
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """So many of the step's seconds are spent with an event running, being issued by the host, or waited for. ``place``:
     its place among the events of the rank; -1: what is waited for comes after all of them."""
 
@@ -28,12 +28,12 @@ class Link:
     what: str = RUNNING
 
 
-def deciding_chain(rank: RankTimeline) -> list[Link]:
+def deciding_chain(rank: RankTimeline) -> list[ChainLink]:
     """The links of the chain of one rank, first to last; their seconds add up to the step."""
     events, starts, ends, issued = rank.events, rank.starts, rank.ends, rank.issued
     by_end = sorted(range(len(events)), key=lambda place: ends[place])
     finished, previous = [ends[place] for place in by_end], _before_on_stream(events)
-    links: list[Link] = []
+    links: list[ChainLink] = []
 
     def ended_by(second: float, upto: int) -> int:
         """The event before another that had ended last by a second, after a wait if need be; -1: none had."""
@@ -43,13 +43,13 @@ def deciding_chain(rank: RankTimeline) -> list[Link]:
         at = by_end[found] if found >= 0 else -1
         idle = second - (ends[at] if at >= 0 else 0.0)
         if idle > 0:
-            links.append(Link(upto if upto < len(events) else -1, idle, WAITING))
+            links.append(ChainLink(upto if upto < len(events) else -1, idle, WAITING))
         return at
 
     def issuing(place: int) -> int:
         """The host issues this event and those before it without a pause; the event that ended before it began."""
         while True:
-            links.append(Link(place, events[place].host, ISSUING))
+            links.append(ChainLink(place, events[place].host, ISSUING))
             if place == 0 or issued[place - 1] + events[place].host != issued[place]:
                 return ended_by(max(issued[place] - events[place].host, 0.0), place)
             place -= 1
@@ -57,7 +57,7 @@ def deciding_chain(rank: RankTimeline) -> list[Link]:
     at = ended_by(rank.seconds, len(events)) if not events or rank.seconds > issued[-1] else issuing(len(events) - 1)
     while at >= 0:
         start = starts[at]
-        links.append(Link(at, ends[at] - start))
+        links.append(ChainLink(at, ends[at] - start))
         if start == 0.0:
             break
         reasons = [*events[at].after, *([previous[at]] if previous[at] >= 0 else [])]

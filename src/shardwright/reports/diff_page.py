@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shardwright.reports.diff import Decision, Difference
 from shardwright.reports.html import asset, card, data, escape, table
-from shardwright.reports.packing import packed_plan
 from shardwright.reports.page import document
+from shardwright.reports.page_data import packed_plan
 from shardwright.reports.steps import PlanStep
 from shardwright.units import bytes_text, seconds_text
 

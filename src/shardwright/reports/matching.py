@@ -20,16 +20,16 @@ from shardwright.operators.record import RESHAPE, record
 from shardwright.program.naming import meaning
 from shardwright.reports.splitting import NUMBERED
 from shardwright.reports.steps import Event, RankStep
-from shardwright.reports.traces import Raw, Span, Trace
+from shardwright.reports.traces import Raw, Trace, TraceSpan
 
 BACKWARD = "autograd::engine::evaluate_function"
 
-Match = tuple[list[Event], Span]
+Match = tuple[list[Event], TraceSpan]
 """Predicted events, and the one thing measured that they are."""
 
 
 @dataclass(frozen=True)
-class Row:
+class MatchedRow:
     """All events of one kind of operator: predicted and measured seconds of those that were matched. ``where``: the rank
     that ran them, and its stages."""
 
@@ -96,7 +96,7 @@ def by_operator(events: Sequence[Event], graph: Graph, trace: Trace) -> list[Mat
     return matches
 
 
-def rows_of(graph: Graph, computed: Sequence[Match], traffic: Sequence[Match], where: str) -> list[Row]:
+def rows_of(graph: Graph, computed: Sequence[Match], traffic: Sequence[Match], where: str) -> list[MatchedRow]:
     """Matches of one kind together."""
     sums: dict[tuple[str, str, str], list[float]] = {}
     ops = {op.name: op for op in graph.ops}
@@ -120,14 +120,14 @@ def rows_of(graph: Graph, computed: Sequence[Match], traffic: Sequence[Match], w
         add(span.phase, what, module, int(bool(events)), sum(event.seconds for event in events), span.seconds)
     for (event, *_), span in traffic:
         add(span.phase, event.collective.replace("_", "-"), f"over {event.stream}", 1, event.seconds, span.seconds)
-    return [Row(phase, what, module, int(n), a, b, where) for (phase, what, module), (n, a, b) in sums.items()]
+    return [MatchedRow(phase, what, module, int(n), a, b, where) for (phase, what, module), (n, a, b) in sums.items()]
 
 
 def _fused(events: Sequence[Event]) -> bool:
     return len({event.name for event in events}) > 1
 
 
-def worst_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+def worst_first(rows: Iterable[MatchedRow]) -> tuple[MatchedRow, ...]:
     return tuple(sorted(rows, key=lambda row: -abs(row.difference)))
 
 

@@ -17,9 +17,9 @@ from shardwright.errors import ShardwrightError
 from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import closing_name
 from shardwright.reports.html import breakable, escape, table
-from shardwright.reports.matching import Match, Row, by_instruction, by_operator, carried, rows_of, worst_first
+from shardwright.reports.matching import Match, MatchedRow, by_instruction, by_operator, carried, rows_of, worst_first
 from shardwright.reports.steps import Event, PlanStep, several_passes
-from shardwright.reports.traces import Raw, Span, Trace
+from shardwright.reports.traces import Raw, Trace, TraceSpan
 from shardwright.schedules import BACKWARD, FORWARD, Action
 from shardwright.units import seconds_text
 
@@ -35,8 +35,8 @@ class RankMeasured:
     group: int
     passes: tuple[tuple[Action, float, float], ...]
     closing: tuple[tuple[float, float], ...]
-    spans: tuple[Span, ...]
-    rows: tuple[Row, ...]
+    spans: tuple[TraceSpan, ...]
+    rows: tuple[MatchedRow, ...]
     matched: int
     events: int
     computed: float
@@ -64,7 +64,7 @@ class Measured:
         return max(rank.end for rank in self.ranks)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[MatchedRow, ...]:
         return worst_first(row for rank in self.ranks for row in rank.rows)
 
 
@@ -207,7 +207,7 @@ def _moved(rank: RankMeasured, clock: float, first: float) -> RankMeasured:
     )
 
 
-def packed_spans(spans: Sequence[Span], title: str) -> dict[str, Any]:
+def packed_spans(spans: Sequence[TraceSpan], title: str) -> dict[str, Any]:
     """Measured spans as the page's timeline draws them."""
     table_of = list(dict.fromkeys(word for span in spans for word in (span.phase, span.name)))
     place = {word: number for number, word in enumerate(table_of)}
@@ -291,7 +291,10 @@ def measured_html(step: PlanStep, measured: Measured) -> str:
     )
 
 
-def rows_html(rows: Sequence[Row], most: int = 20) -> str:
+MOST_ROWS = 20
+
+
+def rows_html(rows: Sequence[MatchedRow]) -> str:
     columns = ["operator", "rank", "phase", "events", "predicted", "measured", "difference"]
     cells = [
         [
@@ -303,6 +306,6 @@ def rows_html(rows: Sequence[Row], most: int = 20) -> str:
             seconds_text(row.measured),
             escape(("+" if row.difference >= 0 else "−") + seconds_text(abs(row.difference))),
         ]
-        for row in rows[:most]
+        for row in rows[:MOST_ROWS]
     ]
     return table("Differences by operator, worst first", columns, cells)

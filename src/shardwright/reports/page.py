@@ -1,7 +1,7 @@
 """The page: one offline HTML file that shows a plan, and answers what-if questions by simulating it again in the browser.
 
-What can be said without a script (the glance, communication, trust, the peak of memory) is written here as HTML; what moves
-is drawn by the scripts under ``assets/`` from the data the page carries, packed by :mod:`~shardwright.reports.packing`.
+What can be said without a script (the summary, communication, trust, the peak of memory) is written here as HTML; what moves
+is drawn by the scripts under ``assets/`` from the data the page carries, packed by :mod:`~shardwright.reports.page_data`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from shardwright.planner import describe_graph
 from shardwright.plans import Plan
 from shardwright.reports.cuts import MEANING
 from shardwright.reports.explaining import why_rows
-from shardwright.reports.glance import glance, work_of
 from shardwright.reports.html import asset, escape, filled, legend_item, script
 from shardwright.reports.measured import compare, measured_html, packed_measured
-from shardwright.reports.packing import deflated, packed_plan, packed_traffic
+from shardwright.reports.page_data import deflated, packed_plan, packed_traffic
 from shardwright.reports.sections import communication_section, memory_section, timeline_section, what_if_section
 from shardwright.reports.splitting import split_rows
 from shardwright.reports.steps import PlanStep, told_by
+from shardwright.reports.summary import summary, work_of
 from shardwright.reports.traces import Trace
 from shardwright.reports.trust import trust
 from shardwright.search.limits import limit_of
@@ -86,7 +86,7 @@ def plan_page(
         "meanings": MEANING,
     }
     content = {
-        "glance": glance(told_by(step, limit), work, price),
+        "glance": summary(told_by(step, limit), work, price),
         "split": _split(),
         "timeline": timeline_section(step) + ("" if measured is None else measured_html(step, measured)),
         "memory": memory_section(step, limit),

@@ -14,9 +14,9 @@ from shardwright.planner import describe_graph
 from shardwright.plans import Candidate, Plan
 from shardwright.reports.cuts import COLOURS, MEANING, cut_of
 from shardwright.reports.drawing import Box, Drawing, Words, text_width
-from shardwright.reports.glance import candidate_name, is_ours
 from shardwright.reports.splitting import standing
 from shardwright.reports.steps import PlanStep, several_passes, stage_plans
+from shardwright.reports.summary import candidate_name, is_ours
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 from shardwright.schedules.picture import NAMES
 from shardwright.search.labels import Labels
@@ -93,7 +93,7 @@ def _passes(step: PlanStep, items: list[Box | Words], top: float) -> float:
 def _candidate(plan: Plan, candidate: Candidate, items: list[Box | Words], top: float, scale: float) -> None:
     ours, p = is_ours(plan, candidate), candidate.prediction
     items.append(
-        Words(LEFT - 10, top + 13, _fitting(candidate_name(plan, candidate), 12, LEFT - 12), bold=ours, anchor="end")
+        Words(LEFT - 10, top + 13, _fitting(candidate_name(candidate), 12, LEFT - 12), bold=ours, anchor="end")
     )
     if p is None:
         room = WIDTH - LEFT - RIGHT

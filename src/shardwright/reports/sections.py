@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.reports.glance import Work, memory_gauge
 from shardwright.reports.html import asset, breakable, data, escape, legend_item, table
-from shardwright.reports.packing import BETWEEN
+from shardwright.reports.page_data import BETWEEN
 from shardwright.reports.steps import PlanStep, rank_word, several_passes
+from shardwright.reports.summary import StepWork, memory_gauge
 from shardwright.reports.traffic import RECEIVERS
 from shardwright.simulator.peaks import peak_of
 from shardwright.units import bytes_text, seconds_text
@@ -185,7 +185,7 @@ def _parcels(step: PlanStep) -> list[list[str]]:
     return [[f"stages {name}", *cells] for name, *cells in rows]
 
 
-def what_if_section(step: PlanStep, work: Work | None, price: float | None) -> str:
+def what_if_section(step: PlanStep, work: StepWork | None, price: float | None) -> str:
     """Sliders, the step at these settings, and what one change would give."""
     plan = step.plan
     passes = [("order", "order of the passes")] if several_passes(plan) else []

@@ -25,7 +25,7 @@ from shardwright.program.pipeline import Pipeline
 from shardwright.reports.traffic import Flow, flows
 from shardwright.simulator import Timeline, simulate_plan
 from shardwright.simulator.stages import PricedStage, load_of
-from shardwright.simulator.what_if import Parts, order_name, parts
+from shardwright.simulator.what_if import SecondsParts, order_name, parts
 
 __all__ = ["COMPUTE", "Event", "PlanStep", "RankStep", "Storage", "stage_plans", "told_by"]
 
@@ -110,16 +110,19 @@ class PlanStep:
     def parcels(self) -> Mapping[tuple[int, int], float]:
         """Bytes from rank to rank of what stages send each other in one step."""
         pipe, found = self.timeline.pipeline, dict[tuple[int, int], float]()
-        for size, borders in pipe.borders.items():
+        for size, boundaries in pipe.boundaries.items():
             times = pipe.micro.sizes.count(size)
-            for border in borders:
-                ends = pipe.stages[border.source].ranks, pipe.stages[border.target].ranks
-                ways = [(border.parcels(False), *ends), *([(border.parcels(True), *ends[::-1])] if border.grad else [])]
+            for boundary in boundaries:
+                ends = pipe.stages[boundary.source].ranks, pipe.stages[boundary.target].ranks
+                ways = [
+                    (boundary.parcels(False), *ends),
+                    *([(boundary.parcels(True), *ends[::-1])] if boundary.grad else []),
+                ]
                 for sent, sources, targets in ways:
                     for parcel in sent:
                         pair = sources[parcel.source], targets[parcel.target]
                         if pair[0] != pair[1]:
-                            size_of = times * parcel.elements * DTYPE_BYTES[border.dtype]
+                            size_of = times * parcel.elements * DTYPE_BYTES[boundary.dtype]
                             found[pair] = found.get(pair, 0.0) + size_of
         return found
 
@@ -186,9 +189,9 @@ class RankStep:
         return tuple(load_of([(self.stage, range(len(self.stage.events)))]))
 
     @cached_property
-    def parts(self) -> tuple[Parts, ...]:
+    def parts(self) -> tuple[SecondsParts, ...]:
         """The seconds of every event by what they depend on; equal events are taken apart once."""
-        known: dict[tuple[str, str, int, float], Parts] = {}
+        known: dict[tuple[str, str, int, float], SecondsParts] = {}
         made = []
         for event in self.stage.events:
             key = (event.stream, event.collective, event.bytes, event.seconds)

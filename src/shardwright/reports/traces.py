@@ -36,7 +36,7 @@ COLLECTIVES = {
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """Something that was measured: from ``start`` to ``end``, working for ``seconds`` of that."""
 
     phase: str
@@ -184,18 +184,18 @@ class Kernels:
             self.launches.setdefault(launch["tid"], []).append(launch)
         self._starts = {thread: [launch["start"] for launch in found] for thread, found in self.launches.items()}
 
-    def span(self, phase: str, name: str, event: Raw) -> Span:
+    def span(self, phase: str, name: str, event: Raw) -> TraceSpan:
         """An event in time: its kernels where it launched any, itself on a processor."""
         start, end = event["start"], event["start"] + event["dur"]
         if not self.kernels or event.get("cat") == "kernel":
-            return Span(phase, name, start, end, event["dur"])
+            return TraceSpan(phase, name, start, end, event["dur"])
         mine, starts = self.launches.get(event["tid"], []), self._starts.get(event["tid"], [])
         inside = mine[bisect_left(starts, start) : bisect_right(starts, end)]
         ran = [self.kernels[e["args"]["correlation"]] for e in inside if e["args"]["correlation"] in self.kernels]
         if not ran:
-            return Span(phase, name, start, end, 0.0)
+            return TraceSpan(phase, name, start, end, 0.0)
         ends = max(k["start"] + k["dur"] for k in ran)
-        return Span(phase, name, min(k["start"] for k in ran), ends, sum(k["dur"] for k in ran))
+        return TraceSpan(phase, name, min(k["start"] for k in ran), ends, sum(k["dur"] for k in ran))
 
 
 def _kind(name: str) -> str:

@@ -9,21 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from shardwright._torch_compat import owns_storage
 from shardwright.lowering.derivatives import Lazy
 from shardwright.lowering.tracing import Traced
-from shardwright.runtime.views import View
 
 Slots = tuple[int, ...]
 Places = tuple[tuple[int, int], ...]
 """Slots, and which of several results goes there."""
 
 
-class Run:
+class View(NamedTuple):
+    """Where the elements of a view are in the storage of what it is a view of: a parameter that is freed and gathered again,
+    of whose new copy the same view is wanted.
+
+    It may read the parameter's bytes as another dtype (``view_as_complex``) and may be marked as conjugate or negative
+    (``conj``, ``imag`` of one): PyTorch does neither until somebody looks at the values.
+
+    >>> parameter = torch.arange(6.0).view(3, 2)
+    >>> seen = torch.view_as_complex(parameter)[1:].conj()
+    >>> View.of(seen).on(parameter.clone())
+    tensor([2.-3.j, 4.-5.j])
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+    conjugate: bool
+    negative: bool
+
+    @staticmethod
+    def of(view: Tensor) -> View:
+        offset = int(view.storage_offset())
+        return View(view.dtype, view.shape, view.stride(), offset, view.is_conj(), view.is_neg())
+
+    def on(self, whole: Tensor) -> Tensor:
+        """The same view of another copy."""
+        if self.dtype == whole.dtype:
+            found = whole.as_strided(self.shape, self.strides, self.offset)
+        else:
+            found = whole.new_empty(0, dtype=self.dtype)
+            found.set_(whole.untyped_storage(), self.offset, self.shape, self.strides)
+        found = found.conj() if self.conjugate else found
+        return -found if self.negative else found
+
+
+class PassState:
     """One pass under way: its values, and the states of random generators that a block computed again starts from.
 
     ``tracing``: the pass only serves to write down what is done, and nothing in it may be changed in place.
@@ -39,7 +75,7 @@ class Run:
         self.spent = False
 
 
-Action = Callable[[Run], None]
+Action = Callable[[PassState], None]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +88,7 @@ class Plain:
     reads: Slots
     writes: Places
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         slots = run.slots
         made = self.call(*[slots[r] for r in self.reads])
         for slot, place in self.writes:
@@ -75,7 +111,7 @@ class Forward:
     views: tuple[int, ...]
     begun: bool = False
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         slots = run.slots
         begun = slots[self.saved] if self.begun else None
         made, slots[self.saved] = self.found.forward([slots[r] for r in self.reads], begun)
@@ -103,7 +139,7 @@ class Early:
     saved: int
     alike = None
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         run.slots[self.saved] = self.way.early([run.slots[r] for r in self.given])
 
     @staticmethod
@@ -131,7 +167,7 @@ class Backward:
     idle: Callable[[], bool]
     """Whether nobody wants these gradients now: the parameters are frozen."""
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         slots = run.slots
         gradients = [None if g is None else slots[g] for g in self.arrived]
         if all(g is None for g in gradients) or self.idle():
@@ -171,7 +207,7 @@ class Accumulate:
     result: int
     may_add: bool
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         slots = run.slots
         a, b = slots[self.one], slots[self.other]
         if a is None or b is None:

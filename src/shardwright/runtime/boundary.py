@@ -20,7 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.graph import Graph, Ref
 from shardwright.lowering.collectives import run_steps
 from shardwright.program.pipeline import Pipeline
-from shardwright.runtime.deferred_results import Output, ResultBroadcast, ResultParts, Whole
+from shardwright.runtime.deferred_results import ModuleOutput, ResultBroadcast, ResultParts, Whole
 from shardwright.runtime.in_flight import CallInFlight, Key
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.shards import distributed
@@ -49,7 +49,7 @@ class Boundary:
         """Every piece: its stage and micro-batch, the program that reads it, its name there."""
         self._passes = [(stage, number) for stage in own for number in range(len(sizes))]
         made_by = {p: n for n, part in enumerate(next(iter(pipeline.parts.values()))) for p, _ in part.results}
-        self.outputs: dict[int, Output] = {}
+        self.outputs: dict[int, ModuleOutput] = {}
         """Those that micro-batches give and that are tensors, by their places."""
         for place, out in enumerate(body.outputs):
             if isinstance(out, Ref):
@@ -57,7 +57,7 @@ class Boundary:
                 exits = tuple(parts[stage, size].exits[out.name] if stage in own else None for size in sizes)
                 join, ranks = self._micro.joins[place], pipeline.stages[stage].ranks
                 dtype = getattr(torch, meta.dtype)
-                self.outputs[place] = Output(out.name, exits, join, ranks, meta.shape, dtype, rank.device)
+                self.outputs[place] = ModuleOutput(out.name, exits, join, ranks, meta.shape, dtype, rank.device)
         self.roots = {place for place, output in self.outputs.items() if body.tensors[output.name].grad}
         roots = [] if self.loss is None else [self.loss]
         self.one = {p: torch.ones((), dtype=self.outputs[p].dtype, device=rank.device) for p in roots}

@@ -7,23 +7,97 @@ is zero and not handed out. Both are the same on every rank, because every rank 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardwright._torch_compat import accumulation_hooks, gradient_hooks, has_hooks, like_dtensor, local_of
+from shardwright._torch_compat import (
+    accumulation_hooks,
+    gather_into,
+    gradient_hooks,
+    group_named,
+    has_hooks,
+    like_dtensor,
+    local_of,
+    scatter_into,
+)
 from shardwright.errors import RunError
+from shardwright.lowering.collectives import ledger
 from shardwright.program import Bucket
-from shardwright.program.steps import Line
-from shardwright.runtime.bucket_reduction import BucketReduction, SideStream
+from shardwright.program.steps import BoundStep, Line
+from shardwright.program.sums import Leg
 from shardwright.runtime.uneven import Uneven, show_uneven
+from shardwright.waiting import wait_for
 
 
-def hooked(parameter: torch.nn.Parameter) -> bool:
-    """Whether the user put hooks on a parameter: they see a gradient once, when it is complete."""
-    return has_hooks(parameter)
+class SideStream:
+    """The stream beside the computation's, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._stream: Any = None
+
+    def __call__(self, device: torch.device) -> AbstractContextManager[Any]:
+        if device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        return torch.cuda.stream(self._stream)
+
+
+class BucketReduction:
+    """A flat tensor being summed between replicas, in place, one leg after the other; ``lines`` gives the ranks along every
+    mesh axis.
+
+    A scatter leaves this rank's piece where it lies in the flat tensor and a gather fills in the others', which NCCL and
+    gloo both do without a copy. On CUDA all but the first leg are issued from a stream of their own, so that waiting for the
+    leg before holds up neither the host nor the computation; elsewhere the host waits.
+    """
+
+    def __init__(self, flat: Tensor, legs: Sequence[Leg], lines: Sequence[Line], aside: SideStream) -> None:
+        # Complex numbers travel as pairs; their scatters cut between numbers, so between pairs too.
+        real = torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+        self._pieces, self._legs, self._lines, self._aside = [real], deque(legs), lines, aside
+        self._work: Any = None
+
+    def advance(self) -> None:
+        """Start the next leg, if there is one, as soon as the one before has ended."""
+        if not self._legs:
+            return
+        if self._work is None:
+            self._work = self._start(self._legs.popleft())
+            return
+        with self._aside(self._pieces[0].device):
+            wait_for(self._work)
+            self._work = self._start(self._legs.popleft())
+
+    def finish(self) -> None:
+        """Start what is left and wait for all of it."""
+        while self._legs:
+            self.advance()
+        wait_for(self._work)
+
+    def _start(self, leg: Leg) -> Any:
+        line, pieces = self._lines[leg.axis], self._pieces
+        group = group_named(line.group)
+        if leg.kind == "all_gather":
+            mine = pieces.pop()
+            work = gather_into(pieces[-1], mine, group)
+        elif leg.kind == "reduce_scatter":
+            pieces.append(pieces[-1].chunk(line.size)[line.position])
+            work = scatter_into(pieces[-1], pieces[-2], group)
+        else:
+            work = dist.all_reduce(pieces[-1], group=group, async_op=True)
+        record = ledger()
+        if record is not None:
+            larger = pieces[-2] if leg.kind == "reduce_scatter" else pieces[-1]
+            record.record(BoundStep(leg.kind, line), larger, larger)
+        return work
 
 
 def deposit(parameter: torch.nn.Parameter, gradient: Tensor) -> None:
@@ -63,7 +137,7 @@ def wrapped(parameter: torch.nn.Parameter, gradient: Tensor) -> Tensor:
     return made
 
 
-class Flat:
+class FlatBucket:
     """The flat tensor of one bucket. ``lines`` gives the ranks along every mesh axis, ``held`` the parameter of a name."""
 
     def __init__(
@@ -82,8 +156,10 @@ class Flat:
 
     def fill(self, tensor: str, gradient: Tensor) -> None:
         """Take a gradient. Memory in which the last step's gradients still live is left to them."""
-        if not self.filled and (self._flat is None or self._flat.dtype != gradient.dtype or self._in_use()):
-            self._allocate(gradient.dtype, gradient.device)
+        if not self.filled:
+            in_use = any(self.held(name).grad is given for name, given in self._given.items())
+            if in_use or self._flat is None or self._flat.dtype != gradient.dtype:
+                self._allocate(gradient.dtype, gradient.device)
         assert self._flat is not None
         if tensor not in self._parts:
             start = self._starts[tensor]
@@ -113,9 +189,6 @@ class Flat:
         self._reduction = None
         self.release()
 
-    def _in_use(self) -> bool:
-        return any(self.held(tensor).grad is given for tensor, given in self._given.items())
-
     def given(self, tensor: str) -> Tensor | None:
         """What a parameter is handed as its gradient."""
         return self._given.get(tensor)
@@ -143,7 +216,7 @@ class Flat:
         part, parameter = self.filled.pop(tensor, None), self.held(tensor)
         if part is None:
             return
-        if hooked(parameter):  # who knows where the hooks take it: the bucket's memory is used again
+        if has_hooks(parameter):  # who knows where the hooks take it: the bucket's memory is used again
             deposit(parameter, part.clone())
         elif parameter.grad is None and part.dtype == parameter.dtype:
             parameter.grad = self._given[tensor]

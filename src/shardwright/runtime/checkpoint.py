@@ -34,7 +34,7 @@ from shardwright.errors import RunError
 from shardwright.files import parse_json
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.runtime.checkpoint_reading import load, read_metadata
-from shardwright.runtime.checkpoint_sums import CHECKED, Writer
+from shardwright.runtime.checkpoint_sums import CHECKED, SummingWriter
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
 from shardwright.runtime.submodules import names_elsewhere
 from shardwright.runtime.weights import check_names
@@ -74,7 +74,7 @@ def save_checkpoint(
     state["extra"] = json.dumps({"step": step, **(extra or {})})
     state[CHECKED] = "CRC-32"
     try:
-        dcp.save(state, storage_writer=Writer(partial), no_dist=not dist.is_initialized())
+        dcp.save(state, storage_writer=SummingWriter(partial), no_dist=not dist.is_initialized())
     except (dcp.CheckpointException, OSError, RuntimeError) as problem:  # every rank is told of the failure of any
         raise RunError(
             f"The checkpoint {str(final)!r} cannot be written: {_why(problem)}.",

@@ -26,7 +26,7 @@ from torch.futures import Future
 from shardwright.errors import RunError, ShardwrightError
 from shardwright.files import read_bytes
 from shardwright.runtime.checkpoint_metadata import metadata_from
-from shardwright.runtime.checkpoint_sums import CHECKED, INSTEAD, Sums, read_sums, say_unchecked
+from shardwright.runtime.checkpoint_sums import CHECKED, INSTEAD, Checksums, read_sums, say_unchecked
 
 
 def read_metadata(folder: str | Path) -> parts.Metadata:
@@ -34,7 +34,7 @@ def read_metadata(folder: str | Path) -> parts.Metadata:
     return _read(folder)[0]
 
 
-def _read(folder: str | Path) -> tuple[parts.Metadata, Sums | None]:
+def _read(folder: str | Path) -> tuple[parts.Metadata, Checksums | None]:
     path = Path(folder) / ".metadata"
     data, sums = read_bytes(path, RunError), read_sums(folder)
     if sums is not None:
@@ -51,7 +51,7 @@ def _read(folder: str | Path) -> tuple[parts.Metadata, Sums | None]:
 class _Reader(dcp.FileSystemReader):
     """PyTorch's reader, with metadata that was read before, and entries that are what was written."""
 
-    def __init__(self, folder: str, metadata: parts.Metadata, sums: Sums | None) -> None:
+    def __init__(self, folder: str, metadata: parts.Metadata, sums: Checksums | None) -> None:
         super().__init__(folder)
         self._metadata, self._sums, self._folder = metadata, sums, Path(folder)
 

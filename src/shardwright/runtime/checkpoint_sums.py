@@ -53,7 +53,7 @@ class _Summed:
     sum: int
 
 
-class Writer(dcp.FileSystemWriter):
+class SummingWriter(dcp.FileSystemWriter):
     """PyTorch's writer, which adds the checksums."""
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Writer(dcp.FileSystemWriter):
         write(self._folder / FILE, json.dumps({"format": FORMAT, "metadata": about, "entries": entries}))
 
 
-class Sums:
+class Checksums:
     """The checksums of one checkpoint."""
 
     def __init__(self, folder: str | Path, document: _Document) -> None:
@@ -109,7 +109,7 @@ class Sums:
             raise _damaged(self._folder, f"{name} in {file} is")
 
 
-def read_sums(folder: str | Path) -> Sums | None:
+def read_sums(folder: str | Path) -> Checksums | None:
     """The checksums of a checkpoint; none where it was written without."""
     path = Path(folder) / FILE
     if not path.exists():
@@ -121,7 +121,7 @@ def read_sums(folder: str | Path) -> Sums | None:
     document = read_record(_Document, data, where=f"{str(path)!r} is damaged", error=RunError, remedy=INSTEAD)
     if document.format != FORMAT:
         raise RunError(f"{str(path)!r} is damaged, or of a later format than {FORMAT!r}.", INSTEAD)
-    return Sums(folder, document)
+    return Checksums(folder, document)
 
 
 def say_unchecked(folder: str | Path) -> None:

@@ -11,8 +11,8 @@ from shardwright.lowering.collectives import in_place, ledger, run_step
 from shardwright.program import Instruction, Kind, Program
 from shardwright.program.dataflow import Change
 from shardwright.program.steps import BoundStep
-from shardwright.runtime.actions import Action, Run
-from shardwright.runtime.buckets import Flat
+from shardwright.runtime.actions import Action, PassState
+from shardwright.runtime.buckets import FlatBucket
 from shardwright.runtime.bundles import Gathering, Packed, Scattering, packed_gradients, packed_shards
 from shardwright.runtime.rank import Rank
 
@@ -20,7 +20,7 @@ from shardwright.runtime.rank import Rank
 class Communication:
     """Makes the actions of what travels."""
 
-    def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:
+    def __init__(self, program: Program, rank: Rank, flats: Sequence[FlatBucket]) -> None:
         self.program, self.flow, self.rank, self.flats = program, program.flow, rank, flats
         self.kinds: dict[Kind, Callable[[Instruction], Action]] = {
             Kind.CHANGE: self._change,
@@ -38,7 +38,7 @@ class Communication:
         step, (source,), (result,) = self._bound(instruction.steps[0].bound), instruction.reads, instruction.writes
         if step.kind == "all_reduce" and self.program.slots[result].alias == source:
 
-            def summed(run: Run) -> None:
+            def summed(run: PassState) -> None:
                 x, run.slots[source] = run.slots[source], None
                 own = (
                     x is not None and getrefcount(x) <= 2
@@ -47,7 +47,7 @@ class Communication:
 
             return summed
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             x = run.slots[source]
             run.slots[result] = None if x is None else run_step(x, step)
 
@@ -60,13 +60,13 @@ class Communication:
         given, (result,) = instruction.reads, instruction.writes
         if instruction.steps[0].step.kind == "all_gather":
 
-            def shards(run: Run) -> None:
+            def shards(run: PassState) -> None:
                 run.slots[result] = packed_shards([run.slots[s] for s in given], steps)
 
             return shards
         shapes = [self._shape_of(traveller.node) for traveller in instruction.steps]
 
-        def gradients(run: Run) -> None:
+        def gradients(run: PassState) -> None:
             run.slots[result] = _packed([run.slots[s] for s in given], shapes, steps)
 
         return gradients
@@ -76,7 +76,7 @@ class Communication:
         one = len(instruction.writes) == 1
         pairs = list(zip([instruction.name] if one else tensors, instruction.reads, strict=True))
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             for tensor, slot in pairs:
                 if run.slots[slot] is not None:
                     flat.fill(tensor, run.slots[slot])
@@ -87,7 +87,7 @@ class Communication:
         step, alone = self._bound(instruction.steps[0].bound), len(instruction.steps) == 1
         (given,), (result,) = instruction.reads, instruction.writes
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             packed = packed_shards([run.slots[given]], [step]) if alone else run.slots[given]
             run.slots[result] = Gathering.start(packed, step)
 
@@ -102,9 +102,9 @@ class Communication:
         started, writes = instruction.reads[0], instruction.writes
         steps = [self._bound(traveller.bound) for traveller in instruction.steps]
         if instruction.steps[0].step.kind == "all_gather":
-            return self._landing(instruction.steps[0].step.kind, started, steps, writes)
+            return self._landing(started, steps, writes)
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             scattering = run.slots[started]
             parts = [None] * len(writes) if scattering is None else scattering.wait()
             for slot, part in zip(writes, parts, strict=True):
@@ -114,10 +114,10 @@ class Communication:
 
     def _unpack(self, instruction: Instruction) -> Action:
         steps = [self._bound(traveller.bound) for traveller in instruction.steps]
-        return self._landing("all_gather", instruction.reads[0], steps, instruction.writes)
+        return self._landing(instruction.reads[0], steps, instruction.writes)
 
-    def _landing(self, kind: str, started: int, steps: list[BoundStep], writes: Sequence[int]) -> Action:
-        def act(run: Run) -> None:
+    def _landing(self, started: int, steps: list[BoundStep], writes: Sequence[int]) -> Action:
+        def act(run: PassState) -> None:
             arrived = run.slots[started].wait()
             record = ledger()
             if record is not None:
@@ -132,7 +132,7 @@ class Communication:
         (given,), (result,) = instruction.reads, instruction.writes
         size = sum(traveller.step.bytes_in for traveller in instruction.steps)
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             packed, run.slots[given] = run.slots[given], None  # the work keeps what it needs of it
             if packed is None:
                 run.slots[result] = None
@@ -159,7 +159,7 @@ def _packed(gradients: list[Tensor | None], shapes: Sequence[tuple[int, ...]], s
     return packed_gradients(whole, steps)._replace(missing=tuple(i for i, g in enumerate(gradients) if g is None))
 
 
-def nothing(run: Run) -> None:
+def nothing(run: PassState) -> None:
     """Nothing to do: what the instruction stands for happens inside another."""
 
 

@@ -15,7 +15,7 @@ from shardwright.operators.record import draws
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Change, Compute
-from shardwright.runtime.actions import Action, Backward, Forward, Plain, Run
+from shardwright.runtime.actions import Action, Backward, Forward, PassState, Plain
 from shardwright.runtime.rank import Rank
 
 
@@ -39,7 +39,7 @@ class Computation:
         assert isinstance(node, Compute)
         return node
 
-    def _derivative(self, number: int, node: Compute) -> Lazy:
+    def _derivative(self, node: Compute) -> Lazy:
         """How a node is run forward and backward; nodes that call alike share it."""
         like = tuple(self.flow.values[v].local for v in node.inputs)
         returning = tuple(i for i, v in enumerate(node.inputs) if self.flow.roots_of[v] in self._again)
@@ -60,7 +60,7 @@ class Computation:
         pairs = tuple(zip(outputs, places, strict=True))
         act: Action
         if keep and saved is not None and writes_saved:
-            found = self._derivative(instruction.node, node)
+            found = self._derivative(node)
             act = Forward(found, reads, pairs, saved, self._views_to_return(node))
         else:
             if instruction.node not in self._calls:
@@ -76,11 +76,11 @@ class Computation:
         """A random operator of a block that is computed again draws the same numbers there."""
         number, device = instruction.node, self.rank.device
 
-        def first(run: Run) -> None:
+        def first(run: PassState) -> None:
             run.random[number] = random_state(device)
             act(run)
 
-        def again(run: Run) -> None:
+        def again(run: PassState) -> None:
             now = random_state(device)
             set_random_state(run.random.pop(number), device)
             try:
@@ -108,7 +108,7 @@ class Computation:
         pairs = self._written(instruction, chosen)
         places = tuple(node.inputs.index(v) for v, _ in pairs)
         writes = tuple(slot for _, slot in pairs)
-        found = self._derivative(instruction.node, node)
+        found = self._derivative(node)
         views = tuple(p for p in self._views_to_return(node) if inputs[p] is not None and saved is not None)
         trained, held = self._trained(chosen), self.rank.held
 

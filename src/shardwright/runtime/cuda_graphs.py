@@ -1,9 +1,10 @@
 """CUDA graphs in one pool of memory, in which everything lies where it was planned.
 
-A first recording is a rehearsal: which requests the allocator gets, and when they end, is read from its own history, so that
-what kernels take for themselves is known to the byte. The requests are packed (:mod:`~shardwright.costs.steering`), the
-rehearsal is thrown away, and a second recording is made in one segment of the planned size, in which a script keeps open
-only the places where results should lie. Nothing else differs: the same kernels in the same order, at other addresses.
+A first recording is a rehearsal: which requests the allocator gets, and when they end, is read from its own history, so
+that what kernels take for themselves is known to the byte. The requests are packed
+(:mod:`~shardwright.runtime.planned_allocation`), the rehearsal is thrown away, and a second recording is made in one
+segment of the planned size, in which a script keeps open only the places where results should lie. Nothing else differs:
+the same kernels in the same order, at other addresses.
 
 What is not as it was rehearsed is still right, only larger: then, and where something cannot be planned, recordings are made
 as the allocator serves them, and the log says why, once.
@@ -35,9 +36,9 @@ from shardwright._torch_compat import (
     record_allocations,
     recorded_allocations,
 )
-from shardwright.costs.steering import Event, Steering, performed, steered
 from shardwright.garbage import collection_paused
 from shardwright.lowering.randomness import drawing_from, standing_generators
+from shardwright.runtime.planned_allocation import AllocatorEvent, PlannedAllocation, performed, planned_allocation
 
 SWITCH = "SHARDWRIGHT_CUDA_GRAPHS"
 """Set to 0 in the environment: nothing is captured."""
@@ -182,7 +183,7 @@ class CudaGraphs:
         if not reserved / _WITHIN <= expected <= reserved * _WITHIN:
             self._not_planned(f"the allocator took {reserved} bytes where its model takes {expected}")
             return False
-        steering = steered(windows)
+        steering = planned_allocation(windows)
         if steering.reserved >= reserved:
             self._act = None
             return False
@@ -254,7 +255,7 @@ class _Rehearsal:
     def end(self) -> list[Allocation]:
         return recorded_allocations(self._device)
 
-    def windows(self, segments: Sequence[Segment]) -> list[list[Event]]:
+    def windows(self, segments: Sequence[Segment]) -> list[list[AllocatorEvent]]:
         """The requests of every window that were served from these segments."""
         events = self.end()
         latest = {event.address: place for place, event in enumerate(events) if event.taken}
@@ -262,7 +263,7 @@ class _Rehearsal:
             latest.get(mark.data_ptr(), -1) for mark in self._marks
         }  # a mark stays, so its request is the last there
         ranges = sorted((s.address, s.address + s.size) for s in segments)
-        windows: list[list[Event]] = []
+        windows: list[list[AllocatorEvent]] = []
         alive: dict[int, int] = {}
         for place, event in enumerate(events):
             near = bisect_right(ranges, (event.address, _HIGHEST)) - 1
@@ -271,9 +272,9 @@ class _Rehearsal:
             elif windows and near >= 0 and event.address < ranges[near][1]:
                 if event.taken:
                     alive[event.address] = place
-                    windows[-1].append(Event(place, event.size))
+                    windows[-1].append(AllocatorEvent(place, event.size))
                 elif event.address in alive:
-                    windows[-1].append(Event(alive.pop(event.address), 0))
+                    windows[-1].append(AllocatorEvent(alive.pop(event.address), 0))
         if len(windows) != len(self._marks):
             raise RuntimeError(f"of {len(self._marks)} parts of the step the allocator's history shows {len(windows)}")
         return windows
@@ -282,7 +283,7 @@ class _Rehearsal:
 class _Performance:
     """Keeps open the planned places."""
 
-    def __init__(self, device: torch.device, steering: Steering) -> None:
+    def __init__(self, device: torch.device, steering: PlannedAllocation) -> None:
         self._device, self.steering = device, steering
         self._held: list[Tensor | None] = []
         self._number = -1

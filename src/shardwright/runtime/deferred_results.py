@@ -29,7 +29,7 @@ from shardwright.waiting import wait_for
 
 
 @dataclass(frozen=True, eq=False)
-class Output:
+class ModuleOutput:
     """An output of a module: how this rank's parts become the whole of every micro-batch (``None`` where it has none), how
     these become that of the batch, and the ranks that have it."""
 
@@ -59,7 +59,7 @@ class Output:
 class ResultParts(NamedTuple):
     """An output of one call, as this rank has it: its part of every micro-batch, ``None`` where others have it."""
 
-    output: Output
+    output: ModuleOutput
     parts: Sequence[Tensor | None]
 
     def whole(self, broadcast: ResultBroadcast | None = None) -> Tensor:

@@ -185,7 +185,7 @@ class Execution:
             with self._step_end.around(scaled=self.deferred or scale is not None):
                 if not (self._plain and performer.reduce(scale)):
                     self._hold_back(performer, scale)
-                    self._bring_home()
+                    self._reduce_waiting()
         performer.finish()
         return list(self.boundary.gradients(flight, scale))
 
@@ -200,7 +200,7 @@ class Execution:
                 total[key] = total[key] + gradient if key in total else gradient
 
     def _take_along(self) -> None:
-        """What passes of other programs have held back goes home too."""
+        """What passes of other programs have held back is reduced too."""
         holding = self.rank.gradients.holding
         for other in [other for other in holding if other is not self]:
             other.reduce()
@@ -209,9 +209,9 @@ class Execution:
     def reduce(self) -> None:
         """Gradients that were kept back are summed and given to the parameters."""
         with self._step_end.around(scaled=False):
-            self._bring_home()
+            self._reduce_waiting()
 
-    def _bring_home(self) -> None:
+    def _reduce_waiting(self) -> None:
         for stage, part in self._largest.items():
             with named(closing_name(stage)):
                 part.executor.reduce(self.waiting[stage])

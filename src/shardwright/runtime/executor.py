@@ -20,9 +20,8 @@ from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import instruction_name
 from shardwright.program.passes import reduced_apart
-from shardwright.runtime.actions import Action, Run
-from shardwright.runtime.bucket_reduction import SideStream
-from shardwright.runtime.buckets import Flat
+from shardwright.runtime.actions import Action, PassState
+from shardwright.runtime.buckets import FlatBucket, SideStream
 from shardwright.runtime.communication import Communication, nothing
 from shardwright.runtime.computation import Computation
 from shardwright.runtime.gradient_reduction import GradientReduction, KeptBack
@@ -30,7 +29,7 @@ from shardwright.runtime.rank import Rank
 from shardwright.runtime.regions import Compiled, Row, numbers_of
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 
-Instead = Callable[[Run, int], bool]
+Instead = Callable[[PassState, int], bool]
 """May take over an instruction of a pass under way, by its number: whether it has."""
 
 TRACED_AFTER = 3
@@ -48,7 +47,7 @@ class Executor:
         self.passes = 0
         lines = [rank.line(self.flow.place.line(axis)) for axis in range(len(self.flow.place.axes))]
         aside = SideStream()
-        self.flats = [Flat(bucket, lines, aside, rank.held) for bucket in program.buckets]
+        self.flats = [FlatBucket(bucket, lines, aside, rank.held) for bucket in program.buckets]
         self.reduction = GradientReduction(program, rank, self.flats)
         self._computation = Computation(program, rank)
         self._kinds = {**Communication(program, rank, self.flats).kinds, **self.reduction.kinds}
@@ -63,12 +62,12 @@ class Executor:
         self._tables: dict[str, list[Row]] = {}
         self._sources = [self.flow.rest[name] for name in self.flow.graph.sources]
 
-    def forward(self, sources: Sequence[Tensor], keep: bool) -> Run:
+    def forward(self, sources: Sequence[Tensor], keep: bool) -> PassState:
         """A forward pass from this rank's part of every source; ``keep``: a backward pass may follow."""
         self.passes += keep
         if self.passes == TRACED_AFTER + 1 or (self.rank.compiled and 0 < self.passes <= TRACED_AFTER):
             self.settle()
-        run = Run([None] * len(self.program.slots))
+        run = PassState([None] * len(self.program.slots))
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
         with torch.no_grad():
@@ -81,13 +80,9 @@ class Executor:
         self.passes = max(self.passes, TRACED_AFTER + 1)
         self._computation.settle()
 
-    def result(self, run: Run, value: int) -> Tensor:
-        """A value that is handed out."""
-        return run.slots[self.program.elsewhere.get(value, value)]
-
     def backward(
         self,
-        run: Run,
+        run: PassState,
         gradients: Mapping[int, Tensor | None],
         kind: str = BACKWARD,
         instead: Instead | None = None,
@@ -105,7 +100,7 @@ class Executor:
         run.spent, run.slots = True, []
         return run.found
 
-    def weights(self, run: Run) -> dict[int, Tensor | None]:
+    def weights(self, run: PassState) -> dict[int, Tensor | None]:
         """The second half of a backward pass."""
         self.reduction.hold = True
         with torch.no_grad():
@@ -121,7 +116,7 @@ class Executor:
         before, self.reduction.kept_back, self.reduction.hold = self.reduction.kept_back, kept_back, False
         try:
             with torch.no_grad():
-                self._perform(_unless(instead, self._rows[REDUCE]), Run([None] * len(self.program.slots)))
+                self._perform(_unless(instead, self._rows[REDUCE]), PassState([None] * len(self.program.slots)))
         finally:  # passes that are followed by a reduction say anew where they keep gradients
             self.reduction.kept_back = {} if self.apart else before
 
@@ -134,7 +129,7 @@ class Executor:
             self._tables[kind] = self._compiled.table(rows)
         return self._tables[kind]
 
-    def _perform(self, table: list[Row], run: Run) -> None:
+    def _perform(self, table: list[Row], run: PassState) -> None:
         if profiler_runs():
             table = [(number, self._named(number, act), last) for number, act, last in table]
         if self.before is not None:
@@ -151,7 +146,7 @@ class Executor:
         """The same under the name that profiles show."""
         name = instruction_name(numbers_of(number, act), self.program.instructions)
 
-        def shown(run: Run) -> None:
+        def shown(run: PassState) -> None:
             with torch.profiler.record_function(name):
                 act(run)
 
@@ -170,8 +165,7 @@ class Executor:
         """The forward pass alone: nothing is kept for longer than it is read."""
         if self._plain is None:
             program = self.program
-            seen = {*self._sources, *(program.elsewhere.get(v, v) for v in self.flow.results)}
-            seen |= {program.elsewhere.get(v, v) for _, v in self.flow.mutations}
+            seen = {*self._sources, *program.handed_out}
             table = []
             for number in reversed(program.forward):
                 instruction = program.instructions[number]
@@ -203,7 +197,7 @@ def _performed(program: Program) -> dict[str, tuple[int, ...]]:
 
 def _unless(instead: Instead | None, table: list[Row]) -> list[Row]:
     def act_or_not(instead: Instead, number: int, act: Action) -> Action:
-        def chosen(run: Run) -> None:
+        def chosen(run: PassState) -> None:
             if not instead(run, number):
                 act(run)
 
@@ -213,7 +207,7 @@ def _unless(instead: Instead | None, table: list[Row]) -> list[Row]:
 
 
 def _preceded(before: Callable[[], None], act: Action) -> Action:
-    def both(run: Run) -> None:
+    def both(run: PassState) -> None:
         before()
         act(run)
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from shardwright._torch_compat import owns_storage
 from shardwright.program import Instruction, Kind, Program
-from shardwright.program.dataflow import Change
-from shardwright.runtime.actions import Accumulate, Action, Run
-from shardwright.runtime.buckets import Flat, deposit
+from shardwright.runtime.actions import Accumulate, Action, PassState
+from shardwright.runtime.buckets import FlatBucket, deposit
 from shardwright.runtime.rank import Rank
 
 KeptBack = dict[tuple[str, int], Tensor]
@@ -21,7 +20,7 @@ KeptBack = dict[tuple[str, int], Tensor]
 class GradientReduction:
     """Makes the actions of gradients on their way home."""
 
-    def __init__(self, program: Program, rank: Rank, flats: Sequence[Flat]) -> None:
+    def __init__(self, program: Program, rank: Rank, flats: Sequence[FlatBucket]) -> None:
         self.program, self.flow, self.rank, self.flats = program, program.flow, rank, flats
         self.kept_back: KeptBack = {}
         self.hold = False
@@ -42,11 +41,11 @@ class GradientReduction:
 
     def _arrive(self, instruction: Instruction) -> Action:
         (source,), (result,), key = instruction.reads, instruction.writes, (instruction.name, instruction.node)
-        shape = self._read_shape(instruction)
+        shape = self.flow.values[self.program.read_by(instruction)].local.shape
         dtype = self.rank.reduce_dtype
         own = source not in self._shared  # nobody else's gradient lies there, so the next can be added to it in place
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             gradient = run.slots[source]
             if gradient is not None and not self.rank.held(key[0]).requires_grad:
                 gradient = None
@@ -64,11 +63,6 @@ class GradientReduction:
 
         return act
 
-    def _read_shape(self, instruction: Instruction) -> tuple[int, ...]:
-        node = self.flow.nodes[instruction.node] if instruction.node >= 0 else None
-        value = node.result if isinstance(node, Change) else self.flow.rest[instruction.name]
-        return self.flow.values[value].local.shape
-
     def _reduce(self, instruction: Instruction) -> Action:
         flat = self.flats[instruction.bucket]
         return lambda run: flat.advance()
@@ -79,14 +73,14 @@ class GradientReduction:
             flat = self.flats[instruction.bucket]
             return lambda run: flat.hand_out(name)
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             gradient = self.own_gradient(run, slot)
             if gradient is not None:
                 deposit(rank.held(name), gradient)
 
         return act
 
-    def own_gradient(self, run: Run, slot: int) -> Tensor | None:
+    def own_gradient(self, run: PassState, slot: int) -> Tensor | None:
         """A finished gradient, which from now on belongs to its parameter alone."""
         gradient, run.slots[slot] = run.slots[slot], None
         if gradient is None or slot in self._landed:  # scattered: this rank's own, and its parts lie side by side
@@ -98,7 +92,7 @@ class GradientReduction:
         sources = {self.flow.rest[i.tensor] for i in self.flow.graph.inputs if i.tensor is not None}
         pairs = [(v, s) for v, s in self.program.gradients.items() if v in sources]
 
-        def act(run: Run) -> None:
+        def act(run: PassState) -> None:
             run.found = {value: run.slots[slot] for value, slot in pairs}
 
         return act

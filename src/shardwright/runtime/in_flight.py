@@ -47,15 +47,15 @@ def passes(tasks: Sequence[program.Task], parts: Mapping[tuple[int, int], StageP
     for number, task in enumerate(tasks):
         action = task.action
         ahead = tasks[number + 1].receives if number + 1 < len(tasks) else ()
-        borders: dict[tuple[str, int], list[Message]] = {}
+        boundaries: dict[tuple[str, int], list[Message]] = {}
         for message in task.receives:
-            borders.setdefault((message.border.tensor, message.border.target), []).append(message)
+            boundaries.setdefault((message.boundary.tensor, message.boundary.target), []).append(message)
         part = parts[action.stage, task.size]
-        names = [*borders]
+        names = [*boundaries]
         if action.kind == FORWARD:  # as the program reads them
             place = {entry.tensor: number for number, entry in enumerate(part.part.graph.inputs)}
-            names.sort(key=lambda border: place[border[0]])
-        arriving = tuple((border[0], tuple(borders[border])) for border in names)
+            names.sort(key=lambda boundary: place[boundary[0]])
+        arriving = tuple((boundary[0], tuple(boundaries[boundary])) for boundary in names)
         key = (action.stage, action.microbatch)
         expects = (*task.receives, *ahead)
         found.append(Pass(action, key, part, pass_name(action), expects, arriving, task.sends))
@@ -109,7 +109,7 @@ class CallInFlight:
             sources.append(p2p.receive(messages, part.flow.values[part.flow.rest[name]].local.shape))
         found = self.performer.forward(action, part, sources, self.keep)
         for message in task.sends:
-            p2p.send(message, found[part.results[message.border.tensor]])
+            p2p.send(message, found[part.results[message.boundary.tensor]])
         for place, name in part.part.results:
             self.results[place, action.microbatch] = found[part.results[name]]
         if part.flow.mutations:
@@ -126,9 +126,9 @@ class CallInFlight:
             gradients[value] = gradient if known is None else known + gradient
 
         for name, messages in task.arriving:
-            value, border = numbers[name], messages[0].border
+            value, boundary = numbers[name], messages[0].boundary
             found = p2p.receive(messages, flow.values[value].local.shape)
-            add(value, found / border.shares if border.shares > 1 else found)
+            add(value, found / boundary.shares if boundary.shares > 1 else found)
         for place, name in part.part.results if action.kind != WEIGHT else ():
             whole = self.arriving(place, action.microbatch)
             if whole is not None:
@@ -144,8 +144,8 @@ class CallInFlight:
         part, sent = task.part, dict[str, Tensor]()
         flow = part.flow
         for message in task.sends:
-            name = message.border.tensor
-            key = f"{name} {message.border.as_is}"
+            name = message.boundary.tensor
+            key = f"{name} {message.boundary.as_is}"
             if key not in sent:
                 value = flow.rest[name]
                 local = flow.values[value].local
@@ -154,5 +154,5 @@ class CallInFlight:
                     gradient = torch.zeros(local.shape, dtype=getattr(torch, local.dtype), device=part.rank.device)
                 gradient = gradient.expand(local.shape)
                 back_to = part.arguments.as_kept[name].backward
-                sent[key] = gradient if message.border.as_is else run_steps(gradient, back_to)
+                sent[key] = gradient if message.boundary.as_is else run_steps(gradient, back_to)
             p2p.send(message, sent[key])

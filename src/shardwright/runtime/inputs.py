@@ -89,7 +89,7 @@ class Arguments:
         received: Collection[str] = (),
     ) -> None:
         """``received`` are inputs that no call brings: another stage sends them, lying as they are kept."""
-        self._graph, self._resting, self._device = flow.graph, flow.strategy.resting, device
+        self._resting, self._device = flow.strategy.resting, device
         self._mesh_shape = flow.place.sizes
         self._without_gradient = _without_gradient(flow.graph)
         self._images = _images(flow.graph) if device.type == "cuda" else set()

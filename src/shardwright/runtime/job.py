@@ -18,7 +18,7 @@ PORTS = range(20_000, 40_000)
 
 
 @dataclass(frozen=True)
-class Task:
+class JobProcess:
     """Task ``rank`` of ``count``, ``local`` on its node; ``address`` and ``port`` are where all meet."""
 
     launcher: str
@@ -50,7 +50,7 @@ _MPI = (
 )
 
 
-def task_of(environment: Mapping[str, str]) -> Task | None:
+def task_of(environment: Mapping[str, str]) -> JobProcess | None:
     """The task that this process is, or nothing where a person started it.
 
     ``torchrun`` and Kubernetes' PyTorchJob set RANK and WORLD_SIZE (of processes the one, of pods the other); inside of an
@@ -64,12 +64,12 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
         launcher = "torchrun" if "LOCAL_RANK" in environment else "Kubernetes"
         rank, count = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         local = _number(environment, "LOCAL_RANK", 0)
-        return Task(launcher, rank, count, local, *_rendezvous(environment, launcher, alone=count == 1))
+        return JobProcess(launcher, rank, count, local, *_rendezvous(environment, launcher, alone=count == 1))
     for launcher, rank_name, size, local_rank, local_size in _MPI:
         if rank_name in environment and size in environment:
             rank, count = _number(environment, rank_name), _number(environment, size)
             alone = count == 1 or _number(environment, local_size, 0) == count
-            return Task(
+            return JobProcess(
                 launcher, rank, count, _number(environment, local_rank, 0), *_rendezvous(environment, launcher, alone)
             )
     if "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment:  # not in the batch script itself
@@ -77,7 +77,7 @@ def task_of(environment: Mapping[str, str]) -> Task | None:
         port = PORTS[_number(environment, "SLURM_JOB_ID", 0) % len(PORTS)]
         given = environment.get("MASTER_ADDR", job_hosts(environment)[0])
         local = _number(environment, "SLURM_LOCALID", 0)
-        return Task("Slurm", rank, count, local, given, _number(environment, "MASTER_PORT", port))
+        return JobProcess("Slurm", rank, count, local, given, _number(environment, "MASTER_PORT", port))
     return None
 
 

@@ -34,9 +34,8 @@ from shardwright.runtime.agreement import agree, contents, digest
 from shardwright.runtime.boundary_steps import Inputs, Outputs
 from shardwright.runtime.calling import Calling, refuse_autocast, refuse_compiler_options
 from shardwright.runtime.execution import Execution
-from shardwright.runtime.generation import generate
 from shardwright.runtime.handshake import NEW_CALL, WITH_GRADIENTS, WITHOUT_GRADIENTS, Handshake, kind
-from shardwright.runtime.pretrained import save_pretrained
+from shardwright.runtime.hugging_face import generate, save_pretrained
 from shardwright.runtime.programs import ModuleContext, Prepared, Programs
 from shardwright.runtime.rank import Gradients, Rank
 from shardwright.runtime.rows import Rows
@@ -54,7 +53,7 @@ _OUR_WAY = {"generate": generate, "save_pretrained": save_pretrained}
 
 
 @dataclass(frozen=True, eq=False)
-class Options:
+class ModuleOptions:
     """What :func:`shardwright.parallelize` was asked for that every program of a module goes by, and what it found out."""
 
     compute_dtype: torch.dtype | None = None
@@ -81,7 +80,7 @@ class ParallelModule(SplitModel):
         stages: Stages,
         tensors: Mapping[str, torch.nn.Parameter | Tensor],
         aside: Mapping[str, Tensor],
-        options: Options,
+        options: ModuleOptions,
         original: torch.nn.Module | None = None,
     ) -> None:
         """``tensors`` holds this rank's parameters (as DTensors) and buffers (local) by the graph's names, ``aside`` the
@@ -109,8 +108,6 @@ class ParallelModule(SplitModel):
             return SameRows(self._handshake, layouts, ranks, compared)
 
         self._rows = Rows(stages, options.calling) if options.inputs == "rows" else None
-        self._step_end = StepEnd(self, stages, parameters, self._handshake)
-        self._all_stages = self._step_end.all_stages
         rank = Rank(
             mesh=stages.mesh,
             device=self._device,
@@ -123,9 +120,11 @@ class ParallelModule(SplitModel):
             inputs="whole" if options.inputs == "rows" else options.inputs,
             outputs=options.outputs,
         )
+        step_end = StepEnd(rank, stages, parameters, self._handshake)
+        self._all_stages = step_end.all_stages
         # Kept out of the module tree: their state is this module's own, and names in state_dict() stay the original ones.
         self._plan, self._pipeline, self._mesh, self._stages = stages.plan, stages.pipeline, stages.mesh, stages
-        self._planned = planned = Execution(stages, rank, self._aside, self._step_end)
+        self._planned = planned = Execution(stages, rank, self._aside, step_end)
         self._draws, alone = planned.draws, len(planned.parts) == 1
         self._program: Program | None = planned.program if alone else None
         self._decisions: Decisions | None = planned.decisions if alone else None

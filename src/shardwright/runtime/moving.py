@@ -20,7 +20,7 @@ from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.plans import Plan
 from shardwright.runtime.materialise import aside_of, refuse_uneven_rest
 from shardwright.runtime.meshes import check_processes
-from shardwright.runtime.module import Options, ParallelModule
+from shardwright.runtime.module import ModuleOptions, ParallelModule
 from shardwright.runtime.recut import Moving, Resting
 from shardwright.runtime.shards import device_of
 from shardwright.runtime.stages import Stages
@@ -109,7 +109,7 @@ def refuse_held_back(model: ParallelModule) -> None:
         )
 
 
-def _refuse_parts(options: Options) -> None:
+def _refuse_parts(options: ModuleOptions) -> None:
     for name, value in (("inputs", options.inputs), ("outputs", options.outputs)):
         if value != "whole":
             raise RunError(

@@ -13,7 +13,7 @@ import math
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,8 @@ class AllStages:
 
     handshake: Handshake
     idle: tuple[int, ...]
-    number: int
-
-    @staticmethod
-    def of(handshake: Handshake, idle: Sequence[int]) -> AllStages:
-        """Every rank makes these for the same models in the same order, and so they have the same numbers."""
-        return AllStages(handshake, tuple(idle), next(_pipelines))
+    number: int = field(default_factory=lambda: next(_pipelines))
+    """Every rank makes these for the same models in the same order, and so they have the same numbers."""
 
     def told(self, mine: Tensor, order: float) -> Tensor:
         """The numbers of all ranks; each brings one of float64."""

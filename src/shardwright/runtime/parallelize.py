@@ -29,14 +29,14 @@ from shardwright.plans import Plan
 from shardwright.plans.stages import stage_text
 from shardwright.program import Decisions
 from shardwright.runtime.agreement import agree, common_graph, digest, sample
-from shardwright.runtime.assistant.from_environment import assist_if_asked
+from shardwright.runtime.assistant.starting import assist_if_asked
 from shardwright.runtime.boundary_steps import Inputs, Outputs
 from shardwright.runtime.calling import Calling, example
 from shardwright.runtime.checkpoint import load_weights
 from shardwright.runtime.inputs import example_of
 from shardwright.runtime.materialise import Initialise, aside_of, is_checkpoint, materialised, refuse_uneven_rest
 from shardwright.runtime.meshes import check_processes, kind_of_device
-from shardwright.runtime.module import Options, ParallelModule
+from shardwright.runtime.module import ModuleOptions, ParallelModule
 from shardwright.runtime.optimizers import update_locally
 from shardwright.runtime.profiling import profile_if_asked
 from shardwright.runtime.replanning import for_those_here
@@ -142,7 +142,7 @@ def parallelize(
     stages = Stages.of(
         plan, graph, kind_of_device(mesh.device_type if mesh else device), decisions=decisions, mesh=mesh
     )
-    options = Options(
+    options = ModuleOptions(
         compute_dtype=compute_dtype,
         reduce_dtype=reduce_dtype,
         inputs=inputs,

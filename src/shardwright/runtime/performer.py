@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shardwright.runtime.actions import Run
+from shardwright.runtime.actions import PassState
 from shardwright.runtime.executor import Instead
 from shardwright.runtime.gradient_reduction import KeptBack
 from shardwright.runtime.stage_program import StageProgram
@@ -48,7 +48,7 @@ class Eager:
     """Passes one by one, and what those that are under way have left."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[int, int], Run] = {}
+        self._runs: dict[tuple[int, int], PassState] = {}
         self._kept_back: dict[int, KeptBack] = {}
 
     def forward(

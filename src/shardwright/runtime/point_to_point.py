@@ -84,7 +84,7 @@ class PointToPoint:
             self._next[message.source] = max(upto + 1, self._next.get(message.source, 0))
 
     def _post(self, message: Message) -> None:
-        dtype = getattr(torch, message.border.dtype)
+        dtype = getattr(torch, message.boundary.dtype)
         buffer = torch.empty(message.parcel.shape, dtype=dtype, device=self.device)
         group = self._groups.get((message.source, message.target))
         work = dist.irecv(buffer, message.source, group=group, tag=self._number[message])

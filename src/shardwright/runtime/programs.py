@@ -219,8 +219,7 @@ class Programs:
         return self._made(graph, backward=torch.is_grad_enabled())
 
     def _made(self, graph: Graph, backward: bool) -> Prepared:
-        known = self.planned.first.stages
-        graph = _read_only(graph) if len(known.plan.stages) > 1 else graph
+        known, graph = self.planned.first.stages, _read_only(graph)
         plan = for_other_call(known.plan, known.graph, graph, backward)
         try:
             stages = known.again(graph, plan)
@@ -279,7 +278,7 @@ def _described(leaf: Any) -> Any:
 
 
 def _read_only(graph: Graph) -> Graph:
-    """The graph without parameters and buffers that nothing reads: no stage of another call need have them."""
+    """The graph without parameters and buffers that nothing reads: another call need not have them."""
     read = {name for op in graph.ops for name in op.inputs} | {ref.name for ref in refs(graph.outputs)}
     parameters = tuple(p for p in graph.parameters if p.tensor in read)
     buffers = tuple(b for b in graph.buffers if b.tensor in read)

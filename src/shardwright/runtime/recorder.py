@@ -32,12 +32,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright._torch_compat import copy_all, local_of, owns_storage, scale_all, storage_users
+from shardwright._torch_compat import copy_all, has_hooks, local_of, owns_storage, scale_all, storage_users
 from shardwright.lowering.collectives import ledger
 from shardwright.program import Kind
 from shardwright.program.recording import random_nodes, why_not_recorded
-from shardwright.runtime.actions import Run
-from shardwright.runtime.buckets import Flat, deposit, hooked, wrapped
+from shardwright.runtime.actions import PassState
+from shardwright.runtime.buckets import FlatBucket, deposit, wrapped
 from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder, Recording
 from shardwright.runtime.executor import TRACED_AFTER, Instead
 from shardwright.runtime.gradient_reduction import KeptBack
@@ -106,7 +106,7 @@ class _Home(NamedTuple):
 
     def hand_over(self) -> None:
         parameter = self.place[self.key]
-        if self.given is not None and parameter.grad is None and not hooked(parameter):
+        if self.given is not None and parameter.grad is None and not has_hooks(parameter):
             parameter.grad = self.given
         else:
             deposit(parameter, self.gradient.clone())
@@ -318,7 +318,7 @@ class StepRecorder:
                 places.give(taken.pop(key))
         return found
 
-    def _flats(self) -> list[Flat]:
+    def _flats(self) -> list[FlatBucket]:
         return [flat for executor in self._executors for flat in executor.flats]
 
     def _recorded(self, now: _Circumstances, given: Mapping[Action, _Given]) -> _Step:
@@ -433,7 +433,7 @@ class _Attempt:
         """Bringing gradients home without what only Python does: they stay where they are computed, or in their buckets."""
         executor, rank = part.executor, part.rank
 
-        def keep(run: Run, number: int) -> bool:
+        def keep(run: PassState, number: int) -> bool:
             instruction = executor.program.instructions[number]
             if instruction.kind is not Kind.DEPOSIT:
                 return False

@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright._torch_compat import compiled_function
 from shardwright.program import Program
 from shardwright.program.dataflow import Compute
-from shardwright.runtime.actions import Action, Backward, Early, Forward, Run
+from shardwright.runtime.actions import Action, Backward, Early, Forward, PassState
 
 Row = tuple[int, Action, tuple[int, ...]]
 """The number of an instruction, what it does, and the slots that nobody reads afterwards."""
@@ -164,7 +164,7 @@ class _Region:
         self.alike = tuple(alike), tuple(names[s] for s in self.writes), tuple(names[s] for s in self.reads)
         self.idle = [act.idle for _, act, _ in rows if isinstance(act, Backward)]
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: PassState) -> None:
         given = [run.slots[slot] for slot in self.reads]
         leaves: list[Tensor] = []
         shapes = tuple([_opened(value, leaves) for value in given])
@@ -184,7 +184,7 @@ class _Region:
         for (saved, place), view in function.lies:
             run.lies[self.rows[saved][1].saved, place] = view
 
-    def _one_by_one(self, run: Run) -> None:
+    def _one_by_one(self, run: PassState) -> None:
         for _, act, last in self.rows:
             act(run)
             for slot in last:
@@ -197,7 +197,7 @@ class _Region:
         lies: list[Any] = []
 
         def work(tensors: list[Tensor]) -> list[Tensor]:
-            run, arrived = Run([None] * self.slots, tracing=True), iter(tensors)
+            run, arrived = PassState([None] * self.slots, tracing=True), iter(tensors)
             for slot, template in zip(self.reads, templates, strict=True):
                 run.slots[slot] = _closed(template, arrived)
             for _, act, _ in self.rows:

@@ -11,7 +11,7 @@ from shardwright._torch_compat import locals_of
 from shardwright.program import Decisions, Program
 from shardwright.program.dataflow import Result
 from shardwright.program.stages import StageGraph
-from shardwright.runtime.actions import Run
+from shardwright.runtime.actions import PassState
 from shardwright.runtime.boundary_steps import output_steps
 from shardwright.runtime.executor import Executor
 from shardwright.runtime.inputs import Arguments
@@ -31,16 +31,14 @@ class StageProgram:
         """The inputs that the call brings."""
         self.shares = {flow.values[o.value].tensor: o.shares for o in flow.outputs if isinstance(o, Result)}
         """Between how many ranks the gradient of a result is shared out."""
-        self.results = {flow.values[o.value].tensor: o.value for o in flow.outputs if isinstance(o, Result)}
-        """The numbers of the values that are handed out."""
+        self.results = flow.result_of
         self.exits = {
             name: output_steps(flow, decisions, self.results[name], rank.bound)
             for name in dict.fromkeys(name for _, name in part.results)
         }
         """Of results of the model: the steps from this rank's part to the whole, and those of its gradient."""
-        elsewhere = program.elsewhere
         leaving = [*self.results.values(), *(value for _, value in flow.mutations)]
-        self._leaving = [(value, elsewhere.get(value, value)) for value in leaving]
+        self._leaving = [(value, program.slot_of(value)) for value in leaving]
         self._kept = [rank.home[p.tensor] for p in graph.parameters] + [rank.home[b.tensor] for b in graph.buffers]
         self._lays = not part.received and not executor.apart
         self.wanted = [flow.rest[name] for name in self.given if flow.rest[name] in program.gradients]
@@ -57,7 +55,7 @@ class StageProgram:
             return sources
         return [arguments.laid(name, x) for name, x in zip(self.flow.graph.sources, sources, strict=True)]
 
-    def handed_out(self, run: Run) -> dict[int, Tensor]:
+    def handed_out(self, run: PassState) -> dict[int, Tensor]:
         """The values of a forward pass that leave it: what others read, and what becomes a buffer."""
         slots = run.slots
         return {value: slots[slot] for value, slot in self._leaving}

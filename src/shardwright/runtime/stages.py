@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.plans.other_calls import trained
@@ -85,7 +85,7 @@ class Stages:
         rank = dist.get_rank()
         own = tuple(number for number, stage in enumerate(plan.stages) if rank in stage.ranks)
         found = tuple(
-            decisions or replace(stage.decisions, otherwise=ByPrice(priced))
+            decisions or replace(stage.decisions, otherwise=PricedDecisions(priced))
             for stage, priced in zip(plan.stages, plan.meshes, strict=True)
         )
         programs = {}

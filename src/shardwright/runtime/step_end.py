@@ -3,32 +3,50 @@ gradients come to know that there are others on other ranks. Where one mesh hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from shardwright._torch_compat import local_of
 from shardwright.graph import Parameter
 from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.deferred_results import ResultBroadcast
 from shardwright.runtime.handshake import Handshake
 from shardwright.runtime.norms import AllStages, StageGradient, belongs_to
-from shardwright.runtime.overflow import share_overflow
+from shardwright.runtime.rank import Rank
 from shardwright.runtime.stages import Stages
-from shardwright.runtime.submodules import SplitModel
+
+
+def share_overflow(gradients: Iterable[Tensor], device: torch.device) -> None:
+    """Every rank calls this with its own gradients; if any of any rank is not finite, one of each rank becomes NaN.
+
+    ``GradScaler`` looks at the gradients that its process holds, skips the update and lowers its scale if one is infinite.
+    Stages hold different parameters: each would decide alone, and the model would be half updated. One number is exchanged,
+    on the device, without waiting for it on the host.
+    """
+    local = [part for part in map(local_of, gradients) if part.numel()]
+    found = torch.zeros((), dtype=torch.float32, device=device)  # on every rank, whatever its default
+    if local:
+        found = (~torch.nn.utils.get_total_norm(local, float("inf")).isfinite()).to(torch.float32)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    if local:
+        local[0].mul_(torch.where(found > 0, torch.nan, 1.0).to(local[0].dtype))
 
 
 class StepEnd:
     """The end of a step of one module; its calls have it in common."""
 
-    def __init__(self, module: SplitModel, stages: Stages, own: Sequence[Parameter], handshake: Handshake) -> None:
+    def __init__(self, rank: Rank, stages: Stages, own: Sequence[Parameter], handshake: Handshake) -> None:
         """``own`` are the parameters that this rank holds."""
         self.broadcast = ResultBroadcast()
-        self._home, self._own, self._device = module._home, [p.tensor for p in own], stages.device
+        self._rank, self._own = rank, [p.tensor for p in own]
         self._ties = [tie for tie in stages.groups.ties.values() if tie.group is not None]
         self._copies = {tensor: len(owners) for tensor, owners in stages.pipeline.ties}
-        self.all_stages = None if stages.everywhere else AllStages.of(handshake, _idle(stages.pipeline))
+        self.all_stages = None if stages.everywhere else AllStages(handshake, _idle(stages.pipeline))
         self.finish(scaled=False)
 
     @contextmanager
@@ -37,39 +55,29 @@ class StepEnd:
         and look for overflows."""
         before: dict[str, Any] = {}
         for tie in self._ties:
-            held = self._held(tie.tensor)
+            held = self._rank.held(tie.tensor)
             # A gradient that was left may lie in a bucket, which now would not know that it is still wanted.
             before[tie.tensor], held.grad = None if held.grad is None else held.grad.clone(), None
         yield
         for tie in self._ties:
             if tie.trained:
-                tie.add_up(self._held(tie.tensor), before[tie.tensor])
+                tie.add_up(self._rank.held(tie.tensor), before[tie.tensor])
         self.finish(scaled)
 
     def finish(self, scaled: bool) -> None:
         """Gradients are where they belong; every rank of the job calls this."""
         if self.all_stages is None:
             return
-        self._show_stages(self.all_stages)
+        gradients = {tensor: self._rank.held(tensor).grad for tensor in self._own}
+        for tensor, gradient in gradients.items():  # norms of gradients are those of the whole model
+            if gradient is not None and not isinstance(gradient, StageGradient):
+                belongs_to(gradient, self.all_stages, self._copies.get(tensor, 1))
         if scaled:
-            held = map(self._held, self._own)
-            share_overflow([p.grad for p in held if p.grad is not None], self._device)
+            share_overflow([x for x in gradients.values() if x is not None], self._rank.device)
         self.broadcast.finish()
 
-    def _show_stages(self, every: AllStages) -> None:
-        """Norms of gradients are those of the whole model."""
-        for tensor in self._own:
-            gradient = self._held(tensor).grad
-            if gradient is not None and not isinstance(gradient, StageGradient):
-                belongs_to(gradient, every, self._copies.get(tensor, 1))
 
-    def _held(self, tensor: str) -> torch.nn.Parameter:
-        place, key = self._home[tensor]
-        held: torch.nn.Parameter = place[key]
-        return held
-
-
-def _idle(pipeline: Pipeline) -> list[int]:
+def _idle(pipeline: Pipeline) -> tuple[int, ...]:
     """Ranks that have stages, and nothing in them that is trained."""
     parts = next(iter(pipeline.parts.values()))
     busy = {
@@ -78,4 +86,4 @@ def _idle(pipeline: Pipeline) -> list[int]:
         if any(parameter.trainable for parameter in part.graph.parameters)
         for rank in stage.ranks
     }
-    return sorted(set(pipeline.workers) - busy)
+    return tuple(sorted(set(pipeline.workers) - busy))

@@ -42,9 +42,9 @@ class Tie:
                 "Give these stages meshes of the same sizes and the same layout of that parameter, or let it lie whole.",
             )
         mine, brings, rank = None, False, dist.get_rank()
-        for handshake in pipeline.meetings(owners):
-            group = dist.new_group([one for own in handshake for one in own])
-            for own in handshake:
+        for meeting in pipeline.meetings(owners):
+            group = dist.new_group([one for own in meeting for one in own])
+            for own in meeting:
                 if rank in own:
                     mine, brings = group, rank == own[0]
         parts = next(iter(pipeline.parts.values()))

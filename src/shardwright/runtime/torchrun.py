@@ -11,7 +11,7 @@ from shardwright._torch_compat import listen_on_loopback
 from shardwright.errors import PlanError, RunError
 from shardwright.loopback import ADDRESS
 from shardwright.plans import Plan
-from shardwright.runtime.job import Task, task_of
+from shardwright.runtime.job import JobProcess, task_of
 from shardwright.runtime.replanning import ELASTIC_VARIABLE
 
 PLAN_VARIABLE = "SHARDWRIGHT_PLAN"
@@ -65,7 +65,7 @@ def _node_count(text: str, most: bool = False) -> int:
     return int(digits)
 
 
-def node_options(task: Task, plan: Plan) -> dict[str, object]:
+def node_options(task: JobProcess, plan: Plan) -> dict[str, object]:
     """What torchrun is told where a launcher started one task on every node."""
     if plan.devices % task.count:
         raise RunError(

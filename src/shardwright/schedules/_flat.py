@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 F, I, W, B = range(len(KINDS))
 
 
-class Flat(NamedTuple):
+class FlatPipeline(NamedTuple):
     """A pipeline as arrays; ``source[source_at[s]:source_at[s + 1]]`` are the stages that stage s reads, with their
     hops.
     """
@@ -38,7 +38,7 @@ class Flat(NamedTuple):
     reader_hop: Floats
 
 
-def flatten(pipeline: Pipeline) -> Flat:
+def flatten(pipeline: Pipeline) -> FlatPipeline:
     """The arrays of a pipeline."""
     seconds = np.stack([pipeline.forward, pipeline.inputs, pipeline.weights, pipeline.inputs + pipeline.weights])
     changes = (pipeline.inputs_memory, pipeline.weights_memory, pipeline.inputs_memory + pipeline.weights_memory)
@@ -48,7 +48,7 @@ def flatten(pipeline: Pipeline) -> Flat:
     def offsets(rows: list) -> Ints:
         return np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
-    return Flat(
+    return FlatPipeline(
         pipeline.stages,
         pipeline.microbatches,
         np.asarray(pipeline.device_of, np.int64),
@@ -83,7 +83,9 @@ def named(numbers: Ints, begins: Ints, stages: int, microbatches: int) -> Schedu
 
 
 @kernel()
-def ready(flat: Flat, kind: int, stage: int, microbatch: int, done: Floats) -> float:  # pragma: no cover - compiled
+def ready(
+    flat: FlatPipeline, kind: int, stage: int, microbatch: int, done: Floats
+) -> float:  # pragma: no cover - compiled
     """When everything an action waits for has arrived, or infinity where some of it is not known yet.
 
     ``done[kind, stage, micro-batch]`` are the ends known so far, infinity elsewhere; a whole backward pass stands
@@ -103,7 +105,9 @@ def ready(flat: Flat, kind: int, stage: int, microbatch: int, done: Floats) -> f
 
 
 @kernel()
-def run_orders(flat: Flat, numbers: Ints, begins: Ints, done: Floats, starts: Floats) -> int:  # pragma: no cover
+def run_orders(
+    flat: FlatPipeline, numbers: Ints, begins: Ints, done: Floats, starts: Floats
+) -> int:  # pragma: no cover
     """Run every device's actions in order, each as early as possible; the number of actions that could run.
 
     Writes ``starts`` by place in ``numbers`` and the ends into ``done``. Searches time orders tens of thousands of times, so

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwright.costs.adding import least_adding
+from shardwright.costs.gradient_addition import least_adding
 from shardwright.errors import Infeasible
 from shardwright.operators.rules import Layout, Split
 from shardwright.search.choose import solve

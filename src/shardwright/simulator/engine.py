@@ -18,7 +18,7 @@ from math import inf
 from typing import Protocol
 
 
-class Task(Protocol):
+class TimedEvent(Protocol):
     """What the engine needs to know of an event."""
 
     @property
@@ -35,13 +35,13 @@ Row = tuple[Hashable, float, float, Sequence[int]]
 """An event as it is issued: its stream, its seconds, the host's, and the events it waits for."""
 
 
-def rows_of(tasks: Sequence[Task]) -> list[Row]:
+def rows_of(tasks: Sequence[TimedEvent]) -> list[Row]:
     """Events as they are issued."""
     return [(task.stream, task.seconds, task.host, task.after) for task in tasks]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class EventTimes:
     """When every event starts and ends, and when the host had issued it."""
 
     starts: tuple[float, ...]
@@ -150,7 +150,7 @@ class Streams:
         return starts, issued
 
 
-def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
+def run(tasks: Sequence[TimedEvent], processor: Processor | None = None) -> EventTimes:
     """Run tasks given in issue order; each may wait for earlier ones only.
 
     >>> from collections import namedtuple
@@ -162,10 +162,10 @@ def run(tasks: Sequence[Task], processor: Processor | None = None) -> Schedule:
     """
     rows, ends = rows_of(tasks), [0.0] * len(tasks)
     starts, issued = Streams(processor).run(rows, range(len(rows)), ends)
-    return Schedule(tuple(starts), tuple(ends), tuple(issued))
+    return EventTimes(tuple(starts), tuple(ends), tuple(issued))
 
 
-def critical_path(tasks: Sequence[Task]) -> float:
+def critical_path(tasks: Sequence[TimedEvent]) -> float:
     """Seconds of the longest chain of events that wait for each other: no schedule is shorter."""
     ends: list[float] = []
     for task in tasks:
@@ -173,7 +173,7 @@ def critical_path(tasks: Sequence[Task]) -> float:
     return max(ends, default=0.0)
 
 
-def lower_bound(tasks: Sequence[Task]) -> float:
+def lower_bound(tasks: Sequence[TimedEvent]) -> float:
     """The critical path, the load of the busiest stream, or the host's work, whichever is longest."""
     load: dict[Hashable, float] = {}
     for task in tasks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 from shardwright.cluster import Axis, Cluster, Link
@@ -12,12 +12,12 @@ from shardwright.costs import collectives
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.program import Program
 from shardwright.program.pipeline import Pipeline
-from shardwright.program.transfers import Border
-from shardwright.schedules import FORWARD, WEIGHT, Action, Edge
+from shardwright.program.transfers import BoundaryTensor
+from shardwright.schedules import FORWARD, Action, Edge
 
 
 class Way(NamedTuple):
-    """How a border is crossed: seconds on the link (``latency`` of them whatever its rate), bytes of the busiest rank, the
+    """How a tensor crosses: seconds on the link (``latency`` of them whatever its rate), bytes of the busiest rank, the
     link (``None``: it stays on its rank)."""
 
     seconds: float
@@ -26,7 +26,7 @@ class Way(NamedTuple):
     latency: float = 0.0
 
 
-class Tie(NamedTuple):
+class TiedSum(NamedTuple):
     """The sum of a shared parameter's gradients between the groups of ranks that hold it: latency, and seconds on links."""
 
     groups: tuple[int, ...]
@@ -43,45 +43,26 @@ class Links:
     """None where there is one stage: nothing crosses."""
     rate: float = 1.0
 
-    def crossing(self, action: Action, leaving: bool) -> Sequence[tuple[int, Border]]:
-        """What a pass sends, or what it waits for."""
-        if action.kind == WEIGHT:
-            return ()
-        back = action.kind != FORWARD
-        key = (self.pipe.micro.sizes[action.microbatch], action.stage, leaving != back, back)
-        return self._crossed.get(key, ())
-
-    @cached_property
-    def _crossed(self) -> dict[tuple[int, int, bool, bool], list[tuple[int, Border]]]:
-        """By size of microbatch and stage: what it makes or reads, and of that what gradients come back for."""
-        found: dict[tuple[int, int, bool, bool], list[tuple[int, Border]]] = {}
-        for size, borders in self.pipe.borders.items():
-            for number, one in enumerate(borders):
-                for stage, source in ((one.source, True), (one.target, False)):
-                    for back in (False, True) if one.grad else (False,):
-                        found.setdefault((size, stage, source, back), []).append((number, one))
-        return found
-
     @cache  # noqa: B019 - they live as long as the step that is simulated
     def way(self, number: int, size: int, back: bool) -> Way:
-        """How a border is crossed."""
-        one = self.pipe.borders[size][number]
+        """How a tensor crosses."""
+        one = self.pipe.boundaries[size][number]
         ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
         return way_of(one, back, self.cluster, *ends, rate=self.rate)
 
     def received(self, action: Action) -> float:
         """Bytes of the buffers that a pass receives into."""
         total = 0.0
-        for _, one in self.crossing(action, leaving=False):
+        for _, one in self.pipe.crossing(action, leaving=False):
             mine = (parcel.elements for parcel in one.parcels(action.kind != FORWARD) if parcel.target == 0)
             total += sum(mine) * DTYPE_BYTES[one.dtype]
         return total
 
-    def ties(self, program: Callable[[int], Program]) -> tuple[Tie, ...]:
+    def ties(self, program: Callable[[int], Program]) -> tuple[TiedSum, ...]:
         """The sums of shared parameters' gradients; ``program`` gives that of a stage."""
         return tuple(self._tie(name, owners, program(owners[0])) for name, owners in self.pipe.ties)
 
-    def _tie(self, name: str, owners: Sequence[int], program: Program) -> Tie:
+    def _tie(self, name: str, owners: Sequence[int], program: Program) -> TiedSum:
         pipe, flow = self.pipe, program.flow
         ranks = [rank for owner in owners for rank in pipe.stages[owner].ranks]
         link = link_between(self.cluster, ranks, ranks)
@@ -90,12 +71,12 @@ class Links:
         size = flow.values[flow.rest[name]].local.bytes
         whole = float(collectives.all_reduce(size, axis))
         wire = min(float(collectives.all_reduce(size, axis.without_latency())), whole)
-        return Tie(tuple(sorted({pipe.schedule.device_of[owner] for owner in owners})), whole - wire, wire)
+        return TiedSum(tuple(sorted({pipe.schedule.device_of[owner] for owner in owners})), whole - wire, wire)
 
     def hops(self) -> Iterator[Edge]:
         """Seconds from stage to stage, for whoever orders passes."""
         hops: dict[tuple[int, int], float] = {}
-        for one in self.pipe.borders[max(self.pipe.micro.sizes)]:
+        for one in self.pipe.boundaries[max(self.pipe.micro.sizes)]:
             key = (one.source, one.target)
             ends = [self.pipe.stages[stage].ranks for stage in key]
             backs = (False, True) if one.grad else (False,)
@@ -105,7 +86,7 @@ class Links:
 
 
 def way_of(
-    one: Border,
+    one: BoundaryTensor,
     back: bool,
     cluster: Cluster | None,
     sources: Sequence[int],
@@ -113,7 +94,7 @@ def way_of(
     *,
     rate: float = 1.0,
 ) -> Way:
-    """How a border is crossed between the ranks of two stages: what the busiest of them sends or receives."""
+    """How a tensor crosses between the ranks of two stages: what the busiest of them sends or receives."""
     given, taken = (targets, sources) if back else (sources, targets)
     out: dict[int, int] = {}
     into: dict[int, int] = {}

@@ -122,11 +122,12 @@ def alive_at(timeline: Timeline, group: int, moment: Moment) -> tuple[Alive, ...
     place, number, _ = moment
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
     stages = sorted({action.stage for action in order})
-    found = [one for stage in stages for one in _resting(timeline.stage(stage), stage, len(stages) > 1)]
+    name = {stage: f"stage {stage}" if len(stages) > 1 else "" for stage in stages}
+    found = [one for stage in stages for one in _resting(timeline.stage(stage), name[stage])]
     several = len(sizes) > 1
     if place < 0:
         kept = [(stage, timeline.stage(stage).bytes) for stage in stages]
-        found += [Alive(int(held.kept), GRADIENTS, _of("gradients", stage, stages), "") for stage, held in kept]
+        found += [Alive(int(held.kept), GRADIENTS, _labelled("gradients", name[stage]), "") for stage, held in kept]
         closing = max(held.closing for _, held in kept)
         found.append(Alive(int(closing), TEMPORARIES, "gradients on their way, and the optimizer's", ""))
     else:
@@ -135,7 +136,7 @@ def alive_at(timeline: Timeline, group: int, moment: Moment) -> tuple[Alive, ...
             back = {one.stage for one in order[: place + 1] if one.kind != FORWARD}
             kept = [(stage, timeline.stage(stage).bytes) for stage in stages if stage in back]
             found += [
-                Alive(int(held.kept), GRADIENTS, _of("gradients so far", stage, stages), "") for stage, held in kept
+                Alive(int(held.kept), GRADIENTS, _labelled("gradients so far", name[stage]), "") for stage, held in kept
             ]
         for (stage, microbatch), kind in _under_way(order[:place], action).items():
             found += _between(timeline.times[stage, sizes[microbatch]], kind, f"micro-batch {microbatch}")
@@ -147,8 +148,7 @@ def alive_at(timeline: Timeline, group: int, moment: Moment) -> tuple[Alive, ...
     return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
 
 
-def _resting(priced: PricedStage, stage: int, several: bool) -> Iterable[Alive]:
-    label = f"stage {stage}" if several else ""
+def _resting(priced: PricedStage, label: str) -> Iterable[Alive]:
     return (_alive(one, label) for one in priced.memory.storages if rests(one, priced.received))
 
 
@@ -178,8 +178,8 @@ def _between(priced: PricedStage, kind: str, label: str) -> Iterable[Alive]:
 
 
 def _alive(one: Storage, label: str) -> Alive:
-    return Alive(one.bytes, one.kind, f"{one.what}, {label}" if label else one.what, one.module)
+    return Alive(one.bytes, one.kind, _labelled(one.what, label), one.module)
 
 
-def _of(what: str, stage: int, stages: list[int]) -> str:
-    return f"{what} of stage {stage}" if len(stages) > 1 else what
+def _labelled(what: str, label: str) -> str:
+    return f"{what}, {label}" if label else what

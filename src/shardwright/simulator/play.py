@@ -40,7 +40,7 @@ class Trip(NamedTuple):
     end: float
 
 
-class Pass(NamedTuple):
+class PlayedPass(NamedTuple):
     """A pass of a rank, or what follows the last (``R``, ``U``): from its first event to its last, and when each of its
     events started, ended and was issued."""
 
@@ -76,7 +76,7 @@ class Played:
     """When everything ran, per group of ranks; ``waits``: spans in which a group idled while what it needed was on its way,
     with the stage that needed it."""
 
-    passes: list[list[Pass]]
+    passes: list[list[PlayedPass]]
     closing: list[Closing]
     trips: list[Trip]
     waits: list[list[tuple[float, float]]]
@@ -116,7 +116,7 @@ class _Play:
     stages: Mapping[tuple[int, int], PricedStage]
     links: Links
     arrived: dict[tuple[int, int, bool], tuple[float, float]] = field(default_factory=dict)
-    """By border, microbatch and direction, when it left and when it arrived."""
+    """By boundary, microbatch and direction, when it left and when it arrived."""
     done: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     """By stage and microbatch, when the events of its passes ended."""
 
@@ -150,7 +150,7 @@ class _Play:
     def _needs(self, action: Action) -> list[tuple[float, float]] | None:
         """When what a pass reads left and arrived; nothing where it has not been sent yet."""
         found = []
-        for number, _ in self.links.crossing(action, leaving=False):
+        for number, _ in self.links.pipe.crossing(action, leaving=False):
             key = (number, action.microbatch, action.kind != FORWARD)
             if key not in self.arrived:
                 return None
@@ -180,12 +180,12 @@ class _Play:
         spans = [(start, end) for start, end in zip(starts, own, strict=True) if end > start]
         start, end = (min(s for s, _ in spans), max(e for _, e in spans)) if spans else (begins, begins)
         packed = (array("d", row) for row in (starts, own, issued))  # there may be millions
-        self.played.passes[group].append(Pass(action, start, end, stage, *packed))
+        self.played.passes[group].append(PlayedPass(action, start, end, stage, *packed))
         return end
 
     def _send(self, group: int, action: Action, at: float) -> None:
         back = action.kind != FORWARD
-        for number, one in self.links.crossing(action, leaving=True):
+        for number, one in self.links.pipe.crossing(action, leaving=True):
             target = self.device_of[one.source if back else one.target]
             way = self.links.way(number, self.sizes[action.microbatch], back)
             start, end = at, at

@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cluster import Mesh
-from shardwright.costs.deciding import ByPrice
 from shardwright.costs.passes import beside_passes, once_a_step
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.costs.pricing import Event
 from shardwright.errors import LoweringError
 from shardwright.graph import Graph
@@ -27,7 +27,7 @@ from shardwright.program.pipeline import Pipeline
 from shardwright.schedules import Timing, run
 from shardwright.simulator.engine import lower_bound
 from shardwright.simulator.links import Links
-from shardwright.simulator.play import Pass, Played, play
+from shardwright.simulator.play import Played, PlayedPass, play
 from shardwright.simulator.stages import PricedStage, load_of, price_stages, work_of
 from shardwright.simulator.what_if import BETWEEN, WhatIf, link_names, not_so_many, orders_like, pipeline_like
 
@@ -36,7 +36,7 @@ from shardwright.simulator.what_if import BETWEEN, WhatIf, link_names, not_so_ma
 class RankTimeline:
     """Everything that one rank of a group does in a step of so many ``seconds``, in the order of issue, and when."""
 
-    passes: Sequence[Pass]
+    passes: Sequence[PlayedPass]
     seconds: float
     waits: Sequence[tuple[float, float]] = ()
     """Spans in which what it needed was on its way."""
@@ -283,7 +283,7 @@ def simulate(
     if what_if is not None:
         what_if.check([axis.name for axis in mesh.axes])
     pipe = Pipeline.of(graph, (Stage.of(graph, strategy),), 1, one_pass(training))
-    decided = [ByPrice(mesh) if decisions is None else decisions]
+    decided = [PricedDecisions(mesh) if decisions is None else decisions]
     times = price_stages(pipe, [mesh], decided, optimizer, what_if, coordinate=coordinate)
     return simulated(times, Links(pipe))
 
@@ -315,7 +315,7 @@ def simulate_plan(
     if what_if is not None:
         what_if.check(link_names(plan))
     meshes, count = plan.meshes, plan.microbatches if microbatches is None else microbatches
-    decided = [replace(s.decisions, otherwise=ByPrice(m)) for s, m in zip(plan.stages, meshes, strict=True)]
+    decided = [replace(s.decisions, otherwise=PricedDecisions(m)) for s, m in zip(plan.stages, meshes, strict=True)]
     orders = [plan.schedule] if count == plan.microbatches else orders_like(plan.schedule, count)
     pipe = pipeline_like(plan, graph, count, orders[0])
     try:

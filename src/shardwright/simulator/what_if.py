@@ -61,7 +61,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SecondsParts:
     """An event's seconds by what they depend on."""
 
     latency: float
@@ -69,15 +69,15 @@ class Parts:
     local: float
 
 
-def parts(event: Event, mesh: Mesh) -> Parts:
+def parts(event: Event, mesh: Mesh) -> SecondsParts:
     """The parts of one event's seconds; they add up to ``event.seconds``."""
     axis = next((axis for axis in mesh.axes if axis.name == event.stream), None)
     if event.stream == COMPUTE or axis is None or not event.collective:
-        return Parts(0.0, 0.0, event.seconds)
+        return SecondsParts(0.0, 0.0, event.seconds)
     price = collectives.SECONDS[event.collective]
     priced = min(float(price(event.bytes, axis)), event.seconds)
     wire = min(float(price(event.bytes, axis.without_latency())), priced)
-    return Parts(priced - wire, wire, event.seconds - priced)
+    return SecondsParts(priced - wire, wire, event.seconds - priced)
 
 
 def scaled(events: Sequence[Event], mesh: Mesh, what_if: WhatIf) -> tuple[Event, ...]:

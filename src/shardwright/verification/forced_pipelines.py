@@ -16,7 +16,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan, Stage
-from shardwright.program import Written
+from shardwright.program import FixedDecisions
 from shardwright.program.microbatches import microbatches
 from shardwright.program.stages import stage_graphs
 from shardwright.schedules import known_schedule
@@ -46,7 +46,7 @@ def forced_pipeline(graph: Graph, devices: int, draws: int = 0) -> tuple[Plan | 
         return None, error.message
     each = devices // STAGES
     stages = tuple(
-        Stage(tuple(cuts[n]), tuple(range(n * each, (n + 1) * each)), strategy, Written())
+        Stage(tuple(cuts[n]), tuple(range(n * each, (n + 1) * each)), strategy, FixedDecisions())
         for n, strategy in enumerate(strategies)
     )
     return Plan.of(graph, stages, known_schedule("1f1b", STAGES, MICROBATCHES), search="two stages"), ""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.cluster import Cluster, Mesh, meshes, parse_cluster
-from shardwright.costs.deciding import ByPrice
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.errors import PlanError, RunError
 from shardwright.frontend import capture
 from shardwright.graph import Graph
@@ -82,7 +82,7 @@ def check(
         graph = shown.graph
         plan = replace(plan, signature=Signature.of(graph)) if isinstance(plan, Plan) else plan
     with all_double(dtype == torch.float64):
-        asked: dict[str, Any] = {} if priced is None else {"decisions": ByPrice(priced)}
+        asked: dict[str, Any] = {} if priced is None else {"decisions": PricedDecisions(priced)}
         whole = isinstance(plan, Strategy) or plan.whole
         asked |= {"outputs": "dtensor"} if whole else {}
         parallel = parallelize(model, plan, args, kwargs, keep=True, graph=graph, **asked)

@@ -28,7 +28,7 @@ from shardwright.plans import Plan
 from shardwright.runtime import parallelize
 from shardwright.runtime.assistant import Assistant, assist, changing, clocks, drop_ranks, links
 from shardwright.runtime.assistant import assistant as acting
-from shardwright.runtime.assistant.from_environment import ASSIST_VARIABLE
+from shardwright.runtime.assistant.starting import ASSIST_VARIABLE
 from shardwright.runtime.checkpoint import load_checkpoint, save_checkpoint
 from shardwright.runtime.shards import whole
 from shardwright.search.baselines import restriction

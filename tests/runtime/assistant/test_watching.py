@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from shardwright.runtime.assistant.drop_ranks import Absence
-from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
+from shardwright.runtime.assistant.watching import Rule, SpeedWatch, Verdict
 
 COST = 1.0
 """Seconds of a move; a row takes 10 ms."""
@@ -17,7 +17,7 @@ class Ranks:
     """Ranks whose rows take 10 ms each, and a fixed part; ``slow`` maps ranks to factors, with noise and lone spikes."""
 
     def __init__(self, rows: list[int], fixed: float = 0.0, noise: float = 0.02, spikes: float = 0.0) -> None:
-        self.watch, self.fixed, self.noise, self.spikes = Watch(tuple(rows)), fixed, noise, spikes
+        self.watch, self.fixed, self.noise, self.spikes = SpeedWatch(tuple(rows)), fixed, noise, spikes
         self.random, self.step, self.slow = Random(1), 0, dict[int, float]()
         self.seen = 0.7
         """Of the fixed part, what the clocks see by themselves."""
@@ -100,14 +100,14 @@ def test_a_rank_that_only_waits_is_not_slow() -> None:
 def test_a_move_must_pay_for_itself() -> None:
     """Two thirds of a second are saved per step: worth 100 seconds within 200 steps, not within 100."""
     for steps, moves in ((100, False), (200, True)):
-        watch = Watch((50, 50), Rule(steps=steps))
+        watch = SpeedWatch((50, 50), Rule(steps=steps))
         for number in range(8):
             watch.add(number, [1.0, 2.0], [1.0, 0.0])
         assert (watch.verdict(100.0) is not None) == moves
 
 
 def test_steps_that_a_rank_does_not_know_are_passed_over() -> None:
-    watch = Watch((8, 8))
+    watch = SpeedWatch((8, 8))
     for number in range(6):
         watch.add(number, [1.0, float("nan")], [0.0, 0.0])
     assert watch.verdict(0.0) is None and watch.step_seconds is None
@@ -127,7 +127,7 @@ def test_a_rank_that_is_much_too_slow_is_left_out(ranks: int, slower: float) -> 
 
 
 def test_a_rank_is_taken_back_when_it_is_worth_its_share() -> None:
-    watch = Watch((2,) * 8, droppable=True)
+    watch = SpeedWatch((2,) * 8, droppable=True)
     for number in range(8):
         watch.add(number, [1.0, 30.0, *[1.0] * 6], [29.0, 0.0, *[29.0] * 6])
     found = watch.verdict(1.0)
@@ -142,7 +142,7 @@ def test_a_rank_is_taken_back_when_it_is_worth_its_share() -> None:
 def test_a_stage_that_nobody_waits_for_keeps_its_rows() -> None:
     """Its own ranks would be faster; the step would not."""
     for others, moves in ((0.0, True), (2.5, False)):
-        watch = Watch((8, 8))
+        watch = SpeedWatch((8, 8))
         for number in range(8):
             watch.add(number, [1.0, 2.0], [1.0, 0.0], others=others)
         assert (watch.verdict(0.0) is not None) == moves

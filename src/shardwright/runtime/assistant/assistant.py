@@ -23,9 +23,9 @@ from shardwright.program.steps import Line
 from shardwright.runtime.assistant.changing import Changes
 from shardwright.runtime.assistant.clocks import clock_on
 from shardwright.runtime.assistant.events import Diary, Event, log
-from shardwright.runtime.assistant.links import WINDOW, Answer, LinkWatch
+from shardwright.runtime.assistant.links import WINDOW, LinkWatch, OtherPlan
 from shardwright.runtime.assistant.watched_movers import FIXED, WAITED, WatchedMover, instructions_of, watched_movers
-from shardwright.runtime.assistant.watching import Rule, Verdict, Watch
+from shardwright.runtime.assistant.watching import Rule, SpeedWatch, Verdict
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.module import ParallelModule
 from shardwright.waiting import stop_clock
@@ -77,7 +77,7 @@ class Assistant:
         return self._movers[0].rows if self._movers else ()
 
     @property
-    def watch(self) -> Watch:
+    def watch(self) -> SpeedWatch:
         """What is known of those who share them."""
         return self._movers[0].watch
 
@@ -245,7 +245,7 @@ class Assistant:
 
     def _go_over(
         self,
-        answer: Answer,
+        answer: OtherPlan,
         slowness: tuple[float, ...],
         rank: int,
         since: int,

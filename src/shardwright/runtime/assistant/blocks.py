@@ -27,7 +27,7 @@ from shardwright.runtime.module import ParallelModule
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockCounts:
     """How many blocks can be moved of those of every device of the schedule: all but one in each further stage of it."""
 
     rows: tuple[int, ...]
@@ -50,7 +50,7 @@ class BlockMover(Mover):
         self._stages = [[n for n, own in enumerate(place) if own == d] for d in range(plan.schedule.devices)]
         """Of every device; a rank that is slow is so in all of them."""
         counts = blocks_of(plan, module.graph)
-        super().__init__(module, optimizer, Blocks(tuple(self._movable(counts, own) for own in self._stages)))
+        super().__init__(module, optimizer, BlockCounts(tuple(self._movable(counts, own) for own in self._stages)))
         self.droppable = self.droppable and len(self._stages) == len(place)  # one stage of several cannot be left out
 
     def _movable(self, counts: Sequence[int], own: Sequence[int]) -> int:

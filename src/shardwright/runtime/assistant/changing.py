@@ -15,7 +15,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.plans import Plan
 from shardwright.runtime.assistant import events
 from shardwright.runtime.assistant.drop_ranks import Absence, look_every, reference_speed
-from shardwright.runtime.assistant.links import PLANNING_SECONDS, Answer, LinkWatch, answer_for
+from shardwright.runtime.assistant.links import PLANNING_SECONDS, LinkWatch, OtherPlan, answer_for
 from shardwright.runtime.assistant.other_plans import ALIKE, answer_for_ranks
 from shardwright.runtime.assistant.watched_movers import WatchedMover
 from shardwright.runtime.assistant.watching import Rule, Speeds, Verdict
@@ -92,7 +92,7 @@ class Changes:
         self.absence, self._returned = None, self._returned + 1
         return True
 
-    def for_ranks(self, watched: WatchedMover, move_seconds: float) -> tuple[Answer, Speeds] | None:
+    def for_ranks(self, watched: WatchedMover, move_seconds: float) -> tuple[OtherPlan, Speeds] | None:
         """Where ranks have changed their speeds and shares cannot make up for it: the plan that is enough faster."""
         plan, speeds = self._plan, watched.watch.speeds(STEADY)
         if plan is None or speeds is None or self.absence is not None:
@@ -125,11 +125,11 @@ class Changes:
         known = module._options.judged_on is not None and module._stages.on_one_mesh
         return module.plan if known and self._optimizer is not None else None
 
-    def _pays(self, answer: Answer, step_seconds: float, move_seconds: float) -> bool:
+    def _pays(self, answer: OtherPlan, step_seconds: float, move_seconds: float) -> bool:
         saved = 1 - answer.expected / answer.staying
         return saved >= self._rule.gain and step_seconds * saved * self._rule.steps >= answer.spent + move_seconds
 
-    def for_links(self, links: LinkWatch, step_seconds: float, move_seconds: float) -> Answer | None:
+    def for_links(self, links: LinkWatch, step_seconds: float, move_seconds: float) -> OtherPlan | None:
         """Where a link has changed: the plan for it that is enough faster than staying."""
         plan = self._plan
         if plan is None:

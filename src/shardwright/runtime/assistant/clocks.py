@@ -17,7 +17,7 @@ import torch
 from shardwright.waiting import start_clock
 
 
-class Seconds(NamedTuple):
+class StepSeconds(NamedTuple):
     """Of one step of one rank; ``update`` is the part of the work after the backward pass, where that is known."""
 
     work: float
@@ -25,7 +25,7 @@ class Seconds(NamedTuple):
     update: float = 0.0
 
 
-UNKNOWN = Seconds(float("nan"), float("nan"))
+UNKNOWN = StepSeconds(float("nan"), float("nan"))
 
 
 class HostClock:
@@ -38,7 +38,7 @@ class HostClock:
         self._turned: float | None = None
         self._waited = self._began = 0.0
         self._update: tuple[float, float] | None = None
-        self._steps: deque[Seconds] = deque()
+        self._steps: deque[StepSeconds] = deque()
 
     def wait_begins(self) -> None:
         self._began = perf_counter()
@@ -56,14 +56,14 @@ class HostClock:
         if self._turned is not None:
             began, waited = (now, self._waited) if self._update is None else self._update
             update = now - began - (self._waited - waited)
-            own = Seconds(now - self._turned - self._waited, self._waited, update)
+            own = StepSeconds(now - self._turned - self._waited, self._waited, update)
             self._steps.append(own if typical else UNKNOWN)
         self._turned, self._waited, self._update = now, 0.0, None
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def take(self, count: int) -> list[Seconds]:
+    def take(self, count: int) -> list[StepSeconds]:
         """The oldest steps that were not taken yet."""
         return [self._steps.popleft() for _ in range(count)]
 
@@ -111,7 +111,7 @@ class DeviceClock:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def take(self, count: int) -> list[Seconds]:
+    def take(self, count: int) -> list[StepSeconds]:
         """The oldest steps that were not taken yet; what the device has not done by now is unknown."""
         found = []
         for began, update, ended, waits, typical in (self._steps.popleft() for _ in range(count)):
@@ -119,7 +119,9 @@ class DeviceClock:
                 found.append(UNKNOWN)
                 continue
             waited = sum(start.elapsed_time(stop) for start, stop in waits) / 1e3
-            found.append(Seconds(began.elapsed_time(ended) / 1e3 - waited, waited, update.elapsed_time(ended) / 1e3))
+            found.append(
+                StepSeconds(began.elapsed_time(ended) / 1e3 - waited, waited, update.elapsed_time(ended) / 1e3)
+            )
         return found
 
 

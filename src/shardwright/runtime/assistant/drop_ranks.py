@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate
 
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan, Stage
-from shardwright.program import Written
+from shardwright.program import FixedDecisions
 from shardwright.runtime.assistant.watching import Rule, Verdict, dealt
 
 Plans = Callable[[tuple[int, ...]], Plan]
@@ -40,7 +40,7 @@ def without_ranks(stage: Stage, shares: Any, rows: Sequence[int]) -> Stage:
     dealt_out = {} if len(kept) == 1 else {shares.name: tuple(count / sum(counts) for count in counts)}
     strategy = replace(strategy, axes=axes, shares={**others, **dealt_out})
     alone = _uncut(strategy, axis) if len(kept) == 1 else strategy
-    decisions = stage.decisions if len(kept) == len(rows) else Written(sizes=stage.decisions.sizes)
+    decisions = stage.decisions if len(kept) == len(rows) else FixedDecisions(sizes=stage.decisions.sizes)
     return replace(stage, ranks=tuple(ranks.flatten().tolist()), strategy=alone, decisions=decisions, prediction=None)
 
 

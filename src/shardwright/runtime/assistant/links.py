@@ -83,7 +83,7 @@ def _slower(link: Link, factor: float) -> Link:
 
 
 @dataclass(frozen=True)
-class Answer:
+class OtherPlan:
     """What was found for changed links or ranks: a plan, and by the simulator the seconds of staying and of going over."""
 
     plan: Plan
@@ -92,7 +92,7 @@ class Answer:
     spent: float
 
 
-def answer_for(plan: Plan, graph: Graph, factor: float) -> Answer | None:
+def answer_for(plan: Plan, graph: Graph, factor: float) -> OtherPlan | None:
     """The plan for the cluster with its link slower by ``factor``; rank 0 makes it, all ranks are told the same.
 
     Nothing where none can be made.
@@ -100,7 +100,7 @@ def answer_for(plan: Plan, graph: Graph, factor: float) -> Answer | None:
     return told_to_all(lambda: _planned(plan, graph, with_slower_link(plan.cluster, factor)))
 
 
-def told_to_all(made: Callable[[], Answer | None]) -> Answer | None:
+def told_to_all(made: Callable[[], OtherPlan | None]) -> OtherPlan | None:
     """What rank 0 makes, on every rank; nothing where it cannot: as it is, the job runs."""
     told: list[tuple[str, float, float, float] | None] = [None]
     if dist.get_rank() == 0:
@@ -112,14 +112,14 @@ def told_to_all(made: Callable[[], Answer | None]) -> Answer | None:
     if told[0] is None:
         return None
     text, staying, expected, spent = told[0]
-    return Answer(from_json(text), staying, expected, spent)
+    return OtherPlan(from_json(text), staying, expected, spent)
 
 
-def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> Answer:
+def _planned(plan: Plan, graph: Graph, cluster: Cluster) -> OtherPlan:
     from shardwright.simulator import simulate
 
     began = perf_counter()
     found = planned_again(plan, graph, cluster, time_limit=PLANNING_SECONDS)
     mesh = mesh_of(cluster, plan.stages[0].strategy.sizes).with_shares(plan.stages[0].strategy.shares)
     staying = simulate(graph, plan.stages[0].strategy, mesh).seconds
-    return Answer(found, staying, found.prediction.step_seconds, perf_counter() - began)
+    return OtherPlan(found, staying, found.prediction.step_seconds, perf_counter() - began)

@@ -18,7 +18,7 @@ from shardwright.errors import RunError, ShardwrightError
 from shardwright.graph import Graph
 from shardwright.plans import Plan
 from shardwright.program import build
-from shardwright.runtime.assistant.links import PLANNING_SECONDS, Answer, told_to_all
+from shardwright.runtime.assistant.links import PLANNING_SECONDS, OtherPlan, told_to_all
 from shardwright.runtime.assistant.movable import movable
 from shardwright.runtime.assistant.prices import uncut_part
 from shardwright.runtime.assistant.watching import dealt
@@ -30,7 +30,7 @@ ALIKE = 1.1
 """Ranks whose slownesses are within this factor are alike."""
 
 
-def answer_for_ranks(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | None) -> Answer | None:
+def answer_for_ranks(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | None) -> OtherPlan | None:
     """The plan for ranks of these slownesses; rank 0 makes it, all ranks are told the same. Nothing where none is better.
 
     ``home``: the plan that was left for ranks that were slow, if any.
@@ -38,7 +38,7 @@ def answer_for_ranks(plan: Plan, graph: Graph, slowness: Sequence[float], home: 
     return told_to_all(lambda: _planned(plan, graph, slowness, home))
 
 
-def _planned(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | None) -> Answer | None:
+def _planned(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | None) -> OtherPlan | None:
     began = perf_counter()
     staying, best = seconds_at(plan, graph, slowness), None
     if home is not None and max(slowness) < ALIKE * min(slowness):
@@ -49,7 +49,7 @@ def _planned(plan: Plan, graph: Graph, slowness: Sequence[float], home: Plan | N
         given = by_speed(candidate, graph, slowness)
         expected = seconds_at(given, graph, slowness)
         if expected < staying and (best is None or expected < best.expected):
-            best = Answer(given, staying, expected, 0.0)
+            best = OtherPlan(given, staying, expected, 0.0)
     return None if best is None else replace(best, spent=perf_counter() - began)
 
 

@@ -17,7 +17,7 @@ from shardwright.errors import RunError, ShardwrightError
 from shardwright.runtime.assistant.blocks import BlockMover
 from shardwright.runtime.assistant.mover import Mover
 from shardwright.runtime.assistant.replicas import stage_movers
-from shardwright.runtime.assistant.watching import Rule, Watch
+from shardwright.runtime.assistant.watching import Rule, SpeedWatch
 from shardwright.runtime.module import ParallelModule
 
 WORK, WAITED, UPDATE, FIXED = range(4)
@@ -30,13 +30,13 @@ class WatchedMover:
 
     mover: Mover
     rule: Rule
-    watch: Watch = field(init=False)
+    watch: SpeedWatch = field(init=False)
     fixed: float = field(init=False)
     """Of this rank, asked for once: prices take longer than what is allowed in a step."""
 
     def __post_init__(self) -> None:
         self.fixed = self.mover.fixed
-        self.watch = Watch(self.units(self.mover.shares.rows), self.rule, self.mover.droppable)
+        self.watch = SpeedWatch(self.units(self.mover.shares.rows), self.rule, self.mover.droppable)
 
     @property
     def rows(self) -> tuple[int, ...]:

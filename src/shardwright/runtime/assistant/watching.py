@@ -95,7 +95,7 @@ class _Step(NamedTuple):
 
 
 @dataclass
-class Watch:
+class SpeedWatch:
     """The steps of some ranks that share ``rows``; each keeps one at least, or, where they are ``droppable``, none and is
     left out."""
 

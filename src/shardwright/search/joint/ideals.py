@@ -19,7 +19,7 @@ import numpy as np
 from shardwright.errors import ProblemError
 from shardwright.graph import Graph
 from shardwright.graph.repeats import block_paths, span_of
-from shardwright.program.means import origin
+from shardwright.program.mean_losses import origin
 from shardwright.search.joint.problem import Floats, Ints
 from shardwright.search.place._ideals import list_ideals
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.schedules import RECIPES, known_schedule
-from shardwright.schedules._flat import F, Flat, I, W, numbered, run_orders
+from shardwright.schedules._flat import F, FlatPipeline, I, W, numbered, run_orders
 
 OTHERS = ("zb-h1", "zb-h2", "interleaved-1f1b", "zb-v")
 """Orders that compete with 1F1B."""
@@ -46,7 +46,7 @@ class Order:
     """Per group, forward passes (of all its stages) that it holds at most."""
     numbers: np.ndarray
     begins: np.ndarray
-    flat: Flat
+    flat: FlatPipeline
 
     def ends(self, seconds: Sequence[float]) -> np.ndarray:
         """When each group ends its last pass, were every stage to take so many ``seconds`` for a micro-batch.
@@ -89,7 +89,7 @@ def order_of(name: str, groups: int, microbatches: int) -> Order:
     schedule = known_schedule(name, stages, microbatches, groups)
     numbers, begins = numbered(schedule)
     chain, none = np.arange(stages), np.zeros(0)
-    flat = Flat(
+    flat = FlatPipeline(
         stages,
         microbatches,
         np.asarray(schedule.device_of, np.int64),

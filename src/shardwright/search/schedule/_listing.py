@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.jit import kernel
-from shardwright.schedules._flat import F, Flat, I, Ints, W, ready
+from shardwright.schedules._flat import F, FlatPipeline, I, Ints, W, ready
 from shardwright.schedules.pipeline import Floats
 
 
@@ -40,7 +40,7 @@ class Rooms(NamedTuple):
 
 @kernel()
 def _choose(  # pragma: no cover - compiled
-    flat: Flat, rooms: Rooms, rule: Rule, device: int, nexts: Ints, done: Floats, free: float, held: float
+    flat: FlatPipeline, rooms: Rooms, rule: Rule, device: int, nexts: Ints, done: Floats, free: float, held: float
 ) -> tuple[float, int, int]:
     """The start, kind and stage of what a device does next, as far as it can know; infinity where it can do nothing."""
     best, best_start, best_kind, best_stage = np.inf, np.inf, W, -1
@@ -75,7 +75,7 @@ def _choose(  # pragma: no cover - compiled
 
 @kernel()
 def list_schedule(  # pragma: no cover - compiled
-    flat: Flat, rooms: Rooms, rule: Rule, numbers: Ints, begins: Ints
+    flat: FlatPipeline, rooms: Rooms, rule: Rule, numbers: Ints, begins: Ints
 ) -> bool:
     """Write an order of all devices into ``numbers``; false where no device could go on."""
     devices, microbatches = len(begins) - 1, flat.microbatches

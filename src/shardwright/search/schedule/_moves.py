@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardwright.jit import copy, kernel
-from shardwright.schedules._flat import F, Flat, I, Ints, run_orders
+from shardwright.schedules._flat import F, FlatPipeline, I, Ints, run_orders
 from shardwright.schedules.pipeline import Floats
 
 GUIDE = 0.1
@@ -24,14 +24,14 @@ NEAR, FAR = 3, 12
 
 
 @kernel()
-def _end(flat: Flat, numbers: Ints, starts: Floats, place: int) -> float:  # pragma: no cover - compiled
+def _end(flat: FlatPipeline, numbers: Ints, starts: Floats, place: int) -> float:  # pragma: no cover - compiled
     kind, rest = divmod(numbers[place], flat.stages * flat.microbatches)
     return starts[place] + flat.seconds[kind, rest // flat.microbatches, rest % flat.microbatches]
 
 
 @kernel()
 def measure(  # pragma: no cover - compiled
-    flat: Flat, numbers: Ints, begins: Ints, starts: Floats, makespan: bool
+    flat: FlatPipeline, numbers: Ints, begins: Ints, starts: Floats, makespan: bool
 ) -> tuple[float, float, int]:
     """The longest span (or the makespan), the mean span, and the device that is worst in it."""
     most, total, worst = -1.0, 0.0, 0
@@ -49,7 +49,7 @@ def measure(  # pragma: no cover - compiled
 
 @kernel()
 def _longest_path(  # pragma: no cover - compiled
-    flat: Flat, numbers: Ints, begins: Ints, starts: Floats, where: Ints, device: int, path: Ints
+    flat: FlatPipeline, numbers: Ints, begins: Ints, starts: Floats, where: Ints, device: int, path: Ints
 ) -> int:
     """The places of a longest path that ends with the device's last action, from there back; how many they are."""
     size, microbatches = flat.stages * flat.microbatches, flat.microbatches
@@ -96,7 +96,7 @@ def _push(numbers: Ints, low: int, high: int) -> None:  # pragma: no cover - com
 
 
 @kernel()
-def _legal(flat: Flat, numbers: Ints, begin: int, low: int, high: int, device: int) -> bool:  # pragma: no cover
+def _legal(flat: FlatPipeline, numbers: Ints, begin: int, low: int, high: int, device: int) -> bool:  # pragma: no cover
     """Whether the action just pulled to ``low`` may pass those up to ``high``, and memory keeps its limit."""
     size, microbatches = flat.stages * flat.microbatches, flat.microbatches
     kind, rest = divmod(numbers[low], size)
@@ -117,7 +117,7 @@ def _legal(flat: Flat, numbers: Ints, begin: int, low: int, high: int, device: i
 
 @kernel()
 def anneal(  # pragma: no cover - compiled
-    flat: Flat,
+    flat: FlatPipeline,
     numbers: Ints,
     begins: Ints,
     rounds: int,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import numpy as np
 from ortools.sat.python import cp_model
 
-from shardwright.schedules._flat import F, Flat, I, Ints, W
+from shardwright.schedules._flat import F, FlatPipeline, I, Ints, W
 
 UNITS = 1_000_000
 """Units of time per longest pass, where seconds are not whole numbers already."""
 
 
 def solve_exactly(
-    flat: Flat, numbers: Ints, begins: Ints, starts: np.ndarray, makespan: bool, bound: float, seconds: float
+    flat: FlatPipeline, numbers: Ints, begins: Ints, starts: np.ndarray, makespan: bool, bound: float, seconds: float
 ) -> tuple[Ints, float]:
     """Improve an order within a time limit; the order (maybe the same) and a lower bound on the measure."""
     whole = bool(
@@ -85,7 +85,7 @@ def solve_exactly(
     return order, proved
 
 
-def _limit_memory(model: cp_model.CpModel, flat: Flat, device: int, mine: list[int], start: dict) -> None:
+def _limit_memory(model: cp_model.CpModel, flat: FlatPipeline, device: int, mine: list[int], start: dict) -> None:
     """What the device holds after any pass stays within its limit; whole numbers, rounded so that nothing allowed is
     forbidden.
     """

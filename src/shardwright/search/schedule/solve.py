@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from shardwright.errors import Infeasible, ProblemError
-from shardwright.schedules._flat import B, F, Flat, I, Ints, W, flatten, named, numbered, run_orders
+from shardwright.schedules._flat import B, F, FlatPipeline, I, Ints, W, flatten, named, numbered, run_orders
 from shardwright.schedules.names import RECIPES, known_schedule
 from shardwright.schedules.pipeline import Pipeline, pipeline
 from shardwright.schedules.schedule import Schedule
@@ -94,7 +94,7 @@ class _Search:
     """The best order so far, its cost and the bound."""
 
     def __init__(self, pipeline: Pipeline, makespan: bool, bound: float, target: float) -> None:
-        self.flat: Flat = flatten(pipeline)
+        self.flat: FlatPipeline = flatten(pipeline)
         self.makespan, self.bound, self.target = makespan, bound, target
         counts = 3 * pipeline.microbatches * np.bincount(self.flat.device, minlength=pipeline.devices)
         self.begins: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

@@ -25,7 +25,7 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program.microbatches import batch_of
-from shardwright.program.transfers import Border
+from shardwright.program.transfers import BoundaryTensor
 from shardwright.reports.steps import COMPUTE, SEARCHED, PlanStep, RankStep
 from shardwright.simulator import Timeline, simulate_plan
 from shardwright.simulator.engine import Processor
@@ -34,13 +34,13 @@ from shardwright.simulator.stages import processor_of
 from shardwright.simulator.what_if import link_names, order_name
 
 
-class Words:
+class StringTable:
     """A table in which every entry stands once, and columns that say for each item how far back in it the entry stands.
 
     0 means: an entry never seen before, the next of the table. Blocks that repeat each other under new names so give
     columns that repeat too. Columns must be read in the order in which they were written.
 
-    >>> words = Words()
+    >>> words = StringTable()
     >>> words.column(["a", "b", "a"]), words.table
     ([0, 0, 2], ['a', 'b'])
     """
@@ -71,7 +71,7 @@ def differences(values: Sequence[int]) -> list[int]:
 
 def packed_step(step: RankStep) -> dict[str, Any]:
     """One kind of rank: its events and storages as columns over three tables."""
-    words, numbers = Words(), Words()
+    words, numbers = StringTable(), StringTable()
     events, apart = step.stage.events, step.parts
     streams = {name: number for number, name in enumerate(step.streams)}
     memory = step.stage.memory
@@ -173,7 +173,7 @@ def _variant(plan: Plan, timeline: Timeline, programs: list[dict[str, Any]]) -> 
         "rows": rows,
         "sizes": [rows.index(size) for size in pipe.micro.sizes],
         "programs": numbers,
-        "borders": [[_border(plan, one) for one in pipe.borders[size]] for size in rows],
+        "borders": [[_boundary_tensor(plan, one) for one in pipe.boundaries[size]] for size in rows],
         "ties": [
             [list(groups), latency, wire]
             for groups, latency, wire in timeline.links.ties(lambda stage: timeline.stage(stage).program)
@@ -182,7 +182,7 @@ def _variant(plan: Plan, timeline: Timeline, programs: list[dict[str, Any]]) -> 
     }
 
 
-def _border(plan: Plan, one: Border) -> dict[str, Any]:
+def _boundary_tensor(plan: Plan, one: BoundaryTensor) -> dict[str, Any]:
     """A tensor between two stages: how it goes there, how its gradient comes back, and what each is received into."""
     ends = [plan.stages[stage].ranks for stage in (one.source, one.target)]
     ways: list[Any] = []

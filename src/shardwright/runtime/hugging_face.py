@@ -1,10 +1,11 @@
-"""``generate`` of a parallelized Hugging Face model: the library's own loop, every step computed by the split model.
+"""``generate`` and ``save_pretrained`` of a parallelized Hugging Face model.
 
-Two programs serve a text where the library has a cache of fixed size for its model (``StaticCache``): one reads the prompt,
-padded on the right to a power of two, one computes a token, and what the cache holds goes from call to call. A padded
-prompt leaves keys and values behind its end; every token overwrites one of them before it is looked at. Other models do
-without a cache: each step computes the text so far, padded likewise, since what a causal model says about a token does not
-depend on what comes after it; exact too, and the work of a token grows with the length of its text.
+``generate`` is the library's own loop, every step computed by the split model. Two programs serve a text where the library
+has a cache of fixed size for its model (``StaticCache``): one reads the prompt, padded on the right to a power of two, one
+computes a token, and what the cache holds goes from call to call. A padded prompt leaves keys and values behind its end;
+every token overwrites one of them before it is looked at. Other models do without a cache: each step computes the text so
+far, padded likewise, since what a causal model says about a token does not depend on what comes after it; exact too, and
+the work of a token grows with the length of its text.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.errors import RunError
 from shardwright.runtime.submodules import StandIn, as_original, original_of
+from shardwright.runtime.whole_state import whole_state
 
 SHORTEST = 16
 _ALONG_THE_TEXT = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "cache_position")
@@ -129,3 +133,24 @@ def _longer(value: Any, missing: int) -> Any:
         return None
     dim = value.ndim - 2 if value.ndim == 4 else value.ndim - 1
     return torch.cat([value, *[value.narrow(dim, value.shape[dim] - 1, 1)] * missing], dim)
+
+
+def save_pretrained(parallel: StandIn, save_directory: str | Path, **kwargs: Any) -> None:
+    """Write what ``from_pretrained`` reads, in the model's own class; every rank calls this and returns when it is there.
+
+    The whole model passes through the first rank's host memory; ``save_checkpoint`` writes shards.
+    """
+    whole = whole_state(parallel.state_dict(), everywhere=False)
+    first = dist.get_rank() == 0
+    refusal = [""]
+    if first:
+        try:
+            as_original(parallel, parallel).save_pretrained(save_directory, state_dict=whole, **kwargs)
+        except Exception as error:  # said on every rank, or the others would wait
+            refusal = [f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(refusal)
+    if refusal[0]:
+        raise RunError(
+            f"save_pretrained() into {str(save_directory)!r} failed on rank 0: {refusal[0]}",
+            "Store shards instead: shardwright.runtime.checkpoint.save_checkpoint().",
+        )

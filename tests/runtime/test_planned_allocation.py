@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.costs.memory_allocator import SMALL_SEGMENT, KiB, MiB
-from shardwright.costs.steering import Event, Window, performed, steered
+from shardwright.runtime.planned_allocation import AllocatorEvent, Window, performed, planned_allocation
 
 REAL = sorted((Path(__file__).parents[2] / "bench" / "measured" / "device_step" / "requests").glob("*.json.gz"))
 
@@ -23,23 +23,23 @@ REAL = sorted((Path(__file__).parents[2] / "bench" / "measured" / "device_step" 
 def real(file: Path) -> tuple[int, list[Window]]:
     """0 ends a window, a positive number is a request, a negative one the end of the request of that number (from -1)."""
     stored = json.loads(gzip.decompress(file.read_bytes()))
-    windows: list[list[Event]] = [[]]
+    windows: list[list[AllocatorEvent]] = [[]]
     count = 0
     for entry in stored["events"]:
         if entry == 0:
             windows.append([])
         elif entry > 0:
-            windows[-1].append(Event(count, entry))
+            windows[-1].append(AllocatorEvent(count, entry))
             count += 1
         else:
-            windows[-1].append(Event(~entry, 0))
+            windows[-1].append(AllocatorEvent(~entry, 0))
     return stored["reserved"], list(windows)
 
 
 @pytest.mark.parametrize("file", REAL, ids=lambda file: file.name.split(".")[0])
 def test_recorded_steps_take_what_is_alive_at_once(file: Path) -> None:
     reserved, windows = real(file)
-    found = steered(windows)
+    found = planned_allocation(windows)
     assert performed(windows) == found.left == pytest.approx(reserved, rel=0.0015)  # the model is the allocator
     assert performed(windows, found.arena, found.scripts) == found.reserved
     small = found.reserved - found.arena
@@ -59,18 +59,18 @@ sizes = st.one_of(st.integers(1, 600 * KiB), st.integers(MiB, 40 * MiB), st.samp
 @settings(max_examples=120, deadline=None)
 def test_a_script_never_takes_more_than_no_script(drawn: list[list[tuple[int, int]]]) -> None:
     """A request lives for as many requests as its number says, or for good."""
-    windows: list[list[Event]] = []
+    windows: list[list[AllocatorEvent]] = []
     ends: dict[int, list[int]] = {}
     count = 0
     for requests in drawn:
         windows.append([])
         for size, length in requests:
-            windows[-1] += [Event(number, 0) for number in ends.pop(count, [])]
-            windows[-1].append(Event(count, size))
+            windows[-1] += [AllocatorEvent(number, 0) for number in ends.pop(count, [])]
+            windows[-1].append(AllocatorEvent(count, size))
             if length < 12:
                 ends.setdefault(count + 1 + length, []).append(count)
             count += 1
-    found = steered(windows)
+    found = planned_allocation(windows)
     assert found.bound <= found.reserved <= found.left == performed(windows)
     assert performed(windows, found.arena, found.scripts) == found.reserved
     assert all(step < 0 or step > MiB for script in found.scripts.values() for step in script)
@@ -78,21 +78,21 @@ def test_a_script_never_takes_more_than_no_script(drawn: list[list[tuple[int, in
 
 def test_gathered_parameters_leave_no_holes_between_activations() -> None:
     """Every layer gathers its parameters, keeps activations and lets the parameters go; the last needs much at once."""
-    windows: list[list[Event]] = []
+    windows: list[list[AllocatorEvent]] = []
     count = 0
     for _ in range(12):
-        windows.append([Event(count, 14 * MiB)])
-        windows.append([Event(count + 1, 12 * MiB)])
-        windows.append([Event(count + 2, 3 * MiB), Event(count, 0)])
+        windows.append([AllocatorEvent(count, 14 * MiB)])
+        windows.append([AllocatorEvent(count + 1, 12 * MiB)])
+        windows.append([AllocatorEvent(count + 2, 3 * MiB), AllocatorEvent(count, 0)])
         count += 3
-    windows.append([Event(count, 300 * MiB)])
+    windows.append([AllocatorEvent(count, 300 * MiB)])
     bound = 12 * 15 * MiB + 300 * MiB
-    found = steered(windows)
+    found = planned_allocation(windows)
     assert (found.bound, found.arena, found.reserved) == (bound, bound, bound)
     assert found.left > 1.02 * bound
 
 
 def test_small_requests_are_left_to_their_own_segments() -> None:
-    found = steered([[Event(0, 600 * KiB), Event(1, 600 * KiB)]])
+    found = planned_allocation([[AllocatorEvent(0, 600 * KiB), AllocatorEvent(1, 600 * KiB)]])
     assert (found.arena, found.scripts) == (0, {})
     assert found.reserved == SMALL_SEGMENT

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.costs.memory_allocator import SMALL, Allocator, Block, MiB, Space, rounded, segment_for
+from shardwright.costs.memory_allocator import SMALL, AddressSpace, Allocator, MemoryBlock, MiB, rounded, segment_for
 from shardwright.costs.offsets import Lives, Numbers, Packing, packed, packings
 
 _WALKS = 4
@@ -33,14 +33,14 @@ _MORE = 2 * MiB
 
 
 @dataclass(frozen=True)
-class Event:
+class AllocatorEvent:
     """A request of ``size`` bytes under a number, or the end of its life (size 0)."""
 
     number: int
     size: int
 
 
-Window = Sequence[Event]
+Window = Sequence[AllocatorEvent]
 Slot = tuple[int, int]
 """Where a place begins, and its bytes."""
 Script = tuple[int, ...]
@@ -49,7 +49,7 @@ many bytes, the complement of a number gives back what was taken as that number 
 
 
 @dataclass(frozen=True)
-class Steering:
+class PlannedAllocation:
     """``arena``: bytes of the one segment; ``scripts``: by window; ``reserved``: bytes that all requests take from the
     device, small ones too; ``bound``: what is alive at once of large requests; ``left``: what the allocator takes by itself.
     """
@@ -61,7 +61,7 @@ class Steering:
     left: int
 
 
-def steered(windows: Sequence[Window]) -> Steering:
+def planned_allocation(windows: Sequence[Window]) -> PlannedAllocation:
     """A script by which requests lie where they were planned, or none where the allocator does as well by itself."""
     left, plan = performed(windows), _Plan(windows)
     bound = plan.lives.bound()
@@ -69,16 +69,16 @@ def steered(windows: Sequence[Window]) -> Steering:
         arena, scripts = plan.walked()
         reserved = performed(windows, arena, scripts)
         if reserved < left:
-            return Steering(arena, scripts, reserved, bound, left)
-    return Steering(0, {}, left, bound, left)
+            return PlannedAllocation(arena, scripts, reserved, bound, left)
+    return PlannedAllocation(0, {}, left, bound, left)
 
 
 def performed(windows: Sequence[Window], arena: int = 0, scripts: Mapping[int, Script] | None = None) -> int:
     """Bytes that the allocator reserves when a script is performed beside the requests."""
     allocator = Allocator()
     allocator.give(allocator.take(arena))
-    blocks: dict[int, Block | None] = {}
-    held: list[Block | None] = []
+    blocks: dict[int, MemoryBlock | None] = {}
+    held: list[MemoryBlock | None] = []
     for number, window in enumerate(windows):
         script = (scripts or {}).get(number)
         if script is not None:
@@ -150,7 +150,7 @@ class _Plan:
                 break
         return 0, {}
 
-    def around(self, landed: dict[int, Block], offsets: Numbers) -> Packing:
+    def around(self, landed: dict[int, MemoryBlock], offsets: Numbers) -> Packing:
         """Some lie elsewhere than planned: who was to lie there is moved, all others stay."""
         offsets, sizes, lives = offsets.copy(), self.lives.bytes.copy(), self.lives
         for number, block in landed.items():
@@ -176,11 +176,11 @@ class _Tried(NamedTuple):
 
     end: int
     offsets: Numbers
-    space: Space
+    space: AddressSpace
     script: Script
-    held: list[Block]
-    live: dict[int, Block]
-    landed: dict[int, Block]
+    held: list[MemoryBlock]
+    live: dict[int, MemoryBlock]
+    landed: dict[int, MemoryBlock]
 
 
 class _Walk:
@@ -189,10 +189,10 @@ class _Walk:
     def __init__(self, plan: _Plan, arena: int) -> None:
         self.plan, self.arena, self.end = plan, arena, arena
         self.scripts: dict[int, Script] = {}
-        self.space = Space(SMALL + 1)
-        self.space.give(Block(0, arena))
-        self.live: dict[int, Block] = {}
-        self.held: list[Block] = []
+        self.space = AddressSpace(SMALL + 1)
+        self.space.give(MemoryBlock(0, arena))
+        self.live: dict[int, MemoryBlock] = {}
+        self.held: list[MemoryBlock] = []
         self.landed: dict[int, int] = {}
         for number, window in enumerate(plan.windows):
             asked = [e.number for e in window if e.size and e.number in plan.place]
@@ -227,7 +227,7 @@ class _Walk:
         for n, block in best.landed.items():
             self.landed[self.plan.place[n]] = block.start
 
-    def _best(self, base: Space, window: Window, asked: list[int]) -> _Tried | None:
+    def _best(self, base: AddressSpace, window: Window, asked: list[int]) -> _Tried | None:
         """The way that lets the arena be smallest: the first that needs no larger one."""
         best: _Tried | None = None
         slots = {n: self.plan.slot(n) for n in asked}
@@ -246,9 +246,9 @@ class _Walk:
                 break
         return best
 
-    def _play(self, space: Space, window: Window, live: dict[int, Block]) -> dict[int, Block] | None:
+    def _play(self, space: AddressSpace, window: Window, live: dict[int, MemoryBlock]) -> dict[int, MemoryBlock] | None:
         """What the allocator does in a window: where requests land, or nothing if one does not fit."""
-        landed: dict[int, Block] = {}
+        landed: dict[int, MemoryBlock] = {}
         for event in window:
             if event.number in live:
                 space.give(live.pop(event.number))
@@ -260,7 +260,9 @@ class _Walk:
         return landed
 
 
-def _ways(space: Space, slots: dict[int, Slot], passing: set[int], freed: list[Block]) -> Iterator[list[Slot]]:
+def _ways(
+    space: AddressSpace, slots: dict[int, Slot], passing: set[int], freed: list[MemoryBlock]
+) -> Iterator[list[Slot]]:
     """What may be open in a window, the simplest first. ``freed``: what the window frees that was there before.
 
     The allocator takes the smallest place that fits, of equal ones the first. So places that should not be taken yet are
@@ -291,7 +293,7 @@ def _ways(space: Space, slots: dict[int, Slot], passing: set[int], freed: list[B
         yield [*staying, *(hall[::-1] for hall in halls)]
 
 
-def _apart(space: Space, size: int, opened: list[Slot]) -> list[int]:
+def _apart(space: AddressSpace, size: int, opened: list[Slot]) -> list[int]:
     """Free places that touch none of those that are opened."""
     found = []
     for start, there in space.free.items():
@@ -311,10 +313,10 @@ def _apart(space: Space, size: int, opened: list[Slot]) -> list[int]:
     return found
 
 
-def _opened(space: Space, slots: list[Slot]) -> tuple[Script, list[Block]]:
+def _opened(space: AddressSpace, slots: list[Slot]) -> tuple[Script, list[MemoryBlock]]:
     """Take everything that is free but some places."""
     script: list[int] = []
-    taken: list[Block | None] = []
+    taken: list[MemoryBlock | None] = []
 
     def take(size: int) -> None:
         block = space.take(size)

@@ -13,7 +13,7 @@ from shardwright.program.steps import Route
 
 
 @dataclass(frozen=True)
-class ByPrice:
+class PricedDecisions:
     """The cheapest answers on a mesh (:class:`shardwright.program.decisions.Decisions`)."""
 
     mesh: Mesh

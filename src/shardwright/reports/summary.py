@@ -18,23 +18,23 @@ from shardwright.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What one step works through: ``count`` tokens or samples."""
 
     unit: str
     count: int
 
 
-def work_of(graph: Graph) -> Work | None:
+def work_of(graph: Graph) -> StepWork | None:
     """Tokens where an input is a table of integers (batch by sequence), else samples along dim 0 of the first input."""
     shapes = [graph.tensors[i.tensor] for i in graph.inputs if i.tensor is not None]
     for tensor in shapes:
         if len(tensor.shape) == 2 and "int" in tensor.dtype:
-            return Work("tokens", tensor.elements)
-    return next((Work("samples", tensor.shape[0]) for tensor in shapes if tensor.shape), None)
+            return StepWork("tokens", tensor.elements)
+    return next((StepWork("samples", tensor.shape[0]) for tensor in shapes if tensor.shape), None)
 
 
-def candidate_name(plan: Plan, candidate: Candidate) -> str:
+def candidate_name(candidate: Candidate) -> str:
     """``found`` for the answer of the search, a baseline's own name otherwise."""
     return "found" if candidate.name == "auto" else candidate.name
 
@@ -51,7 +51,7 @@ def rate_text(count: float) -> str:
     return f"{count:,.0f}"
 
 
-def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
+def summary(plan: Plan, work: StepWork | None, price: float | None = None) -> str:
     """Cards, and the race between the plan and its baselines. ``price`` is that of one device for an hour."""
     p, proof = plan.prediction, plan.proof
     limit = limit_of(plan.meshes[0].device, plan.asked.memory_limit)
@@ -77,7 +77,8 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
             below = f"at {price:g} for a device and hour"
             cards.append(card(f"cost of a million {work.unit}", data("cost", cost, f"{cost:.3g}"), below))
     if len(plan.stages) > 1:
-        idle = 1.0 - sum(_busy(plan)) / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
+        busy = sum(stage.prediction.busy_seconds for stage in plan.stages if stage.prediction is not None)
+        idle = 1.0 - busy / (p.step_seconds * len(plan.stages)) if p.step_seconds else 0.0
         below = f"of the time of {len(plan.stages)} stages, with {plan.microbatches} micro-batches"
         cards.append(card("bubbles", f"{100 * max(idle, 0.0):.1f} %", below))
     what = bounded_text(proof)
@@ -88,17 +89,13 @@ def glance(plan: Plan, work: Work | None, price: float | None = None) -> str:
     return f'<div class="cards">{"".join(cards)}</div>{race(plan)}'
 
 
-def _busy(plan: Plan) -> list[float]:
-    return [stage.prediction.busy_seconds for stage in plan.stages if stage.prediction is not None]
-
-
 def race(plan: Plan) -> str:
     """Bars of the step time of every candidate; the hatched end is exposed communication, the dashed line the bound."""
     told = [c.prediction.step_seconds for c in plan.candidates if c.prediction is not None]
     longest = max([plan.prediction.step_seconds, plan.proof.sum_bound, plan.proof.step_bound, *told])
     rows = []
     for candidate in plan.candidates:
-        name, p = candidate_name(plan, candidate), candidate.prediction
+        name, p = candidate_name(candidate), candidate.prediction
         ours = is_ours(plan, candidate)
         who = f'<div class="who{" ours" if ours else ""}">{escape(name)}</div>'
         if p is None:
@@ -181,7 +178,7 @@ def notebook_html(plan: Plan) -> str:
         "body { font-size: 14px; } main { padding: 0.5rem; }</style></head><body><main>"
         f"<h2>{escape(plan.model or 'model')} on {escape(plan.cluster.name)}</h2>"
         f'<p class="hint">{escape(plan.shape)} · prices: {escape(plan.calibration)}</p>'
-        f"{glance(plan, work)}{notes}</main></body></html>"
+        f"{summary(plan, work)}{notes}</main></body></html>"
     )
     height = REST + ROW * len(plan.candidates) + 60 * bool(said)
     style = f"width:100%;height:{height}px;border:0"
