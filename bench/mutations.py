@@ -26,7 +26,6 @@ from shardwright.lowering import collectives, randomness
 from shardwright.program import binding
 from shardwright.runtime import (
     boundary,
-    bucket_reduction,
     buckets,
     bundles,
     communication,
@@ -80,7 +79,7 @@ def _(stack: ExitStack) -> None:
         if dist.get_rank():
             self._pieces[0].copy_(mine)
 
-    around(stack, bucket_reduction.BucketReduction, "finish", own)
+    around(stack, buckets.BucketReduction, "finish", own)
 
 
 @mutation("extra 1/p", perceptron)
@@ -89,7 +88,7 @@ def _(stack: ExitStack) -> None:
         original(self, *args, **options)
         self._pieces[0].div_(dist.get_world_size())
 
-    around(stack, bucket_reduction.BucketReduction, "finish", averaged)
+    around(stack, buckets.BucketReduction, "finish", averaged)
 
 
 @mutation("all-reduce dropped", perceptron)
