@@ -43,15 +43,21 @@ PLANS = {
     "replicas of tensor": on("apart", replicate=2, tensor=2, sequence=True),
     "1f1b and fsdp": on("apart", pipeline=2, shard=2, microbatches=4),
     "1f1b and tensor": on("apart", pipeline=2, tensor=2, microbatches=4),
+    "transformers' llama in 2-D": on("llama", shard=2, tensor=2, sequence=True),
+    "transformers' llama, 1f1b and fsdp": on("llama", pipeline=2, shard=2, microbatches=4),
+    "transformers' gpt2, tensor": on("gpt2", replicate=2, tensor=2),
+    "transformers' gpt2, 1f1b": on("gpt2", pipeline=4, microbatches=4),
     "gpipe, tied over stages": on("tied", pipeline=4, schedule="gpipe", microbatches=4),
 }
+TIED = {"tied": ("head.weight",), "gpt2": ("lm_head.weight",)}
+"""Second names of parameters."""
 QUICK = ("ddp, accumulated", "hybrid shard", "2-D with sequence", "1f1b and fsdp", "gpipe, tied over stages")
 
 
 @cache
 def graph(model: str) -> Graph:
-    built, args = runpy.run_path(str(HERE / "models.py"))[model]()
-    return capture(built, args)
+    built, args, *more = runpy.run_path(str(HERE / "models.py"))[model]()
+    return capture(built, args, dict(*more))
 
 
 @cache
@@ -66,14 +72,15 @@ def of_one_process(model: str, steps: int) -> dict[str, Any]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        built, args = runpy.run_path(str(HERE / "models.py"))[model]()
+        built, args, *more = runpy.run_path(str(HERE / "models.py"))[model]()
     finally:
         torch.set_default_dtype(before)
     optimizer = torch.optim.AdamW(built.parameters(), lr=1e-2)
     losses, gradients = [], {}
     for number in range(steps):
         optimizer.zero_grad()
-        loss = built(*args)
+        loss = built(*args, **dict(*more))
+        loss = getattr(loss, "loss", loss)
         loss.backward()
         losses.append(float(loss.detach()))
         if number == 0:
@@ -125,13 +132,15 @@ def compare(names: tuple[str, ...], folder: Path) -> None:
         found = [torch.load(folder / f"{number}.{rank}.pt") for rank in range(RANKS)]
         one = of_one_process(PLANS[name][0], len(found[0]["losses"]))
         held = set()
+        # Transformers takes norms and losses in float32 whatever the model is in.
+        close = 1e-5 if "transformers" in name else 1e-9
         for rank in found:
-            assert rank["losses"] == pytest.approx(one["losses"], rel=1e-9), name
+            assert rank["losses"] == pytest.approx(one["losses"], rel=close), name
             for what in ("gradients", "updated"):
                 for path, tensor in rank[what].items():
-                    torch.testing.assert_close(tensor, one[what][path], rtol=1e-7, atol=1e-9, msg=f"{name}: {path}")
+                    torch.testing.assert_close(tensor, one[what][path], rtol=1e-7, atol=close, msg=f"{name}: {path}")
             held |= set(rank["gradients"])
-        untied = {path for path in one["gradients"] if not (PLANS[name][0] == "tied" and path == "head.weight")}
+        untied = {path for path in one["gradients"] if path not in TIED.get(PLANS[name][0], ())}
         assert held >= untied, f"{name}: {untied - held}"
 
 
@@ -146,7 +155,7 @@ def test_every_plan_exported_has_the_numbers_of_one_process(tmp_path):
     compare(tuple(PLANS), tmp_path)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", [name for name in PLANS if "transformers" not in name])
 def test_exported_code_is_short_and_whole(name):
     text = exported(name).text
     tree = ast.parse(text)

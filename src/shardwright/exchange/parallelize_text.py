@@ -13,10 +13,14 @@ def device_mesh():
     return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", sizes, mesh_dim_names=names)
 
 
+def called(name, pattern):
+    """Whether this is a name of that pattern, in which * stands for a number."""
+    return re.fullmatch(re.escape(pattern).replace(r"\\*", r"\\d+"), name) is not None
+
+
 def named(model, patterns):
-    """The modules with these names, in which * stands for a number."""
-    known = [re.compile(re.escape(pattern).replace(r"\\*", r"\\d+")) for pattern in patterns]
-    found = [(name, module) for name, module in model.named_modules() if any(k.fullmatch(name) for k in known)]
+    """The modules with such names."""
+    found = [(name, module) for name, module in model.named_modules() if any(called(name, p) for p in patterns)]
     return <<found>>
 '''
 
@@ -53,8 +57,8 @@ GATHERED = """    for _, module in named(model, GATHERED):  # once for all produ
 
 WHOLE = """                    new = DTensor.from_local(old.data, mesh, [Replicate()], run_check=False)
 """
-PLACED = """                    path = re.sub(r"\\.\\d+(?=\\.|$)", ".*", f"{name}.{leaf}".lstrip("."))
-                    new = distribute_tensor(old.data, mesh, [PLACED.get(path, Replicate())], src_data_rank=None)
+PLACED = """                    layouts = [layout for path, layout in PLACED.items() if called(f"{name}.{leaf}", path)]
+                    new = distribute_tensor(old.data, mesh, layouts[:1] or [Replicate()], src_data_rank=None)
 """
 
 RETIE = """    for first, *others in tied:
@@ -141,7 +145,7 @@ class Stage(torch.nn.Module):
         args, kwargs = self.rows[int(number)]
         self.received = <<received>> if received else None
         try:
-            return <<loss>>.reshape(1)
+            return torch.stack([<<loss>>])
         except Sent as sent:
             return <<sent>>
 '''
@@ -186,7 +190,7 @@ def loss_of(output):
 
 def mean_over_ranks(loss, mesh):
     """The loss of all rows, on every rank."""
-    loss = loss.detach() / (mesh["replicate"].size() * mesh["shard"].size())
+    loss = loss.detach().double() / (mesh["replicate"].size() * mesh["shard"].size())
     for name in ("pipeline", "replicate", "shard"):
         if mesh[name].size() > 1:
             dist.all_reduce(loss, group=mesh.get_group(name))
@@ -206,7 +210,7 @@ def step(stage, mesh, *args, **kwargs):
     """Forward and backward passes of a batch, all of whose rows are given: gradients lie in .grad; its loss."""
     stage.rows, losses = rows(mesh, args, kwargs), []
     numbers = torch.arange(MICROBATCHES)
-<<run>>    loss = torch.stack(losses).mean() if losses else torch.zeros((), dtype=stage.dtype, device=mesh.device_type)
+<<run>>    loss = torch.stack(losses).mean() if losses else torch.zeros((), device=mesh.device_type)
     return mean_over_ranks(loss, mesh)
 '''
 

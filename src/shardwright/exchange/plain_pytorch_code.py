@@ -233,8 +233,7 @@ def _parallelize(c: Configuration, facts: Facts) -> str:
     if pipeline:
         schedule = "ScheduleGPipe" if c.schedule == "gpipe" else "Schedule1F1B"
         lines += [
-            "    stage.dtype = next(model.parameters()).dtype",
-            '    meta = {"dtype": stage.dtype, "device": "meta", "requires_grad": True}',
+            '    meta = {"dtype": next(model.parameters()).dtype, "device": "meta", "requires_grad": True}',
             "    hidden, loss = torch.empty(HIDDEN, **meta), torch.empty(1, **meta)",
             "    part = PipelineStage(",
             f'        stage, number, {c.pipeline}, torch.device(mesh.device_type), group=mesh.get_group("pipeline"),',

@@ -58,13 +58,17 @@ class Facts:
     unread: bool = False
 
 
-def pattern(path: str) -> str:
-    """A path with its numbers left open.
+def pattern(path: str, blocks: Sequence[str] = ()) -> str:
+    """A path with the number of its block left open, or all its numbers where no ``blocks`` are given: that is how
+    configurations call modules.
 
-    >>> pattern("layers.3.norm"), pattern("0")
-    ('layers.*.norm', '*')
+    >>> pattern("layers.3.norm"), pattern("layers.3.mixer.0", ["layers.3"]), pattern("head.0", ["layers.3"])
+    ('layers.*.norm', 'layers.*.mixer.0', 'head.0')
     """
-    return re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", path)
+    if not blocks:
+        return re.sub(r"(^|(?<=\.))\d+(?=\.|$)", "*", path)
+    block = next((block for block in blocks if f"{path}.".startswith(f"{block}.")), None)
+    return path if block is None else f"{block.rpartition('.')[0]}.*{path[len(block) :]}".lstrip(".")
 
 
 def facts_of(plan: Plan, graph: Graph, c: Configuration) -> tuple[Facts, tuple[Remark, ...]]:
@@ -86,7 +90,7 @@ def facts_of(plan: Plan, graph: Graph, c: Configuration) -> tuple[Facts, tuple[R
         "unread": any(p.trainable and p.tensor not in read for p in graph.parameters),
     }
     if (c.tensor or 1) > 1:
-        found |= _features(plan, graph, c, lost)
+        found |= _features(plan, graph, c, blocks, lost)
     if c.pipeline > 1:
         found |= _stages(graph, c, blocks, lost)
     if graph.mutations:
@@ -114,13 +118,16 @@ def _recomputed(plan: Plan, blocks: Sequence[str], c: Configuration) -> tuple[st
         return ()
     paths = [path for stage in plan.stages for path in stage.strategy.recomputed]
     every = set(blocks) <= set(paths)
-    return tuple(dict.fromkeys(map(pattern, paths))) if every else tuple(dict.fromkeys(paths))
+    return tuple(dict.fromkeys(pattern(path) if every else path for path in paths))
 
 
-def _features(plan: Plan, graph: Graph, c: Configuration, lost: list[Remark]) -> dict[str, object]:
+def _features(
+    plan: Plan, graph: Graph, c: Configuration, blocks: Sequence[str], lost: list[Remark]
+) -> dict[str, object]:
     """How weights and norms lie on the tensor axis."""
     ways = dict(c.modules)
-    styles, placed = _styles(graph, ways)
+    short = {op.module: pattern(op.module, blocks or ("-",)) for op in graph.ops}
+    styles, placed = _styles(graph, ways, blocks)
     described = describe_graph(graph)
     norms: dict[str, int] = {}
     uncut: list[str] = []
@@ -134,19 +141,17 @@ def _features(plan: Plan, graph: Graph, c: Configuration, lost: list[Remark]) ->
             flat = len(graph.tensors[parameter.tensor].shape) == 1
             if dims and (way is None or len(dims) > 1 or (not flat and dims != {0 if way == COLUMNS else 1})):
                 uncut.append(parameter.paths[0])
-        norms |= _norms(graph, set(stage.operators), stage.strategy.splits, places, described) if c.sequence else {}
+        if c.sequence:
+            cut = _norms(graph, set(stage.operators), stage.strategy.splits, places, described)
+            norms |= {short[module]: dim for module, dim in cut.items()}
     if uncut:
         lost.append(Remark("weights cut by features", named(uncut), "as those of the same name, or whole"))
+    columns = {module for module, style in styles.items() if style == COLWISE}
     gathered = [
-        pattern(op.module)
+        short[op.module]
         for op in graph.ops
-        if pattern(op.module) in norms
-        if any(
-            styles.get(pattern(reader.module)) == COLWISE
-            for out in op.outputs
-            if out
-            for reader in graph.consumers[out]
-        )
+        if short[op.module] in norms
+        if any(short[reader.module] in columns for out in op.outputs if out for reader in graph.consumers[out])
     ]
     return {
         "styles": (*styles.items(), *((name, SEQUENCE) for name in norms)),
@@ -156,7 +161,7 @@ def _features(plan: Plan, graph: Graph, c: Configuration, lost: list[Remark]) ->
     }
 
 
-def _styles(graph: Graph, ways: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
+def _styles(graph: Graph, ways: Mapping[str, str], blocks: Sequence[str]) -> tuple[dict[str, str], dict[str, int]]:
     """The styles of modules that are cut, by what reads their weights (rows of an embedding are columns of a product),
     and the dims of those that no style is for."""
     styles: dict[str, str] = {}
@@ -167,12 +172,12 @@ def _styles(graph: Graph, ways: Mapping[str, str]) -> tuple[dict[str, str], dict
             continue
         first, readers = ways[module] == COLUMNS, graph.consumers[parameter.tensor]
         for path in parameter.paths:
-            home = pattern(path.rpartition(".")[0])
-            targets = {op.target for op in readers if pattern(op.module) == home}
+            home = path.rpartition(".")[0]
+            targets = {op.target for op in readers if op.module == home}
             if path.endswith(".weight") and targets in ({LINEAR}, {EMBEDDING}):
-                styles[home] = COLWISE if first == (targets == {LINEAR}) else ROWWISE
+                styles[pattern(home, blocks or ("-",))] = COLWISE if first == (targets == {LINEAR}) else ROWWISE
             else:
-                placed[pattern(path)] = 0 if first else 1
+                placed[pattern(path, blocks or ("-",))] = 0 if first else 1
     return styles, placed
 
 
@@ -189,7 +194,7 @@ def _norms(
             if loop is not None and role_of(op, loop, described) == CONTEXT:
                 layout = described.rules[op.name].by_name[loop].outputs[0]
                 if isinstance(layout, Shard):
-                    found[pattern(op.module)] = layout.dim
+                    found[op.module] = layout.dim
     return found
 
 

@@ -204,6 +204,8 @@ def role_of(op: Op, loop: str | None, described: Described) -> str:
     rule, graph = described.rules[op.name].by_name.get(loop), described.graph
     if rule is None:
         return WHOLE
+    if record(op.target).kind == "convolution":
+        return TENSOR
     for name, need in zip(op.inputs, rule.inputs, strict=True):
         weight = parameter_behind(graph, name)
         if weight and len(graph.tensors[weight].shape) > 2 and need == Shard(0) and isinstance(rule.outputs[0], Shard):

@@ -27,31 +27,28 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).clone()
 
 
-def plain(name: str) -> str:
-    """The model's own name of a parameter, without those of wrappers."""
-    return name.removeprefix("module.").removeprefix("model.")
-
-
 def run(program: str, model: str, steps: int) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location("exported", program)
     assert spec is not None and spec.loader is not None
     exported = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(exported)
     path, _, function = model.rpartition(":")
-    built, args = runpy.run_path(path)[function]()
+    built, args, *more = runpy.run_path(path)[function]()
     mesh = exported.device_mesh()
     trained = exported.parallelize(built, mesh)
+    wrapped = isinstance(trained, torch.nn.parallel.DistributedDataParallel)
+    own = trained.module if wrapped else trained.model if hasattr(exported, "Stage") else trained
     optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
     losses, gradients, seconds = [], {}, []
     for number in range(steps):
         start = time.perf_counter()
         optimizer.zero_grad()
-        losses.append(float(exported.step(trained, mesh, *args)))
+        losses.append(float(exported.step(trained, mesh, *args, **dict(*more))))
         if number == 0:
-            gradients = {plain(n): whole(p.grad) for n, p in trained.named_parameters() if p.grad is not None}
+            gradients = {n: whole(p.grad) for n, p in own.named_parameters() if p.grad is not None}
         optimizer.step()
         seconds.append(time.perf_counter() - start)
-    updated = {plain(n): whole(p) for n, p in trained.named_parameters()}
+    updated = {n: whole(p) for n, p in own.named_parameters()}
     return {"losses": losses, "gradients": gradients, "updated": updated, "seconds": seconds}
 
 

@@ -1,6 +1,8 @@
-"""Two language models as anybody writes them, in plain PyTorch: nothing here knows of any parallelism."""
+"""Language models as anybody writes them, in plain PyTorch or transformers: nothing here knows of any parallelism."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,3 +67,27 @@ def apart() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 def tied() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return build(tied=True)
+
+
+def transformer(kind: str, **sizes: Any) -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:
+    import transformers
+
+    torch.manual_seed(0)
+    settings = transformers.AutoConfig.for_model(kind, vocab_size=VOCABULARY, use_cache=False, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(settings, attn_implementation="sdpa").train()
+    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    return model, (), {"input_ids": tokens, "labels": tokens}
+
+
+def llama() -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:
+    return transformer(
+        "llama", hidden_size=WIDTH, num_hidden_layers=4, num_attention_heads=HEADS, num_key_value_heads=2,
+        intermediate_size=2 * WIDTH,
+    )  # fmt: skip
+
+
+def gpt2() -> tuple[nn.Module, tuple[()], dict[str, torch.Tensor]]:
+    return transformer(
+        "gpt2", n_embd=WIDTH, n_layer=4, n_head=HEADS, n_positions=LENGTH, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )  # fmt: skip
