@@ -27,7 +27,7 @@ def test_the_usual_ways_are_priced_and_less_is_needed_the_more_is_divided() -> N
     assert need["fsdp"] < need["zero-2"] <= need["zero-1"] < need["data-parallel"] and found.fits
     assert found.limit + sum(size for _, size in found.reserves) == found.memory
     assert found.best is not None and found.best.seconds == min(fit.seconds for fit in found.ways)
-    assert found.fewest is not None and found.fewest.devices == 1 and found.fewest.bytes > found.best.bytes
+    assert found.fewest is not None and found.fewest.devices == 1
 
 
 def test_what_is_advised_fits_and_is_replayed_and_the_cheapest_comes_first() -> None:

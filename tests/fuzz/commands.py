@@ -77,6 +77,9 @@ CALLS: dict[tuple[str, ...], tuple[str, ...]] = {
         *("--html", "--devices", "--price", "--inference --objective", "--inference --cache", "--cluster"),
     ),
     ("plan", "plan.json", "--time-limit", "1"): ("--pin", "--forbid", "--memory", "--max-axes", "--cluster", "--batch"),
+    ("fits", "tiny.py:build", "--cluster", "2xH100"): (
+        *("--batch", "--seq", "--dtype", "--like", "--search", "--optimizer", "--memory", "--cluster"),
+    ),
     ("verify", "tiny.py:build"): (
         *(
             "--cluster",

@@ -64,6 +64,7 @@ def fits(
     from shardwright.exchange import read_configuration
     from shardwright.exchange.planning import rows_asked
     from shardwright.fitting import fits_graph
+    from shardwright.fitting.ways import named_way
     from shardwright.frontend import capture
     from shardwright.planner import Options
     from shardwright.program.microbatches import batch_of
@@ -75,6 +76,8 @@ def fits(
     with progress(as_json) as say:
         ensure_local(cluster, report=lambda share, what: say(f"measuring this machine, once: {share:.0%}, {what}"))
         where = parse_cluster(cluster)
+        if search is not None:  # refused before any work
+            named_way(search, where, where.size, optimizer)
         if told is not None:
             batch, seq = batch or rows_asked(told, where.size), seq or told.length
             dtype = dtype or (told.precision if told.precision != "float32" else None)

@@ -259,7 +259,7 @@ def mesh_and_roles(devices: Cluster, c: Configuration) -> tuple[Mesh, tuple[str,
     axes = [*sorted(across), *sorted(within)]
     sizes_of = tuple(size for size, _ in axes)
     mesh = mesh_of(devices, sizes_of) if axes else mesh_of(devices)
-    return mesh, tuple(name for _, name in axes) or (SHARD,)
+    return mesh, tuple(name for _, name in axes) or (REPLICATE,)
 
 
 def restricted(c: Configuration, roles: Sequence[str], described: Described) -> Restriction:
