@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import resource
 import subprocess
 import tempfile
@@ -45,16 +46,21 @@ def processor_seconds() -> float:
 
 def smoke(python: Path) -> list[dict[str, Any]]:
     """What every step printed, and what it took."""
-    rows = []
+    rows, environment = [], str(python.parents[1])
     with tempfile.TemporaryDirectory() as folder:
+        clean = {**os.environ, "SHARDWRIGHT_CACHE": f"{folder}/cache", "COLUMNS": "80"}
+
+        def said(text: str) -> str:
+            return text.replace(folder, ".").replace(environment, "ENVIRONMENT")
+
         for runs, words in STEPS:
             taken = []
             for _ in range(runs):
                 before = processor_seconds()
-                done = subprocess.run([python, *words], cwd=folder, capture_output=True, text=True)
+                done = subprocess.run([python, *words], cwd=folder, env=clean, capture_output=True, text=True)
                 taken.append(processor_seconds() - before)
             row = {"arguments": words, "exit": done.returncode, "processor_seconds": round(min(taken), 3)}
-            rows.append(row | {"printed": done.stdout.replace(folder, "."), "errors": done.stderr[-2000:]})
+            rows.append(row | {"printed": said(done.stdout), "errors": said(done.stderr)[-2000:]})
             print(f"  {' '.join(words)[:70]:70} exit {done.returncode}  {min(taken):6.2f} s", flush=True)
     return rows
 
@@ -72,9 +78,9 @@ def main() -> None:
         found[asked] = {"date": str(datetime.date.today()), "steps": smoke(python)}
         if given.packages:
             listed = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
-            found[asked]["packages"] = listed.split()
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    KEPT.write_text(json.dumps(found, indent=1) + "\n")
+            found[asked]["packages"] = [line for line in listed.splitlines() if "file:" not in line]
+        KEPT.parent.mkdir(parents=True, exist_ok=True)
+        KEPT.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The papers' own tables beside ours: ``python -m bench.papers`` writes ``docs/papers.md``.
+"""The papers' own tables beside ours: ``python -m bench.papers`` writes ``docs/benchmarks/papers.md``.
 
 PaSE (IPDPS 2021), figure 6: speed-up of the found strategy over data parallelism, theirs measured, ours simulated from
 datasheet prices. PaSE, table 1: search seconds. Tofu (EuroSys 2019): share of communication of the partition algorithms,
@@ -246,7 +246,7 @@ def main() -> None:
     ]
     for part in parts.values():
         lines += part()
-    (ROOT / "docs" / "papers.md").write_text("\n".join(lines))
+    (ROOT / "docs" / "benchmarks" / "papers.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

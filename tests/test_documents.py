@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pkgutil
 import re
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench import document_blocks, documents
+from bench import document_blocks, documents, notebooks
 
 ROOT = documents.ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -85,6 +86,39 @@ def test_a_block_that_fails_or_says_something_else_is_noticed(tmp_path: Path) ->
     ]  # fmt: skip
     assert len(answer["stale"]) == 1
     assert "0.0.0" in answer["stale"][0]
+
+
+@pytest.mark.parametrize("notebook", sorted(notebooks.NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
+def test_notebooks_run_and_show_what_they_print(notebook: Path) -> None:
+    stored, now = json.loads(notebook.read_text()), notebooks.run(notebook)
+    for before, after in zip(stored["cells"], now["cells"], strict=True):
+        words = [re.findall(r"[A-Za-z]{3,}", str(cell.get("outputs"))) for cell in (before, after)]
+        assert words[0] == words[1], f"run `python -m bench.notebooks`: {before['outputs']} → {after['outputs']}"
+
+
+BENCHMARK = re.compile(r"python3? (?:-m bench\.(\w+)|bench/(\w+)\.py)")
+ASKED = re.compile(r"shardwright (\w+)([^`\n]*)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_benchmarks_that_are_named_are_there(page: Path) -> None:
+    for name in (a or b for a, b in BENCHMARK.findall(page.read_text())):
+        assert (ROOT / "bench" / f"{name}.py").exists() or (ROOT / "bench" / name / "__main__.py").exists(), name
+
+
+def test_the_page_for_researchers_asks_for_what_there_is() -> None:
+    from shardwright.search.strategies import NAMES
+
+    text = (ROOT / "docs" / "papers.md").read_text()
+    sections = dict(part.split("\n", 1) for part in documents.commands_page().split("\n## ")[1:])
+    for command, words in ASKED.findall(text):
+        for option in re.findall(r"--[a-z-]+", words):
+            assert option in sections[f"shardwright {command}"], f"shardwright {command} {option}"
+    searches = re.search(r"--search all-row.*", text)[0] + re.search(r"--search data-parallel.*", text)[0]  # type: ignore[index]
+    named = re.findall(r"[`\s]([a-z]+(?:-[a-z]+)*)`", searches) + re.findall(r"--search ([a-z-]+)", text)
+    assert len(named) >= 9 and set(named) <= set(NAMES), set(named) - set(NAMES)
+    for path in re.findall(r"`([\w/]+/(?:\w+\.py)?)`", text):
+        assert any((base / path).exists() for base in (ROOT, ROOT / "src" / "shardwright")), path
 
 
 FIVE = ("An operator", "A device preset", "A recipe", "A schedule", "A calibration case")

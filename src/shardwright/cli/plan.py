@@ -222,6 +222,7 @@ def plan(
                 progress=say,
                 reference=reference,
             )
+            graph = found.graph()
             if found.serving is not None and found.serving.calls > 1:
                 batch = each * found.serving.calls
         elif asked is not None:
@@ -255,9 +256,9 @@ def plan(
     if as_json:
         before = {} if earlier is None else {"before": vars(earlier.prediction)}
         before |= {} if theirs is None else {"like": theirs.document()}
-        print_json({**_document(found), **before, **({"frontier": curve} if frontier else {})})
+        print_json({**_document(found, graph), **before, **({"frontier": curve} if frontier else {})})
         return
-    _print(found)
+    _print(found, graph)
     if theirs is not None:
         print_like(theirs, found)
     if found.serving is not None:
@@ -315,8 +316,9 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
     return [vars(point) | {"gap": finite(point.gap)} for point in spanning(flat, joint)]
 
 
-def _print(found: Any) -> None:
+def _print(found: Any, graph: Any) -> None:
     from shardwright.plans.proof_text import proof_text
+    from shardwright.reports.in_words import use_of_devices, what_it_does
 
     fastest = min(
         (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits and c.simulated),
@@ -347,6 +349,7 @@ def _print(found: Any) -> None:
         caption=f"{COLUMNS} {proof_text(found)} Planned in {found.proof.seconds:.1f} s. Prices: {found.calibration}.",
         spare=("mesh", "sent", "exposed"),
     )
+    console.print(f"{what_it_does(found, graph)} {use_of_devices(found, graph)}")
     for note in found.notes:
         console.print(note)
     if found.replicated:
@@ -376,13 +379,15 @@ def fits_text(candidate: Any) -> str:
     return ("yes" if candidate.prediction.fits else "no") + (", recomputed" if candidate.note else "")
 
 
-def _document(found: Any) -> dict[str, Any]:
+def _document(found: Any, graph: Any) -> dict[str, Any]:
     from shardwright.plans.proof_text import proof_document
+    from shardwright.reports.in_words import use_of_devices, what_it_does
 
     return {
         "model": found.model,
         "cluster": found.cluster.name,
         "prediction": vars(found.prediction),
+        "summary": [what_it_does(found, graph), use_of_devices(found, graph)],
         "proof": proof_document(found),
         "calibration": found.calibration,
         "candidates": [

@@ -23,6 +23,8 @@ CUTS = {
     "blocks": "contiguous runs of blocks",
     "ideals": "stages between ideals of the graph's pieces, one for each group of devices",
 }
+LOOSE = 1.0
+"""A step more than twice its bound is not called near it: such a proof says little."""
 SHOWN_MESHES = 4
 """More meshes than this are counted, not listed."""
 
@@ -36,8 +38,9 @@ def proof_text(plan: Plan) -> str:
     proof, prediction = plan.proof, plan.prediction
     step, total, said = proof.step_bound, proof.sum_bound, list[str]()
     if step:
-        over = 100 * gap_of(prediction.step_seconds, step)
-        said.append(f"no step is shorter than {seconds_text(step)} (this one is at most {over:.1f} % above)")
+        gap = gap_of(prediction.step_seconds, step)
+        this = f"at most {100 * gap:.1f} % above" if gap <= LOOSE else f"{1 + gap:.1f} times that: a loose bound"
+        said.append(f"no step is shorter than {seconds_text(step)} (this one is {this})")
     if total:
         known = "optimal" if proof.optimal else f"at most {100 * proof.gap:.2f} % above the optimum"
         said.append(
@@ -55,7 +58,8 @@ def quality_text(plan: Plan) -> str:
     """In a word or two, how far the step (where that is bounded) or else the sum can be from the best there is."""
     proof, step = plan.proof, plan.prediction.step_seconds
     if proof.step_bound:
-        return f"within {100 * gap_of(step, proof.step_bound):.2g} %" if step else "optimal"
+        gap = gap_of(step, proof.step_bound)
+        return "optimal" if not step else f"within {100 * gap:.2g} %" if gap <= LOOSE else "only loosely bounded"
     if not proof.sum_bound:
         return "nothing proved"
     return "optimal" if proof.optimal else f"within {100 * proof.gap:.2g} %"

@@ -16,6 +16,7 @@ from shardwright.plans import Plan
 from shardwright.reports.cuts import MEANING
 from shardwright.reports.explaining import why_rows
 from shardwright.reports.html import asset, escape, filled, legend_item, script
+from shardwright.reports.in_words import use_of_devices, what_it_does
 from shardwright.reports.measured import compare, measured_html, packed_measured
 from shardwright.reports.page_data import deflated, packed_plan, packed_traffic
 from shardwright.reports.sections import communication_section, memory_section, timeline_section, what_if_section
@@ -86,7 +87,8 @@ def plan_page(
         "meanings": MEANING,
     }
     content = {
-        "glance": summary(told_by(step, limit), work, price),
+        "glance": f"<p>{escape(what_it_does(plan, graph))} {escape(use_of_devices(plan, graph))}</p>"
+        + summary(told_by(step, limit), work, price),
         "split": _split(),
         "timeline": timeline_section(step) + ("" if measured is None else measured_html(step, measured)),
         "memory": memory_section(step, limit),
