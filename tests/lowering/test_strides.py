@@ -19,7 +19,7 @@ from shardwright.lowering.strides import as_traced
 from shardwright.lowering.tracing import trace
 from shardwright.program import footprints
 from shardwright.program.build import kept_outputs
-from shardwright.program.footprints import Call, Strided
+from shardwright.program.footprints import OperatorCall, Strided
 from shardwright.runtime import parallelize
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.shards import whole
@@ -81,7 +81,7 @@ def test_what_is_traced_takes_any_strides(target):
 
 
 def same_as_eager(op, inputs, ways) -> None:
-    call = Call.of(op)
+    call = OperatorCall.of(op)
     like = tuple(Strided(tuple(x.shape), tuple(x.stride()), str(x.dtype)[6:], True) for x in inputs)
 
     def run(*tensors):

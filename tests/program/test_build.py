@@ -15,7 +15,7 @@ from shardwright.graph import Graph
 from shardwright.operators import analyse
 from shardwright.operators.strategy import Strategy
 from shardwright.program import COMPUTE, Kind, Sizes
-from shardwright.program.dataflow import Change
+from shardwright.program.dataflow import LayoutChange
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
 
@@ -130,7 +130,7 @@ def test_a_gather_behind_a_cut_is_started_ahead(graph: Graph, mesh: Mesh) -> Non
     strategy = _on_two_axes(_by_batch(graph), (S1, R))
     columns = {name: (None, _loop(graph, name, S1, S0)) for name in ("linear", "linear_1")}
     found = priced(graph, Strategy(strategy.axes, strategy.splits | columns, strategy.resting), Mesh(axes, mesh.device))
-    changes = [node for node in found.program.flow.nodes if isinstance(node, Change) and node.reads]
+    changes = [node for node in found.program.flow.nodes if isinstance(node, LayoutChange) and node.reads]
     taken = [[step.kind for step in node.route.forward] for node in changes]
     assert taken == [["slice", "all_gather"]] * 2 and [node.ahead for node in changes] == [1, 1]
     first_product = next(i for i, e in enumerate(found.events) if e.name == "linear")

@@ -11,7 +11,7 @@ from shardwright.cluster import mesh_of, parse_cluster
 from shardwright.costs.memory import workspace
 from shardwright.graph.core import Ref
 from shardwright.operators import record
-from shardwright.program.footprints import Call, Strided, backward, forward, resolve
+from shardwright.program.footprints import OperatorCall, Strided, backward, forward, resolve
 
 X, Y = (4, 8, 16), (4, 8, 16)
 R = [Ref(str(i)) for i in range(8)]
@@ -130,7 +130,7 @@ def _really_saved(target: str, args: tuple[Any, ...], leaves: list[torch.Tensor]
 @pytest.mark.parametrize(("name", "args", "shapes"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_saved_as_autograd_saves(name: str, args: tuple[Any, ...], shapes: list[Any]) -> None:
     inputs = tuple(_strided(s) for s in shapes)
-    call = Call(f"aten.{name}", args, (), tuple(range(len(inputs))))
+    call = OperatorCall(f"aten.{name}", args, (), tuple(range(len(inputs))))
     told = forward(call, inputs, "cpu")
     assert told.known
     saved_inputs, other_bytes = _really_saved(f"aten.{name}", args, [_real(t) for t in inputs])
@@ -139,7 +139,7 @@ def test_saved_as_autograd_saves(name: str, args: tuple[Any, ...], shapes: list[
 
 
 def _ask(name: str, args: tuple[Any, ...], *inputs: Strided, device: str = "cuda") -> Any:
-    return forward(Call(f"aten.{name}", args, (), tuple(range(len(inputs)))), inputs, device)
+    return forward(OperatorCall(f"aten.{name}", args, (), tuple(range(len(inputs)))), inputs, device)
 
 
 def test_a_reshape_copies_only_where_strides_demand_it() -> None:
@@ -175,7 +175,7 @@ def test_rms_norm_keeps_no_float32_copies_on_cuda() -> None:
 def test_backward_of_cross_entropy_holds_two_more_logits() -> None:
     logits = Strided.contiguous((8, 100), "float32", True)
     targets = Strided.contiguous((8,), "int64")
-    call = Call("aten.cross_entropy_loss.default", (R[0], R[1]), (), (0, 1))
+    call = OperatorCall("aten.cross_entropy_loss.default", (R[0], R[1]), (), (0, 1))
     told = backward(call, (logits, targets), (Strided.contiguous((), "float32"),), "cuda")
     assert told.fresh == (logits.bytes,)
     assert told.temporary == logits.bytes
@@ -184,14 +184,14 @@ def test_backward_of_cross_entropy_holds_two_more_logits() -> None:
 
 def test_a_gradient_that_passes_through_is_no_new_memory() -> None:
     x = Strided.contiguous((8, 100), "float32", True)
-    call = Call("aten.add.Tensor", (R[0], R[1]), (), (0, 1))
+    call = OperatorCall("aten.add.Tensor", (R[0], R[1]), (), (0, 1))
     told = backward(call, (x, x), (Strided.contiguous((8, 100), "float32"),), "cuda")
     assert told.fresh == () and [g.owner for g in told.gradients if g is not None] == [-1, -1]
 
 
 def test_an_operator_nobody_can_run_without_data_keeps_everything() -> None:
     x = Strided.contiguous((8, 100), "float32", True)
-    told = forward(Call("aten.no_such_operator.default", (R[0],), (), (0,)), (x,), "cuda", None, (x,))
+    told = forward(OperatorCall("aten.no_such_operator.default", (R[0],), (), (0,)), (x,), "cuda", None, (x,))
     assert not told.known
     assert told.saved_inputs == (0,) and told.fresh == (x.bytes,) and told.saved_fresh == (0,)
 

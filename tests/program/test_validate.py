@@ -20,7 +20,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program import Decisions, Kind, build
 from shardwright.program.binding import Place, bind
-from shardwright.program.dataflow import Change, Compute, dataflow
+from shardwright.program.dataflow import Compute, LayoutChange, dataflow
 from shardwright.program.passes import reduced_apart
 from shardwright.program.pipeline import Pipeline
 from shardwright.program.steps import Step
@@ -82,7 +82,7 @@ def test_too_many_pieces():
 def flows(graph, seeds=20):
     for seed in range(seeds):
         flow = dataflow(graph, random_strategy(graph, MESH, seed), (0, 0), DECISIONS)
-        if any(isinstance(node, Change) for node in flow.nodes):
+        if any(isinstance(node, LayoutChange) for node in flow.nodes):
             yield flow
 
 
@@ -95,7 +95,7 @@ def test_dropped_steps_are_noticed(graph):
     checked = 0
     for flow in flows(graph):
         for number, node in enumerate(flow.nodes):
-            if isinstance(node, Change) and node.forward:
+            if isinstance(node, LayoutChange) and node.forward:
                 with pytest.raises(LoweringError):
                     validate_dataflow(with_node(flow, number, replace(node, forward=node.forward[:-1])))
                 checked += 1
@@ -106,7 +106,7 @@ def test_swapped_inputs_are_noticed(graph):
     """An operator that reads a value in another layout than it needs is named."""
     checked = 0
     for flow in flows(graph):
-        changes = {node.result: node.source for node in flow.nodes if isinstance(node, Change)}
+        changes = {node.result: node.source for node in flow.nodes if isinstance(node, LayoutChange)}
         for number, node in enumerate(flow.nodes):
             if isinstance(node, Compute) and any(value in changes for value in node.inputs):
                 inputs = tuple(changes.get(value, value) for value in node.inputs)
@@ -191,7 +191,7 @@ def test_a_window_beside_another_cut_is_noticed(convolution):
     op = convolution.ops[0]
     resting = {name: (Replicate(), Replicate()) for name in convolution.sources}
     flow = dataflow(convolution, Strategy(MESH.names, {op.name: ("y0", "y1")}, resting), (0, 0), DECISIONS)
-    number = next(n for n, node in enumerate(flow.nodes) if isinstance(node, Change))
+    number = next(n for n, node in enumerate(flow.nodes) if isinstance(node, LayoutChange))
     change = flow.nodes[number]
     first, second = change.forward
     values = list(flow.values)

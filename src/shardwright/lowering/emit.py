@@ -21,7 +21,7 @@ from shardwright.errors import LoweringError
 from shardwright.lowering.calls import local_call
 from shardwright.lowering.collectives import convert, scale_gradient
 from shardwright.program.binding import bind, dual
-from shardwright.program.dataflow import Change, Compute, Dataflow, Result
+from shardwright.program.dataflow import Compute, Dataflow, LayoutChange, ResultValue
 from shardwright.program.decisions import Decisions
 from shardwright.program.steps import BoundStep, Line
 
@@ -114,7 +114,7 @@ class _Emitter:
         steps = bind(route.forward, dual(resting), meta.shape, flow.place)[0]
         return self._converted(f"reduce_{flow.rest[tensor]}", node, (), steps)
 
-    def _change(self, number: int, change: Change) -> None:
+    def _change(self, number: int, change: LayoutChange) -> None:
         source = self.values[change.source]
         self.values[change.result] = self._converted(f"change_{number}", source, change.forward, change.backward)
 
@@ -130,8 +130,8 @@ class _Emitter:
                 part = self.graph.call_function(torch.ops.aten.detach.default, (part,))
             self.values[value] = part
 
-    def _result(self, output: Result | Any) -> Any:
-        if not isinstance(output, Result):
+    def _result(self, output: ResultValue | Any) -> Any:
+        if not isinstance(output, ResultValue):
             return output
         node = self.values[output.value]
         return self.graph.call_function(scale_gradient, (node, 1.0 / output.shares)) if output.shares > 1 else node

@@ -16,7 +16,7 @@ from typing import TypeVar
 from shardwright.graph import Graph, Op
 from shardwright.operators.rules import OpRules
 from shardwright.program.dataflow import Compute, Dataflow, made, read, saves
-from shardwright.program.footprints import Call, Forward, Strided, forward
+from shardwright.program.footprints import ForwardFootprint, OperatorCall, Strided, forward
 
 CHEAP = ("copy", "creation", "elementwise", "gather", "normalisation", "reduction", "view")
 """Kinds of operators that a light recomputation runs again."""
@@ -131,8 +131,8 @@ def _is_cheap(graph: Graph, op: Op, rules: OpRules) -> bool:
     return rules.kind in CHEAP
 
 
-def whole_footprint(graph: Graph, op: Op, device: str) -> Forward:
+def whole_footprint(graph: Graph, op: Op, device: str) -> ForwardFootprint:
     """What autograd saves of an operator that is not cut, on this kind of device."""
     tensors = [graph.tensors[name] for name in op.inputs]
     given = tuple(Strided.contiguous(t.shape, t.dtype, t.grad and op.grad and graph.training) for t in tensors)
-    return forward(Call.of(op), given, device)
+    return forward(OperatorCall.of(op), given, device)

@@ -18,7 +18,7 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.strategy import Strategy
 from shardwright.program.blocks import RecomputedBlock, blocks
 from shardwright.program.bundles import Read, bundles
-from shardwright.program.dataflow import Change, Compute, Dataflow, Node, dataflow, made, saves
+from shardwright.program.dataflow import Compute, Dataflow, LayoutChange, Node, dataflow, made, saves
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import Strided, backward
 from shardwright.program.gradients import GradientFlow
@@ -130,7 +130,9 @@ class _Builder:
     def _bundles(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """The nodes whose parameters are gathered together, and those whose gradients are scattered together."""
         flow = self.flow
-        reads = [(number, node) for number, node in enumerate(flow.nodes) if isinstance(node, Change) and node.reads]
+        reads = [
+            (number, node) for number, node in enumerate(flow.nodes) if isinstance(node, LayoutChange) and node.reads
+        ]
         described = [Read(flow.values[node.result].tensor, node.operator, node.route) for _, node in reads]
         recomputed = flow.strategy.recomputed if flow.training else ()
         found = bundles(flow.graph, described, self.sizes.bundle, flow.strategy.whole_gradients, recomputed)
@@ -263,10 +265,10 @@ class _Builder:
         """Per parameter, how many reads of it bring a gradient: one for all that use it as it rests, one per change."""
         readers: set[tuple[str, int]] = set()
         for number, node in enumerate(self.flow.nodes):
-            for value in set((node.source,) if isinstance(node, Change) else node.inputs):
+            for value in set((node.source,) if isinstance(node, LayoutChange) else node.inputs):
                 tensor = self.flow.values[value].tensor
                 if self.flow.rest.get(tensor) == value and tensor in self.flow.graph.parameter_of:
-                    readers.add((tensor, number if isinstance(node, Change) else -1))
+                    readers.add((tensor, number if isinstance(node, LayoutChange) else -1))
         return Counter(tensor for tensor, _ in readers)
 
     def _arrived(self, value: int) -> int:
@@ -363,7 +365,7 @@ class _Builder:
         for number in block.again:
             self._forward(number, self.flow.nodes[number], Phase.RECOMPUTE, keeps=number in self.backward_of)
 
-    def _change_backward(self, number: int, node: Change, shares: Counter[str]) -> None:
+    def _change_backward(self, number: int, node: LayoutChange, shares: Counter[str]) -> None:
         source = self.flow.values[node.source]
         slot, steps = self._arrived(node.result), tuple(zip(node.route.backward, node.backward, strict=True))
         name = source.tensor
@@ -433,13 +435,13 @@ def _longest(flow: Dataflow, node: Compute, name: str) -> int:
 
 def _followed(node: Node) -> tuple[int, ...]:
     """The values to which the backward of a node sends gradients."""
-    if isinstance(node, Change):
+    if isinstance(node, LayoutChange):
         return (node.source,)
     return node.inputs if node.op.grad else ()
 
 
 def _direct(node: Node) -> tuple[int, ...]:
     """The values a node reads whose gradient comes from operators that use them as they are."""
-    if isinstance(node, Change):
+    if isinstance(node, LayoutChange):
         return () if node.reads else (node.source,)
     return node.inputs

@@ -31,8 +31,8 @@ from shardwright.operators.rules import (
 from shardwright.operators.strategy import Strategy
 from shardwright.program.binding import Place, bind, completed, dual, replicas
 from shardwright.program.decisions import Decisions
-from shardwright.program.footprints import Call, Forward, Strided
-from shardwright.program.pieces import Piece, Pieces, describe
+from shardwright.program.footprints import ForwardFootprint, OperatorCall, Strided
+from shardwright.program.pieces import CutOperator, Pieces, describe
 from shardwright.program.resting import in_equal_parts
 from shardwright.program.steps import BoundStep, Route, first_gather
 
@@ -58,16 +58,16 @@ class Compute:
     local: Op
     rules: OpRules
     split: Split
-    call: Call
+    call: OperatorCall
     inputs: tuple[int, ...]
     outputs: tuple[int | None, ...]
-    footprint: Forward
+    footprint: ForwardFootprint
     lines: Mapping[str, tuple[int, ...]]
     kernel: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
-class Change:
+class LayoutChange:
     """A change of layout: the ``route`` taken, and the same ``forward`` and ``backward`` steps with this rank's numbers.
 
     ``reads``: its source is a parameter at rest, so its gradient goes home by itself. ``ahead``: which of its steps is a
@@ -91,13 +91,13 @@ class Change:
         return all(step.is_view for step in self.route.forward)
 
 
-Node = Compute | Change
+Node = Compute | LayoutChange
 Extents = tuple[tuple[int, int], ...]
 """For every mesh axis along which a window is read, the extent of the loop that reads it."""
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultValue:
     """One flattened output: a value to hand out. ``shares``: how many ranks hold it alike, each with a share of its
     gradient; that of an unreduced sum, completed for the user, is the same on every rank already."""
 
@@ -117,7 +117,7 @@ class Dataflow:
     values: tuple[Value, ...]
     nodes: tuple[Node, ...]
     rest: Mapping[str, int]
-    outputs: tuple[Result | Any, ...]
+    outputs: tuple[ResultValue | Any, ...]
     mutations: tuple[tuple[str, int], ...]
     training: bool
     recomputed: tuple[tuple[range, bool], ...] = ()
@@ -130,7 +130,7 @@ class Dataflow:
     @cached_property
     def results(self) -> tuple[int, ...]:
         """The values that are handed out."""
-        return tuple(output.value for output in self.outputs if isinstance(output, Result))
+        return tuple(output.value for output in self.outputs if isinstance(output, ResultValue))
 
     @cached_property
     def result_of(self) -> Mapping[str, int]:
@@ -149,7 +149,7 @@ class Dataflow:
         """Every value → the value whose memory it shares (itself unless it is a view)."""
         table = {number: number for number in range(len(self.values))}
         for node in self.nodes:
-            if isinstance(node, Change):
+            if isinstance(node, LayoutChange):
                 if node.is_view:
                     table[node.result] = table[node.source]
                 continue
@@ -169,17 +169,17 @@ class Dataflow:
 
 def read(node: Node) -> tuple[int, ...]:
     """The values a node reads."""
-    return (node.source,) if isinstance(node, Change) else node.inputs
+    return (node.source,) if isinstance(node, LayoutChange) else node.inputs
 
 
 def made(node: Node) -> tuple[int, ...]:
     """The values a node makes."""
-    return (node.result,) if isinstance(node, Change) else tuple(o for o in node.outputs if o is not None)
+    return (node.result,) if isinstance(node, LayoutChange) else tuple(o for o in node.outputs if o is not None)
 
 
 def saves(node: Node) -> bool:
     """Whether autograd saves tensors for the backward of a node; changes of layout save none."""
-    return not isinstance(node, Change) and bool(node.footprint.saved_inputs or node.footprint.saved_fresh)
+    return not isinstance(node, LayoutChange) and bool(node.footprint.saved_inputs or node.footprint.saved_fresh)
 
 
 def dataflow(
@@ -327,8 +327,13 @@ class _Builder:
         )
 
     def _footprint(
-        self, op: Op, piece: Piece, slots: tuple[int, ...], inputs: tuple[int, ...], outputs: tuple[int | None, ...]
-    ) -> Forward:
+        self,
+        op: Op,
+        piece: CutOperator,
+        slots: tuple[int, ...],
+        inputs: tuple[int, ...],
+        outputs: tuple[int | None, ...],
+    ) -> ForwardFootprint:
         """Ask how the operator treats memory, and note how its results lie there."""
         follows = self.training and op.grad
         given = tuple(self.values[i].local if follows else self.values[i].local.without_gradient for i in inputs)
@@ -377,7 +382,7 @@ class _Builder:
         again = ahead is not None and self.training and tensor in self.strategy.regathered
         where = parameter.paths[0] if parameter is not None else module
         operator = len(self.begins) - 1
-        self.nodes.append(Change(route, forward, backward, source, result, where, reads, ahead, again, operator))
+        self.nodes.append(LayoutChange(route, forward, backward, source, result, where, reads, ahead, again, operator))
         return result
 
     def _bound(
@@ -404,22 +409,19 @@ class _Builder:
             )
         return route, forward, backward
 
-    def _result(self, tensor: str) -> Result:
+    def _result(self, tensor: str) -> ResultValue:
         """An output: partial sums are completed; where every rank holds it, each contributes its share of the gradient."""
         home = self._at_home(tensor, "")
         layout: Layout = self.values[home].needs  # type: ignore[assignment]  # windows are for readers
         shares, whole = replicas(layout, self.place.sizes), completed(layout)
         if whole == layout:
-            return Result(home, shares)
+            return ResultValue(home, shares)
         route, forward, _ = self._bound(self.graph.tensors[tensor], layout, whole, (), True, self.place)
         result = self._value(tensor, whole)
         producer = self.graph.producer.get(tensor)
         where = producer.module if producer else ""
         # The gradient, the same on every rank, is that of the unreduced sum already: nothing is sent back.
         self.nodes.append(
-            Change(Route(route.forward, ()), forward, (), home, result, where, operator=len(self.begins) - 1)
+            LayoutChange(Route(route.forward, ()), forward, (), home, result, where, operator=len(self.begins) - 1)
         )
-        return Result(result, shares)
-
-
-__all__ = ["Change", "Compute", "Dataflow", "Node", "Result", "Value", "dataflow", "describe", "made", "read", "saves"]
+        return ResultValue(result, shares)

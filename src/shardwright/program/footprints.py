@@ -54,7 +54,7 @@ class Strided:
 
 
 @dataclass(frozen=True)
-class Result:
+class MadeTensor:
     """A tensor an operator gave. ``owner`` ≥ 0 numbers a fresh storage; ``owner`` < 0 is a view of argument ``-1-owner``."""
 
     tensor: Strided
@@ -62,13 +62,13 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardFootprint:
     """The forward call: results (``None`` where an output is no tensor), sizes of the fresh storages that outlive it, which
     of them and which arguments autograd keeps, and the most that was alive inside beyond what it left behind. ``issued``
     counts what the host issues: kernels, views, and the functions and kernels of the backward pass (counted for pieces
     computed with several operators; otherwise each function is taken for one kernel)."""
 
-    results: tuple[Result | None, ...]
+    results: tuple[MadeTensor | None, ...]
     fresh: tuple[int, ...]
     saved_inputs: tuple[int, ...]
     saved_fresh: tuple[int, ...]
@@ -78,19 +78,19 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardFootprint:
     """The backward call: one gradient per input (``None`` where there is none; a view's ``owner`` refers to the gradient
     of output ``-1-owner``), sizes of the fresh storages, and the most alive inside beyond them. ``early`` are the fresh
     storages of the forward call that were freed on the way, before most was alive."""
 
-    gradients: tuple[Result | None, ...]
+    gradients: tuple[MadeTensor | None, ...]
     fresh: tuple[int, ...]
     temporary: int
     early: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One operator with its arguments' places in place of names: equal calls have equal effects.
 
     ``slots`` gives for every tensor argument the number of the distinct tensor it is. ``piece`` tells apart the
@@ -111,13 +111,13 @@ class Call:
         return hash((self.target, self.args, self.kwargs, self.slots, self.piece))
 
     @staticmethod
-    def of(op: Op, slots: tuple[int, ...] | None = None, piece: tuple[Any, ...] = ()) -> Call:
+    def of(op: Op, slots: tuple[int, ...] | None = None, piece: tuple[Any, ...] = ()) -> OperatorCall:
         names = op.inputs
         chosen = tuple(names.index(name) for name in names) if slots is None else slots
         place = iter(range(len(names)))
         args = tuple(_placed(a, place) for a in op.args)
         kwargs = tuple((k, _placed(v, place)) for k, v in op.kwargs)
-        return Call(op.target, args, kwargs, chosen, piece)
+        return OperatorCall(op.target, args, kwargs, chosen, piece)
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -133,23 +133,23 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_FORWARD: dict[Any, Forward] = {}
-_BACKWARD: dict[Any, Backward] = {}
+_FORWARD: dict[Any, ForwardFootprint] = {}
+_BACKWARD: dict[Any, BackwardFootprint] = {}
 
 
 def forward(
-    call: Call,
+    call: OperatorCall,
     inputs: tuple[Strided, ...],
     device: str,
     kernel: Callable[..., Any] | None = None,
     expected: tuple[Strided | None, ...] = (),
-) -> Forward:
+) -> ForwardFootprint:
     """What the forward call of an operator leaves in memory on a device of this kind (``"cuda"`` or ``"cpu"``).
 
     An operator that cannot run on meta tensors is taken to keep everything: its inputs and its ``expected`` results.
 
     >>> x, w = Strided.contiguous((8, 16), "float32", True), Strided.contiguous((4, 16), "float32", True)
-    >>> forward(Call("aten.linear.default", (Ref("0"), Ref("1")), (), (0, 1)), (x, w), "cuda").saved_inputs
+    >>> forward(OperatorCall("aten.linear.default", (Ref("0"), Ref("1")), (), (0, 1)), (x, w), "cuda").saved_inputs
     (0, 1)
     """
     key = (call, inputs, device)
@@ -161,7 +161,9 @@ def forward(
     return _FORWARD[key]
 
 
-def why_not(call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None = None) -> str:
+def why_not(
+    call: OperatorCall, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None = None
+) -> str:
     """Why an operator cannot be run at all on tensors without data, in the first line of its own words; empty if it can."""
     try:
         with torch.no_grad():
@@ -172,12 +174,12 @@ def why_not(call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callab
 
 
 def backward(
-    call: Call,
+    call: OperatorCall,
     inputs: tuple[Strided, ...],
     gradients: tuple[Strided | None, ...],
     device: str,
     kernel: Callable[..., Any] | None = None,
-) -> Backward:
+) -> BackwardFootprint:
     """What the backward call leaves in memory, given the gradients that arrive (``None`` where there is none)."""
     key = (call, inputs, gradients, device)
     if key not in _BACKWARD:
@@ -187,25 +189,27 @@ def backward(
             _BACKWARD[key] = session.backward(gradients)
         except Exception:  # as above
             fresh = [i for i, tensor in enumerate(inputs) if tensor.grad]
-            results = tuple(Result(t, fresh.index(i)) if t.grad else None for i, t in enumerate(inputs))
-            _BACKWARD[key] = Backward(results, tuple(inputs[i].bytes for i in fresh), 0)
+            results = tuple(MadeTensor(t, fresh.index(i)) if t.grad else None for i, t in enumerate(inputs))
+            _BACKWARD[key] = BackwardFootprint(results, tuple(inputs[i].bytes for i in fresh), 0)
     return _BACKWARD[key]
 
 
-def _cautious(inputs: tuple[Strided, ...], expected: tuple[Strided | None, ...]) -> Forward:
+def _cautious(inputs: tuple[Strided, ...], expected: tuple[Strided | None, ...]) -> ForwardFootprint:
     made = [tensor for tensor in expected if tensor is not None]
     places = iter(range(len(made)))
-    results = tuple(None if tensor is None else Result(tensor, next(places)) for tensor in expected)
+    results = tuple(None if tensor is None else MadeTensor(tensor, next(places)) for tensor in expected)
     follows = any(tensor.grad for tensor in inputs)
     saved = tuple(range(len(inputs))) if follows else ()
     kept = tuple(range(len(made))) if follows else ()
-    return Forward(results, tuple(tensor.bytes for tensor in made), saved, kept, 0, known=False)
+    return ForwardFootprint(results, tuple(tensor.bytes for tensor in made), saved, kept, 0, known=False)
 
 
 class _Session:
     """One operator on meta tensors, with its storages watched."""
 
-    def __init__(self, call: Call, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, call: OperatorCall, inputs: tuple[Strided, ...], device: str, kernel: Callable[..., Any] | None
+    ) -> None:
         self.call, self.inputs, self.device, self.kernel = call, inputs, device, kernel
         self.known = record(call.target)
         distinct: dict[int, torch.Tensor] = {}
@@ -217,7 +221,7 @@ class _Session:
         self.numbers: list[int] = []
         self.watch = StorageWatch()
 
-    def forward(self) -> Forward:
+    def forward(self) -> ForwardFootprint:
         held = {address(leaf): -1 - i for i, leaf in reversed(list(enumerate(self.leaves)))}
         saved: list[int] = []
 
@@ -235,7 +239,7 @@ class _Session:
         self.numbers = [number for number, _ in self.watch.alive.values()]
         fresh = tuple(size for _, size in self.watch.alive.values())
         results = tuple(
-            None if o is None else Result(_described(o), {**held, **place}[address(o)]) for o in self.outputs
+            None if o is None else MadeTensor(_described(o), {**held, **place}[address(o)]) for o in self.outputs
         )
         kept_inputs = sorted({-1 - held[key] for key in saved if key in held})
         kept_fresh = sorted({place[key] for key in saved if key in place})
@@ -243,7 +247,7 @@ class _Session:
         temporary = own + self._inside(self.watch.peak - sum(fresh))
         kernels, views, functions = self.watch.kernels, self.watch.views, _functions(self.outputs)
         issued = (kernels, views, functions, functions if self.kernel is None else self._backward_kernels())
-        return Forward(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary, issued=issued)
+        return ForwardFootprint(results, fresh, tuple(kept_inputs), tuple(kept_fresh), temporary, issued=issued)
 
     def _backward_kernels(self) -> int:
         """How many kernels the backward pass would issue."""
@@ -257,7 +261,7 @@ class _Session:
             torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
         return watch.kernels
 
-    def backward(self, gradients: tuple[Strided | None, ...]) -> Backward:
+    def backward(self, gradients: tuple[Strided | None, ...]) -> BackwardFootprint:
         pairs = [
             (output, _meta(gradient), j)
             for j, (output, gradient) in enumerate(zip(self.outputs, gradients, strict=True))
@@ -265,7 +269,7 @@ class _Session:
         ]
         wanted = list({id(leaf): leaf for leaf in self.leaves if leaf.requires_grad}.values())
         if not pairs or not wanted:
-            return Backward((None,) * len(self.leaves), (), 0)
+            return BackwardFootprint((None,) * len(self.leaves), (), 0)
         held = {address(gradient): -1 - j for _, gradient, j in pairs}
         first = self.watch.count
         with self.watch.watching({*held, *map(address, self.leaves)}):
@@ -273,7 +277,7 @@ class _Session:
         by_leaf = {id(leaf): gradient for leaf, gradient in zip(wanted, found, strict=True)}
         made = {key: size for key, (number, size) in self.watch.alive.items() if number >= first}
         place = {key: i for i, key in enumerate(made)}
-        results: list[Result | None] = []
+        results: list[MadeTensor | None] = []
         for leaf in self.leaves:
             gradient = by_leaf.get(id(leaf))
             if gradient is None:
@@ -282,12 +286,12 @@ class _Session:
             key = address(gradient)
             if key not in place and key not in held:  # a view of something saved: it holds that alive, add nothing
                 place[key], made[key] = len(place), 0
-            results.append(Result(_described(gradient), {**held, **place}[key]))
+            results.append(MadeTensor(_described(gradient), {**held, **place}[key]))
         fresh = tuple(made[key] for key in place)
         at_peak = sum(size for number, size in self.watch.at_peak.items() if number >= first)
         early = tuple(i for i, number in enumerate(self.numbers) if number not in self.watch.at_peak)
         own = self._reserve(gradients)[1]
-        return Backward(tuple(results), fresh, own + self._inside(at_peak - sum(fresh)), early)
+        return BackwardFootprint(tuple(results), fresh, own + self._inside(at_peak - sum(fresh)), early)
 
     def _reserve(self, outputs: Sequence[Any]) -> tuple[int, int]:
         return (0, 0) if self.known.reserve is None else self.known.reserve(self.device, self.inputs, outputs)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shardwright.graph import Graph
 from shardwright.operators.strategy import Strategy
-from shardwright.program.dataflow import Change, Compute, Dataflow
+from shardwright.program.dataflow import Compute, Dataflow, LayoutChange
 from shardwright.program.decisions import Sizes
 from shardwright.program.steps import BoundStep, Step
 from shardwright.program.sums import Leg, ReplicaSum
@@ -239,7 +239,7 @@ class Program:
     def read_by(self, arrival: Instruction) -> int:
         """The value whose gradient arrives: a parameter, as it was read."""
         node = self.flow.nodes[arrival.node] if arrival.node >= 0 else None
-        return node.result if isinstance(node, Change) else self.flow.rest[arrival.name]
+        return node.result if isinstance(node, LayoutChange) else self.flow.rest[arrival.name]
 
     @property
     def graph(self) -> Graph:

@@ -32,13 +32,13 @@ from shardwright.operators.rules import (
     own_order_broken,
 )
 from shardwright.program.binding import Place
-from shardwright.program.footprints import Call, Forward, Strided, forward
+from shardwright.program.footprints import ForwardFootprint, OperatorCall, Strided, forward
 
 Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class CutOperator:
     """An operator cut by a split: what it needs and gives, and the local operator (or kernel) that runs in its place.
 
     ``lines`` tells, for each cut loop, the mesh axes that cut it.
@@ -52,18 +52,18 @@ class Piece:
     kernel: Kernel | None
     lines: Mapping[str, tuple[int, ...]]
     told_apart: tuple[Any, ...]
-    _calls: dict[tuple[int, ...], Call] = field(default_factory=dict)
-    _footprints: dict[object, Forward] = field(default_factory=dict)
+    _calls: dict[tuple[int, ...], OperatorCall] = field(default_factory=dict)
+    _footprints: dict[object, ForwardFootprint] = field(default_factory=dict)
 
-    def call(self, slots: tuple[int, ...]) -> Call:
+    def call(self, slots: tuple[int, ...]) -> OperatorCall:
         """The local call; ``slots`` numbers the distinct tensors among its inputs."""
         if slots not in self._calls:
-            self._calls[slots] = Call.of(self.op, slots, self.told_apart)
+            self._calls[slots] = OperatorCall.of(self.op, slots, self.told_apart)
         return self._calls[slots]
 
     def footprint(
         self, slots: tuple[int, ...], given: tuple[Strided, ...], device: str, expected: tuple[Strided | None, ...]
-    ) -> Forward:
+    ) -> ForwardFootprint:
         """What the local call does to memory when its inputs lie like this."""
         key = (slots, given, expected)
         if key not in self._footprints:
@@ -76,9 +76,9 @@ class Pieces:
 
     def __init__(self, graph: Graph, place: Place, device: str) -> None:
         self.graph, self.place, self.device, self._alike = graph, place, Atom("device", device), representatives(graph)
-        self._known: dict[tuple[str, Split], Piece] = {}
+        self._known: dict[tuple[str, Split], CutOperator] = {}
 
-    def of(self, op: Op, split: Split | None) -> Piece:
+    def of(self, op: Op, split: Split | None) -> CutOperator:
         """The piece of one operator.
 
         Raises
@@ -93,7 +93,7 @@ class Pieces:
             self._known[key] = self._cut(op, split)
         return self._known[key]
 
-    def _cut(self, op: Op, split: Split) -> Piece:
+    def _cut(self, op: Op, split: Split) -> CutOperator:
         tensors, rules = self.graph.tensors, analyse(op, self.graph.tensors)
         lines = _lines(op, rules, split)
         ranges = self._ranges(op, rules, lines)
@@ -103,7 +103,7 @@ class Pieces:
         if made.kernel is not None:
             shapes = tuple(tensors[name].shape for name in (*op.inputs, *filter(None, op.outputs)))
             told_apart = (shapes, tuple(sorted(ranges.items())))
-        return Piece(
+        return CutOperator(
             rules,
             tuple(input_layouts(rules, split, len(op.inputs))),
             tuple(0 if loop is None else rules.by_name[loop].extent for loop in split),

@@ -16,7 +16,7 @@ from itertools import takewhile
 
 from shardwright.program.blocks import RecomputedBlock
 from shardwright.program.bundles import together
-from shardwright.program.dataflow import Change, Compute, read, saves
+from shardwright.program.dataflow import Compute, LayoutChange, read, saves
 from shardwright.program.instructions import Kind, Phase, Traveller
 from shardwright.program.steps import Step
 from shardwright.program.writer import ProgramWriter
@@ -76,9 +76,9 @@ class Reading:
         self._under_way: dict[Turn, list[_Flight]] = {}
         self._arrived: dict[int, int] = {}
 
-    def _node(self, number: int) -> Change:
+    def _node(self, number: int) -> LayoutChange:
         node = self.flow.nodes[number]
-        assert isinstance(node, Change)
+        assert isinstance(node, LayoutChange)
         return node
 
     def _legs(self, number: int) -> int:
@@ -285,5 +285,5 @@ class Reading:
         return tuple(number for number in self.order[place] if number in self._wanted[phase])
 
 
-def _saved(node: Compute | Change) -> Iterator[int]:
-    return iter(()) if isinstance(node, Change) else (node.inputs[i] for i in node.footprint.saved_inputs)
+def _saved(node: Compute | LayoutChange) -> Iterator[int]:
+    return iter(()) if isinstance(node, LayoutChange) else (node.inputs[i] for i in node.footprint.saved_inputs)

@@ -24,7 +24,7 @@ from shardwright.operators import analyse
 from shardwright.operators.rules import Need, Window, input_layouts, largest_place, output_layouts
 from shardwright.operators.strategy import Strategy
 from shardwright.program.binding import dual
-from shardwright.program.dataflow import Change, Compute, Dataflow
+from shardwright.program.dataflow import Compute, Dataflow, LayoutChange
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import why_not
 from shardwright.program.instructions import COMPUTE, REDUCE, UPDATE, Instruction, Kind, Program
@@ -155,7 +155,7 @@ def validate_dataflow(flow: Dataflow) -> None:
     for tensor, value in flow.rest.items():
         layouts[value] = _resting(flow, tensor)
     for node in flow.nodes:
-        if isinstance(node, Change):
+        if isinstance(node, LayoutChange):
             layouts[node.result] = _changed(flow, node, layouts[node.source])
         else:
             _computed(flow, node, layouts)
@@ -180,7 +180,7 @@ def _resting(flow: Dataflow, tensor: str) -> tuple[Need, ...]:
     return tuple(layout)
 
 
-def _changed(flow: Dataflow, change: Change, source: tuple[Need, ...]) -> tuple[Need, ...]:
+def _changed(flow: Dataflow, change: LayoutChange, source: tuple[Need, ...]) -> tuple[Need, ...]:
     wanted = flow.values[change.result].needs
     reached = _follow(flow, change, change.forward, source)
     if reached != wanted:
@@ -193,7 +193,9 @@ def _changed(flow: Dataflow, change: Change, source: tuple[Need, ...]) -> tuple[
     return reached
 
 
-def _follow(flow: Dataflow, change: Change, steps: Sequence[BoundStep], start: tuple[Need, ...]) -> tuple[Need, ...]:
+def _follow(
+    flow: Dataflow, change: LayoutChange, steps: Sequence[BoundStep], start: tuple[Need, ...]
+) -> tuple[Need, ...]:
     layout = list(start)
     names = [name for name, _ in flow.place.axes]
     for step in steps:
@@ -285,6 +287,6 @@ def _shapes(flow: Dataflow, node: Compute) -> None:
             )
 
 
-def _broken(flow: Dataflow, change: Change, why: str) -> LoweringError:
+def _broken(flow: Dataflow, change: LayoutChange, why: str) -> LoweringError:
     tensor = flow.values[change.result].tensor
     return LoweringError(f"the change of layout of {tensor!r} is broken: {why}.", "Make the plan again.")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright.lowering.collectives import in_place, ledger, run_step
 from shardwright.program import Instruction, Kind, Program
-from shardwright.program.dataflow import Change
+from shardwright.program.dataflow import LayoutChange
 from shardwright.program.steps import BoundStep
 from shardwright.runtime.actions import Action, PassState
 from shardwright.runtime.buckets import FlatBucket
@@ -146,7 +146,7 @@ class Communication:
 
     def _shape_of(self, number: int) -> tuple[int, ...]:
         node = self.flow.nodes[number]
-        assert isinstance(node, Change)
+        assert isinstance(node, LayoutChange)
         return self.flow.values[node.result].local.shape
 
 

@@ -14,7 +14,7 @@ from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.operators.record import draws
 from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.build import kept_outputs, wanted
-from shardwright.program.dataflow import Change, Compute
+from shardwright.program.dataflow import Compute, LayoutChange
 from shardwright.runtime.actions import Action, Backward, Forward, PassState, Plain
 from shardwright.runtime.rank import Rank
 
@@ -26,7 +26,7 @@ class Computation:
         self.program, self.flow, self.rank = program, program.flow, rank
         self._derivatives: dict[Any, Lazy] = {}
         self._calls: dict[int, Callable[..., tuple[Any, ...]]] = {}
-        self._again = {n.result for n in self.flow.nodes if isinstance(n, Change) and n.again}
+        self._again = {n.result for n in self.flow.nodes if isinstance(n, LayoutChange) and n.again}
         """Gathered parameters that are freed after their forward use and gathered again."""
 
     def settle(self) -> None:

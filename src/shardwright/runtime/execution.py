@@ -30,7 +30,7 @@ from shardwright.lowering.emit import emit
 from shardwright.operators import analyse
 from shardwright.operators.record import draws
 from shardwright.program import Decisions, Program
-from shardwright.program.dataflow import Dataflow, Result
+from shardwright.program.dataflow import Dataflow, ResultValue
 from shardwright.program.naming import closing_name
 from shardwright.program.tasks import Task
 from shardwright.runtime.boundary import Boundary
@@ -283,7 +283,7 @@ class Execution:
         part.store({number: value for (_, number), value in zip(part.flow.mutations, changed, strict=True)})
         flow, found = part.flow, {}
         for output, value in zip(flow.outputs, results, strict=True):
-            if isinstance(output, Result):
+            if isinstance(output, ResultValue):
                 found[flow.values[output.value].tensor] = value
         return self._finished({name: self.boundary.handed_out(name, value) for name, value in found.items()})
 

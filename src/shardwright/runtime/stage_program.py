@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright._torch_compat import locals_of
 from shardwright.program import Decisions, Program
-from shardwright.program.dataflow import Result
+from shardwright.program.dataflow import ResultValue
 from shardwright.program.stages import StageGraph
 from shardwright.runtime.actions import PassState
 from shardwright.runtime.boundary_steps import output_steps
@@ -29,7 +29,7 @@ class StageProgram:
         self.arguments = Arguments(flow, decisions, rank.device, rank.bound, rank.inputs, part.received)
         self.given = [e.tensor for e in graph.inputs if e.tensor is not None and e.tensor not in part.received]
         """The inputs that the call brings."""
-        self.shares = {flow.values[o.value].tensor: o.shares for o in flow.outputs if isinstance(o, Result)}
+        self.shares = {flow.values[o.value].tensor: o.shares for o in flow.outputs if isinstance(o, ResultValue)}
         """Between how many ranks the gradient of a result is shared out."""
         self.results = flow.result_of
         self.exits = {

@@ -29,7 +29,7 @@ from shardwright.operators.rules import (
     nested_chunk,
     output_layouts,
 )
-from shardwright.program.footprints import Call, Forward, Strided, forward
+from shardwright.program.footprints import ForwardFootprint, OperatorCall, Strided, forward
 from shardwright.search.recomputing import Recomputation
 
 NOTHING_AGAIN = Recomputation({}, frozenset(), frozenset())
@@ -41,7 +41,7 @@ def needed_in_backward(graph: Graph, op: Op, tensor: str, device: str) -> bool:
         return False
     metas = [graph.tensors[name] for name in op.inputs]
     given = tuple(Strided.contiguous(t.shape, t.dtype, t.grad and op.grad) for t in metas)
-    return op.inputs.index(tensor) in forward(Call.of(op), given, device).saved_inputs
+    return op.inputs.index(tensor) in forward(OperatorCall.of(op), given, device).saved_inputs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Saving:
         self.standing = representatives(graph)
         self.lies: dict[str, Strided] = {}
         self.roots: dict[str, str] = {}
-        self.prints: dict[str, Forward] = {}
+        self.prints: dict[str, ForwardFootprint] = {}
         self.keepers: Counter[str] = Counter()
 
     def find(self) -> Mapping[str, tuple[Kept, ...]]:
@@ -91,12 +91,12 @@ class _Saving:
                 found.append((op, footprint, entries))
         return {op.name: self._kept(op, footprint, entries) for op, footprint, entries in found if entries}
 
-    def _footprint(self, op: Op) -> Forward:
+    def _footprint(self, op: Op) -> ForwardFootprint:
         """How the operator, or the one that stands for it, treats memory; notes whose memory its results are."""
         first = self.standing[op.name]
         if first not in self.prints:
             given = tuple(self._lies(name, op) for name in op.inputs)
-            self.prints[first] = forward(Call.of(op), given, self.device)
+            self.prints[first] = forward(OperatorCall.of(op), given, self.device)
         footprint = self.prints[first]
         for name, result in zip(op.outputs, footprint.results, strict=False):
             if name is not None and result is not None:
@@ -113,7 +113,7 @@ class _Saving:
             return Strided.contiguous(tensor.shape, tensor.dtype, grad)
         return Strided(known.shape, known.strides, known.dtype, grad)
 
-    def _entries(self, op: Op, footprint: Forward) -> list[tuple[str, str, int]]:
+    def _entries(self, op: Op, footprint: ForwardFootprint) -> list[tuple[str, str, int]]:
         """(root, place, position) of what is kept; what rests anyway (parameters, buffers, inputs) is not counted."""
         entries = []
         for position in footprint.saved_inputs:
@@ -140,7 +140,7 @@ class _Saving:
             if out is not None and any(block.get(r.name) != inside for r in self.graph.consumers[out])
         ]
 
-    def _lightly(self, op: Op, footprint: Forward) -> list[tuple[str, str, int]]:
+    def _lightly(self, op: Op, footprint: ForwardFootprint) -> list[tuple[str, str, int]]:
         """Of an operator that runs again its inputs, of others what they save: each as far as nobody computes it again."""
         runs, made_by = self.again.runs, self.graph.producer
         if op.name not in runs:
@@ -150,7 +150,7 @@ class _Saving:
             found = [entry for entry in dict.fromkeys(inputs) if entry[0] in made_by]
         return [entry for entry in found if not entry[0] or made_by[entry[0]].name not in runs]
 
-    def _kept(self, op: Op, footprint: Forward, entries: list[tuple[str, str, int]]) -> tuple[Kept, ...]:
+    def _kept(self, op: Op, footprint: ForwardFootprint, entries: list[tuple[str, str, int]]) -> tuple[Kept, ...]:
         found = []
         for root, place, position in entries:
             if not root:
