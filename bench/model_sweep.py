@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if options.phase == "table":
-        print(table(*(recorded(options.results, phase) for phase in ("capture", "verify", "call"))))
+        print(table(*(recorded(options.results, phase) for phase in ("capture", "verify", "call", "pieces"))))
         return
     models = wanted(options.phase, options.results, options.only, options.again)
     sweep(options.phase, models, options.limit, options.results, options.minutes)

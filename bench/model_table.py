@@ -36,21 +36,23 @@ VERIFY = {
 }
 
 
-def table(captured: Rows, verified: Rows, called: Rows) -> str:
+def table(captured: Rows, verified: Rows, called: Rows, pieces: Rows) -> str:
     """All phases as Markdown."""
-    parts = [_HEAD, *([NOTES.read_text()] if NOTES.exists() else []), *(_calls(called) if called else [])]
+    parts = [_HEAD, NOTES.read_text(), *_calls(called)]
     for title, own in (("Architectures of `transformers`", False), ("Models that are not Hugging Face's", True)):
         one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
         two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
         parts += [f"## {title}", "", *_section(one, two)]
+    parts += ["## In micro-batches", "", *_pieces(pieces)]
     return "\n".join(parts)
 
 
 _HEAD = """# Any model
 
 Made by `python -m bench.model_sweep table` from `bench/measured/models.jsonl`; `python -m bench.model_sweep call`,
-`... capture` and `... verify` run what is missing there. Every model is tiny and otherwise as its configuration class makes
-it, caches on. Rows marked ° are of an earlier sweep than the newest, by an older state of the code.
+`... capture`, `... verify` and `... pieces` run what is missing there. Every model is tiny and otherwise as its
+configuration class makes it, caches on. Rows marked ° are of an earlier sweep than the newest, by an older state of the
+code; every reason names the commit that its row is of.
 """
 
 
@@ -69,6 +71,28 @@ def _calls(called: Rows) -> list[str]:
     for stage, words in (*NO_TEST.items(), ("time limit", "not finished"), ("crash", "the process died")):
         lines += _reasons(called, stage, words)
     return [*lines, *_made_by(called)]
+
+
+def _pieces(rows: Rows) -> list[str]:
+    """Trained in micro-batches: through two stages, and added up on one mesh."""
+    if not rows:
+        return ["No rows yet.", ""]
+    right = sum(row["stage"] == "verified" for row in rows.values())
+    lines = [
+        f"{len(rows)} types of `transformers`, the first in an order drawn at random from all captured ones, in four "
+        "micro-batches, as a pipeline of two stages (1F1B) and with gradients added up under `fsdp`, in float64 on two "
+        f"processes: {right} agree in both ways with one process on the whole batch.",
+        "",
+    ]
+    for stage, words in VERIFY.items():
+        lines += _reasons(rows, stage, words) if stage != "verified" else []
+    return [*lines, *_names(rows), *_made_by(rows)]
+
+
+def _names(rows: Rows) -> list[str]:
+    older = _older(rows)
+    names = sorted(_short(name) + older[name] for name, row in rows.items() if row["stage"] == "verified")
+    return ["### Verified", "", ", ".join(names) + ".", ""]
 
 
 def _made_by(rows: Rows) -> list[str]:
@@ -90,7 +114,7 @@ def _made_by(rows: Rows) -> list[str]:
 def _older(rows: Rows) -> dict[str, str]:
     """A mark for every row of an earlier day than the newest."""
     newest = max((row.get("date", "") for row in rows.values()), default="")
-    return {name: "" if row.get("date", "") == newest else "°" for name, row in rows.items()}
+    return {name: "" if newest and row.get("date", "") == newest else "°" for name, row in rows.items()}
 
 
 def _section(captured: Rows, verified: Rows) -> list[str]:
@@ -108,6 +132,7 @@ def _section(captured: Rows, verified: Rows) -> list[str]:
         + f". Of {len(judged)} that were verified, {right} ({right / max(1, len(judged)):.1%}) agree under both strategies. "
         f"Tracebacks in place of a sentence: {wrong}.",
         "",
+        *_newest(captured, verified),
     ]
     lines += ["| models | outcome of capture |", "|---|---|", *_counts(captured, {**CAPTURE, **NO_TEST}), ""]
     lines += ["| models | outcome of verification |", "|---|---|", *_counts(verified, VERIFY), ""]
@@ -115,14 +140,29 @@ def _section(captured: Rows, verified: Rows) -> list[str]:
         lines += _reasons(captured, stage, words) if stage != "captured" else []
     for stage, words in VERIFY.items():
         lines += _reasons(verified, stage, words) if stage != "verified" else []
-    older = _older(verified)
-    names = sorted(_short(name) + older[name] for name, row in verified.items() if row["stage"] == "verified")
     made = [
         part
         for title, rows in (("Capture.", captured), ("Verification.", verified))
         for part in (title, *_made_by(rows))
     ]
-    return [*lines, "### Verified", "", ", ".join(names) + ".", "", *made]
+    return [*lines, *_names(verified), *made]
+
+
+def _newest(captured: Rows, verified: Rows) -> list[str]:
+    """The same figures of the newest sweep alone, where not all rows are of it."""
+    older = {**_older(captured), **{f"{name} verified": mark for name, mark in _older(verified).items()}}
+    if not any(older.values()):
+        return []
+    tried = [row for name, row in captured.items() if not older[name] and row["stage"] not in NO_TEST]
+    judged = [row for name, row in verified.items() if not older[f"{name} verified"]]
+    judged = [row for row in judged if row["stage"] != "one process in float64"]
+    good, right = (
+        sum(row["stage"] == what for row in rows) for rows, what in ((tried, "captured"), (judged, "verified"))
+    )
+    return [
+        f"By the newest sweep alone: {good} of {len(tried)} captured, {right} of {len(judged)} verified.",
+        "",
+    ]
 
 
 def _counts(rows: Rows, stages: dict[str, str]) -> list[str]:
@@ -135,11 +175,13 @@ def _reasons(rows: Rows, stage: str, words: str) -> list[str]:
     if not found:
         return []
     older = _older(rows)
-    lines = [f"### {words[0].upper()}{words[1:]}", "", "| model | why |", "|---|---|"]
+    lines = [f"### {words[0].upper()}{words[1:]}", "", "| model | commit | why |", "|---|---|---|"]
     for name, row in found:
         why = row.get("why") or f"largest relative difference {row.get('difference', row.get('relative', 0)):.1e}"
         mark = "**traceback** " if row.get("traceback") else ""
-        lines.append(f"| {_short(name)}{older[name]} | {mark}{' '.join(why.replace('|', '/').split())[:260]} |")
+        lines.append(
+            f"| {_short(name)}{older[name]} | {row['commit']} | {mark}{' '.join(why.replace('|', '/').split())[:260]} |"
+        )
     return [*lines, ""]
 
 

@@ -316,6 +316,54 @@ def test_a_mask_has_no_gradient_that_a_write_could_hide() -> None:
     faithful(MaskOfScores(), (torch.randn(4, 6),))
 
 
+class OtherShape(Layered):
+    """BigBird: a mask gets one more dimension in place. What was taken of it before stays what it was."""
+
+    def __init__(self, also_write: bool = False) -> None:
+        super().__init__()
+        self.also_write = also_write
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.einsum("bq,bk->bqk", x, x) * 1
+        first = mask[:, :, 0]
+        mask.unsqueeze_(1)
+        if self.also_write:
+            mask += 1
+        return mask * self.linear(x)[:, None, None] + first[:, None, None]
+
+
+def test_a_shape_changed_in_place_is_the_shape_from_there_on() -> None:
+    torch.manual_seed(0)
+    graph = faithful(OtherShape(), (torch.randn(4, 6),))
+    (made,) = (
+        op
+        for op in graph.ops
+        if op.target == "aten.unsqueeze.default" and graph.tensors[op.inputs[0]].shape[1:] == (6, 6)
+    )
+    assert graph.tensors[str(made.outputs[0])].shape == (4, 1, 6, 6)
+
+
+class Turned(Layered):
+    """A row taken of a square before it is transposed in place is still a row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        square = self.linear(x).T @ x
+        row = square[0]
+        square.transpose_(0, 1)
+        return square * 2 + row
+
+
+def test_a_view_of_what_is_transposed_in_place() -> None:
+    torch.manual_seed(0)
+    faithful(Turned(), (torch.randn(4, 6),))
+
+
+def test_writing_after_a_shape_changed_in_place_is_refused_where_a_view_shares_the_memory() -> None:
+    with pytest.raises(CaptureError, match="changes the shape of a tensor in place") as refusal:
+        capture(OtherShape(also_write=True), (torch.randn(4, 6),))
+    assert "test_inplace.py" in refusal.value.message
+
+
 class ClampsItsWeight(Layered):
     """FLAVA's temperature, Gemma-3n's coefficients."""
 

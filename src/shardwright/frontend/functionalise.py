@@ -128,6 +128,12 @@ def _twin(node: Node) -> Any:
     return twin
 
 
+def _reshapes(node: Node) -> bool:
+    """Whether an in-place operator only looks at its target in another way: ``unsqueeze_``, ``transpose_``."""
+    twin = None if node.target in _OVERWRITING else _twin(node)
+    return twin is not None and any(result.alias_info is not None for result in twin._schema.returns)
+
+
 def _manageable(node: Node) -> bool:
     """Whether this operator writes nothing, or has a functional twin and a way back to what it writes into."""
     written = _written(node)
@@ -152,6 +158,7 @@ class _Families:
         self.value: dict[Node, Node] = {}
         self.written_at: dict[Node, int] = {}
         self.made_at: dict[Node, int] = {}
+        self.reshaped: set[Node] = set()
         self.time = 0
 
     def rewrite(self) -> None:
@@ -177,6 +184,13 @@ class _Families:
         target = written[0]
         args = torch.fx.map_arg(node.args, self._current)
         kwargs = torch.fx.map_arg(node.kwargs, self._current)
+        if _reshapes(node):  # nothing is written: other views of the same memory stay what they are
+            fresh = self._call(_twin(node), args, node, node, kwargs)
+            self.reshaped.add(self._root(target))
+            self.parent[node] = target
+            self._hold(target, fresh)
+            self._hold(node, fresh)
+            return
         fresh = self._written_value(node, self._current(target), args, kwargs)
         self.time += 1
         self._write(target, fresh)
@@ -217,10 +231,20 @@ class _Families:
             if member.target is operator.getitem:
                 above = self.parent[above]  # a piece of a list goes straight back into what was cut
             if not _written(member):  # an earlier in-place operator is only another name of its target
+                self._refuse_reshaped(member)
                 fresh = put_back(self.graph, member, self._current(above), fresh)
             member = above
         self._hold(member, fresh)
         self.written_at[member] = self.time
+
+    def _refuse_reshaped(self, member: Node) -> None:
+        """A view is no way from a tensor to its part once the tensor has another shape."""
+        if self._root(member) in self.reshaped:
+            raise CaptureError(
+                f"The model changes the shape of a tensor in place and then writes into memory that a view shares with it, "
+                f"at {source_of(member)} (module {module_of(member)!r}).",
+                "Give the reshaped tensor a name of its own: x = x.unsqueeze(1) in place of x.unsqueeze_(1).",
+            )
 
     def _hold(self, member: Node, value: Node) -> None:
         self.value[member] = value
@@ -242,6 +266,7 @@ class _Families:
         if _written(node):
             again = self._current(above)
         else:
+            self._refuse_reshaped(node)
             again = self.graph.node_copy(node, lambda n: self._current(n) if n is above else self.value.get(n, n))
         self._hold(node, again)
         return again
