@@ -18,8 +18,8 @@ from shardwright._torch_compat import writes_in_place
 from shardwright.lowering.strides import as_traced
 from shardwright.lowering.tracing import trace
 from shardwright.program import footprints
-from shardwright.program.build import kept_outputs
 from shardwright.program.footprints import OperatorCall, Strided
+from shardwright.program.nodes import kept_outputs
 from shardwright.runtime import parallelize
 from shardwright.runtime.executor import TRACED_AFTER
 from shardwright.runtime.shards import whole

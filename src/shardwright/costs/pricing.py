@@ -25,9 +25,9 @@ from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators import record
 from shardwright.operators.work import memory_work
 from shardwright.program import COMPUTE, Instruction, Kind, Phase, Program
-from shardwright.program.build import exchanges
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
+from shardwright.program.nodes import exchanges
 
 FREE = frozenset((Kind.AWAIT, Kind.ARRIVE, Kind.DEPOSIT))
 """Instructions that issue nothing."""

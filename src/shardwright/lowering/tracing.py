@@ -28,9 +28,9 @@ from shardwright._torch_compat import communicates, fake_mode, is_view_operator,
 from shardwright.lowering.calls import Call
 from shardwright.lowering.strides import as_traced, reads_as_it_lies, reads_storage
 from shardwright.operators.record import RESHAPE, OperatorRecord, draws, record
-from shardwright.program.build import kept_outputs
 from shardwright.program.dataflow import Compute
 from shardwright.program.footprints import Strided
+from shardwright.program.nodes import kept_outputs
 
 _TRACES: dict[Any, tuple[fx.Graph, list[tuple[tuple[int, ...], torch.dtype]]]] = {}
 

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from shardwright.graph import Graph, Op
 from shardwright.operators.rules import OpRules
-from shardwright.program.dataflow import Compute, Dataflow, made, read, saves
+from shardwright.program.dataflow import Compute, Dataflow
 from shardwright.program.footprints import ForwardFootprint, OperatorCall, Strided, forward
+from shardwright.program.nodes import made, read, saves
 
 CHEAP = ("copy", "creation", "elementwise", "gather", "normalisation", "reduction", "view")
 """Kinds of operators that a light recomputation runs again."""

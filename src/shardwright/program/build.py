@@ -14,21 +14,18 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from shardwright.graph import Graph
-from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.strategy import Strategy
 from shardwright.program.blocks import RecomputedBlock, blocks
 from shardwright.program.bundles import Read, bundles
-from shardwright.program.dataflow import Compute, Dataflow, LayoutChange, Node, dataflow, made, saves
+from shardwright.program.dataflow import Compute, Dataflow, LayoutChange, Node, dataflow
 from shardwright.program.decisions import Decisions
 from shardwright.program.footprints import Strided, backward
 from shardwright.program.gradients import GradientFlow
 from shardwright.program.instructions import Kind, Phase, Program
+from shardwright.program.nodes import exchanges, followed, kept_outputs, made, read, read_directly, saves, wanted
 from shardwright.program.passes import built_sections
 from shardwright.program.reading import Reading
 from shardwright.program.writer import ProgramWriter
-
-SPLIT = ("matmul", "convolution")
-"""Operators whose gradients of inputs and of weights are kernels of their own."""
 
 
 def build(
@@ -58,26 +55,6 @@ def build(
     place = (0,) * len(strategy.axes) if coordinate is None else coordinate
     flow = dataflow(graph, strategy, place, decisions, device, training, sent)
     return _Builder(flow, decisions, optimizer).build()
-
-
-def wanted(flow: Dataflow, node: Compute) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The values whose gradients the backward of an operator computes, and those of them that are weights where these are
-    an instruction of their own."""
-    values = tuple(v for v in dict.fromkeys(node.inputs) if flow.values[v].local.grad)
-    if node.kernel is not None or node.rules.kind not in SPLIT:
-        return values, ()
-    weights = tuple(v for v in values if flow.values[v].tensor in flow.graph.parameter_of)
-    others = tuple(v for v in values if v not in weights)
-    return (others, weights) if others and weights else (values, ())
-
-
-def kept_outputs(node: Compute) -> tuple[int, ...]:
-    """The results of an operator that its own backward reads again."""
-    found: dict[int, int] = {}
-    for value, result in zip(node.outputs, node.footprint.results, strict=False):
-        if value is not None and result is not None and result.owner in node.footprint.saved_fresh:
-            found.setdefault(result.owner, value)
-    return tuple(found.values())
 
 
 class _Builder:
@@ -147,7 +124,7 @@ class _Builder:
             node = flow.nodes[number]
             if not any(value in arriving for value in made(node)):
                 continue
-            follows = [v for v in _followed(node) if flow.values[v].local.grad]
+            follows = [v for v in followed(node) if flow.values[v].local.grad]
             if follows:
                 found.add(number)
                 arriving.update(follows)
@@ -240,7 +217,7 @@ class _Builder:
 
     def _backward(self) -> None:
         flow = self.flow
-        waiting = Counter(value for node in flow.nodes for value in set(_direct(node)))
+        waiting = Counter(value for node in flow.nodes for value in set(read_directly(node)))
         shares = self._shares()
         for number in reversed(range(len(flow.nodes))):
             node = flow.nodes[number]
@@ -249,7 +226,7 @@ class _Builder:
                     self._operator_backward(number, node)
                 else:
                     self._change_backward(number, node, shares)
-            for value in dict.fromkeys(_direct(node)):
+            for value in dict.fromkeys(read_directly(node)):
                 waiting[value] -= 1
                 if waiting[value] == 0:
                     self._read_at_rest(value, shares)
@@ -265,7 +242,7 @@ class _Builder:
         """Per parameter, how many reads of it bring a gradient: one for all that use it as it rests, one per change."""
         readers: set[tuple[str, int]] = set()
         for number, node in enumerate(self.flow.nodes):
-            for value in set((node.source,) if isinstance(node, LayoutChange) else node.inputs):
+            for value in set(read(node)):
                 tensor = self.flow.values[value].tensor
                 if self.flow.rest.get(tensor) == value and tensor in self.flow.graph.parameter_of:
                     readers.add((tensor, number if isinstance(node, LayoutChange) else -1))
@@ -412,36 +389,3 @@ class _Builder:
         self.lies[total] = self.lies[known]
         self.writer.compute(Kind.ACCUMULATE, Phase.BACKWARD, tensor, (known, slot), (total,))
         self.gradient[value] = total
-
-
-def exchanges(flow: Dataflow, node: Compute) -> list[tuple[int, int, int]]:
-    """What the pieces of an operator exchange: mesh axis, bytes, and how often in the backward pass."""
-    found = []
-    for axis, loop in enumerate(node.split):
-        for exchange in () if loop is None else node.rules.by_name[loop].exchanges:
-            points = exchange.points
-            for name in exchange.loops:
-                points *= _longest(flow, node, name)
-            found.append((axis, points * DTYPE_BYTES[exchange.dtype], exchange.backward))
-    return found
-
-
-def _longest(flow: Dataflow, node: Compute, name: str) -> int:
-    extent = node.rules.by_name[name].extent
-    for axis in node.lines.get(name, ()):
-        extent = flow.place.line(axis).longest(extent)
-    return extent
-
-
-def _followed(node: Node) -> tuple[int, ...]:
-    """The values to which the backward of a node sends gradients."""
-    if isinstance(node, LayoutChange):
-        return (node.source,)
-    return node.inputs if node.op.grad else ()
-
-
-def _direct(node: Node) -> tuple[int, ...]:
-    """The values a node reads whose gradient comes from operators that use them as they are."""
-    if isinstance(node, LayoutChange):
-        return () if node.reads else (node.source,)
-    return node.inputs

@@ -167,21 +167,6 @@ class Dataflow:
         return self.place.even if tensor in self.equal else self.place
 
 
-def read(node: Node) -> tuple[int, ...]:
-    """The values a node reads."""
-    return (node.source,) if isinstance(node, LayoutChange) else node.inputs
-
-
-def made(node: Node) -> tuple[int, ...]:
-    """The values a node makes."""
-    return (node.result,) if isinstance(node, LayoutChange) else tuple(o for o in node.outputs if o is not None)
-
-
-def saves(node: Node) -> bool:
-    """Whether autograd saves tensors for the backward of a node; changes of layout save none."""
-    return not isinstance(node, LayoutChange) and bool(node.footprint.saved_inputs or node.footprint.saved_fresh)
-
-
 def dataflow(
     graph: Graph,
     strategy: Strategy,

@@ -16,8 +16,9 @@ from itertools import takewhile
 
 from shardwright.program.blocks import RecomputedBlock
 from shardwright.program.bundles import together
-from shardwright.program.dataflow import Compute, LayoutChange, read, saves
+from shardwright.program.dataflow import Compute, LayoutChange
 from shardwright.program.instructions import Kind, Phase, Traveller
+from shardwright.program.nodes import read, saves
 from shardwright.program.steps import Step
 from shardwright.program.writer import ProgramWriter
 

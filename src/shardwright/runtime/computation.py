@@ -13,8 +13,8 @@ from shardwright.lowering.derivatives import Lazy, derivative
 from shardwright.lowering.randomness import random_state, set_random_state
 from shardwright.operators.record import draws
 from shardwright.program import Instruction, Kind, Phase, Program
-from shardwright.program.build import kept_outputs, wanted
 from shardwright.program.dataflow import Compute, LayoutChange
+from shardwright.program.nodes import kept_outputs, wanted
 from shardwright.runtime.actions import Action, Backward, Forward, PassState, Plain
 from shardwright.runtime.rank import Rank
 
