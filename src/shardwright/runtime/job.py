@@ -19,7 +19,7 @@ PORTS = range(20_000, 40_000)
 
 @dataclass(frozen=True)
 class JobProcess:
-    """Task ``rank`` of ``count``, ``local`` on its node; ``address`` and ``port`` are where all meet."""
+    """Process ``rank`` of ``count``, ``local`` on its node; ``address`` and ``port`` are where all meet."""
 
     launcher: str
     rank: int
@@ -58,7 +58,7 @@ def task_of(environment: Mapping[str, str]) -> JobProcess | None:
 
     >>> task_of({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "a[1-2]",
     ...          "SLURM_JOB_ID": "7"})
-    Task(launcher='Slurm', rank=5, count=8, local=1, address='a1', port=20007)
+    JobProcess(launcher='Slurm', rank=5, count=8, local=1, address='a1', port=20007)
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         launcher = "torchrun" if "LOCAL_RANK" in environment else "Kubernetes"
