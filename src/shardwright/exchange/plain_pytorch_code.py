@@ -28,8 +28,9 @@ def program(c: Configuration, facts: Facts, title: str, lost: Sequence[Remark]) 
     \"\"\"gpt on 2 devices: shard 2 (parameters), micro-batches of 2, 4 rows a step, float32, adamw.
     """
     here = "[(name, module) for name, module in found if not isinstance(module, Skipped | Unread)]"
-    mesh = _filled(text.MESH, found=here if c.pipeline > 1 else "found").strip()
-    sections = [*_constants(c, facts), mesh]
+    sections = [*_constants(c, facts), text.MESH.strip()]
+    if not _alone(c) or facts.recomputed:
+        sections.append(_filled(text.NAMED, found=here if c.pipeline > 1 else "found").strip())
     sections += [text.TIES.strip()] if facts.ties and _tensor(c) else []
     if _tensor(c):
         sections += [_features(facts).strip(), text.CONTEXT.strip()]
@@ -46,6 +47,11 @@ def program(c: Configuration, facts: Facts, title: str, lost: Sequence[Remark]) 
 
 def _tensor(c: Configuration) -> bool:
     return (c.tensor or 1) > 1
+
+
+def _alone(c: Configuration) -> bool:
+    """Whether whole replicas are all there is."""
+    return (c.shard or 1) == 1 and not _tensor(c) and c.pipeline == 1
 
 
 def _filled(section: str, **values: str) -> str:
@@ -126,7 +132,8 @@ def _over_lines(line: str) -> str:
 def _constants(c: Configuration, facts: Facts) -> list[str]:
     """The degrees as a table that can be read back, and what the code knows of the model."""
     lines = [table(c), "", f"BATCH, MICROBATCHES = {c.batch}, {c.microbatches}"]
-    lines.append(_assigned("BLOCKS", facts.blocks))
+    if not _alone(c):
+        lines.append(_assigned("BLOCKS", facts.blocks))
     if facts.recomputed:
         lines.append(_assigned("RECOMPUTED", facts.recomputed))
     if _tensor(c):
@@ -194,7 +201,6 @@ def _stage(c: Configuration) -> str:
 def _parallelize(c: Configuration, facts: Facts) -> str:
     """The function that the file is about."""
     pipeline, tensor = c.pipeline > 1, _tensor(c)
-    alone = (c.shard or 1) == 1 and not tensor and not pipeline
     lines = ["def parallelize(model, mesh):"]
     does = "this rank's stage of the model" if pipeline else "the model"
     lines.append(f'    """Make {does} parallel: every rank calls it with the same whole model."""')
@@ -209,7 +215,7 @@ def _parallelize(c: Configuration, facts: Facts) -> str:
             "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
         ]
     root = "stage" if pipeline else "model"
-    if c.data > 1 and alone:
+    if c.data > 1 and _alone(c):
         unread = ", find_unused_parameters=True" if facts.unread else ""
         lines += [
             '    ids = None if mesh.device_type == "cpu" else [torch.cuda.current_device()]',
@@ -252,13 +258,12 @@ def _step(c: Configuration, facts: Facts) -> str:
         run.append(f"{indent}stage.schedule.step(number=numbers, target=numbers, losses=losses)")
         run += ["    add_tied(stage, mesh)"] if facts.tied else []
         return _filled(text.STEP_OF_STAGE, run="\n".join(run) + "\n").strip()
-    alone = (c.shard or 1) == 1 and not _tensor(c)
     each, batches = "args, kwargs", "rows(mesh, args, kwargs)"
     lines = []
     indent = "        "
     if count > 1 and c.data > 1:
         each, batches = "number, (args, kwargs)", "enumerate(rows(mesh, args, kwargs), start=1)"
-        if alone:
+        if _alone(c):
             lines.append(f"{indent}with nullcontext() if number == MICROBATCHES else model.no_sync():")
             indent += "    "
         else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-VOCABULARY, WIDTH, HEADS, LENGTH, ROWS = 64, 32, 4, 8, 16
+VOCABULARY, HEADS, ROWS = 64, 4, 16
+WIDTH, LENGTH = int(os.environ.get("MODEL_WIDTH", "32")), int(os.environ.get("MODEL_LENGTH", "8"))
+"""Small in tests; a benchmark says more."""
 
 
 class Attention(nn.Module):
