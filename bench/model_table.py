@@ -38,7 +38,8 @@ VERIFY = {
 
 def table(captured: Rows, verified: Rows, called: Rows, pieces: Rows) -> str:
     """All phases as Markdown."""
-    parts = [_HEAD, NOTES.read_text(), *_calls(called)]
+    types = {name: row for name, row in captured.items() if not name.startswith(OWN)}
+    parts = [_HEAD, NOTES.read_text(), *_calls(types, called)]
     for title, own in (("Architectures of `transformers`", False), ("Models that are not Hugging Face's", True)):
         one = {name: row for name, row in captured.items() if name.startswith(OWN) == own}
         two = {name: row for name, row in verified.items() if name.startswith(OWN) == own}
@@ -56,21 +57,22 @@ code; every reason names the commit that its row is of.
 """
 
 
-def _calls(called: Rows) -> list[str]:
-    good = [name for name, row in called.items() if row["stage"] == "called"]
-    text = sorted(_short(name) for name in good if called[name].get("text alone"))
-    share = [f"{count} ({count / len(called):.1%})" for count in (len(good), len(good) - len(text))]
-    lines = [
+def _calls(captured: Rows, called: Rows) -> list[str]:
+    """How many types are built and called at all, which every row of capture says; rows of ``call`` say with what."""
+    good = [name for name, row in captured.items() if row["stage"] not in NO_TEST]
+    known = [row for name, row in called.items() if name in good and row["stage"] == "called"]
+    text = sorted(_short(row["model"]) for row in known if row.get("text alone"))
+    share = f"{len(good)} ({len(good) / max(1, len(captured)):.1%})"
+    return [
         "## Built and called",
         "",
-        f"{len(called)} types of `transformers`; {share[0]} are built at tiny sizes and called, forward and backward; "
-        f"{share[1]} with inputs of their own kind, from `zoo/hf_types.toml`."
-        + (f" With text alone: {', '.join(text)}." if text else ""),
+        f"{len(captured)} types of `transformers` have a model class; {share} are built at tiny sizes and called, forward "
+        "and backward, with inputs from `zoo/hf_types.toml`; the rest stands below by name and reason. "
+        f"Of {len(known)} the row says what they were given"
+        + (f"; of these {len(text)} that read more were given text alone: {', '.join(text)}." if text else "."),
         "",
+        *_made_by(called),
     ]
-    for stage, words in (*NO_TEST.items(), ("time limit", "not finished"), ("crash", "the process died")):
-        lines += _reasons(called, stage, words)
-    return [*lines, *_made_by(called)]
 
 
 def _pieces(rows: Rows) -> list[str]:
