@@ -20,6 +20,7 @@ from shardwright.plans import Plan
 from shardwright.plans.plan import Serving
 
 FILES = Path(__file__).parents[1] / "data" / "exchange"
+BLOCKLESS = "hf:t5:small"
 
 
 @cache
@@ -93,3 +94,22 @@ def test_what_cannot_be_exported_is_a_sentence():
 def test_the_name_that_people_use():
     plain, other = (export(plan("fsdp"), to=name, graph=graph()) for name in ("pytorch", "fsdp2"))
     assert plain.text == other.text and plain.file_name == "parallelize.py"
+
+
+def test_stages_that_plain_modules_cannot_be_are_refused():
+    """A mixture's router hands its loss past the cut; a network without repeated blocks has no list to cut."""
+    c = Configuration("plan", pipeline=2, microbatches=2)
+    for model, message in (("moe:layers=2,width=64,batch=16,seq=16", "2 tensors cross"), (BLOCKLESS, "no repeated")):
+        plan = plan_like(graph(model), parse_cluster("2xH100"), c).plan
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            export(plan, to="pytorch", graph=graph(model), price=False)
+        assert "--stages 1" in caught.value.remedy
+
+
+def test_what_the_code_does_otherwise_stands_at_its_top():
+    moe = "moe:layers=2,width=64,batch=16,seq=16"
+    plan = plan_like(graph(moe), parse_cluster("4xH100"), Configuration("plan", shard=2, tensor=2)).plan
+    exported = export(plan, to="pytorch", graph=graph(moe), price=False)
+    assert [remark.key for remark in exported.lost] == ["weights cut by features"]
+    top = " ".join(exported.text.split('"""')[1].split())
+    assert "What the plan has, and this file does otherwise: - weights cut by features" in top
