@@ -90,6 +90,8 @@ def _flat() -> dict[str, Search]:
         "gpt-forbidden-8xH100": Search(GPT, "8xH100", options={"forbidden": ["blocks.*@gpu"], **one}),
         "gpt-recomputed-fsdp-8xA100": Search(GPT, "8xA100", "fsdp", {"recompute": "blocks"}),
         "gpt-little-memory-8xA100": Search(GPT, "8xA100", "fsdp", {"memory_limit": 6e8, **one}),
+        "gpt-some-recomputed-4xA100": Search(DEEP, "4xA100", "data-parallel", {"memory_limit": 1.7e9}),
+        "gpt-some-recomputed-lightly-4xA100": Search(DEEP, "4xA100", "data-parallel", {"memory_limit": 1.5e9}),
         "gpt-three-axes-2x8xH100": Search(GPT, "2x8xH100", "megatron", three),
         "gpt-slow-devices-8xV100": Search(GPT, "8xV100", "megatron"),
         "llama-8xH100": Search(LLAMA, "8xH100", options=one),

@@ -33,7 +33,8 @@ def _recomputes() -> tuple[int, ...]:
     fsdp = replace(strategy, resting={**strategy.resting, **cut}, regathered=frozenset(cut))  # gathered ahead, thrice
     kept, both = [], ("blocks.0", "blocks.1")
     light = {"recomputed": both, "lightly": frozenset(both)}
-    ways = (strategy, replace(strategy, recomputed=both), replace(strategy, **light))
+    mixed = {"recomputed": both, "lightly": frozenset(both[1:])}
+    ways = (strategy, replace(strategy, recomputed=both), replace(strategy, **light), replace(strategy, **mixed))
     for named in (*ways, replace(fsdp, recomputed=both), replace(fsdp, **light)):
         parallel = parallelize(model, named, mesh=device_mesh((2, 2)), graph=graph, keep=True)
         executor, runs = parallel._planned.executor, []
@@ -52,10 +53,10 @@ def _recomputes() -> tuple[int, ...]:
             torch.testing.assert_close(found, parameter.grad, rtol=1e-9, atol=1e-12)
     with pytest.raises(LoweringError, match=r"blocks\.9"):
         parallelize(model, strategy, mesh=device_mesh((2, 2)), graph=graph, recompute=("blocks.9",), keep=True)
-    return tuple(kept[:3])
+    return tuple(kept[:4])
 
 
 def test_recomputed_blocks(pool):
-    for plain, recomputed, lightly in pool.run(recomputes, seconds=100):
+    for plain, recomputed, lightly, mixed in pool.run(recomputes, seconds=100):
         assert recomputed < plain / 2
-        assert recomputed < lightly < plain
+        assert recomputed < mixed < lightly < plain

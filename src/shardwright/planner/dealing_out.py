@@ -23,7 +23,8 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.options import Options, Progress
 from shardwright.planner.planning import plan_graph
 from shardwright.planner.proposals import LaidOut, on_one_mesh
-from shardwright.planner.trials import predict, recomputed_note
+from shardwright.planner.recomputing import recomputed_note
+from shardwright.planner.trials import predict
 from shardwright.plans import Plan, Stage
 from shardwright.plans.proof import STEP
 from shardwright.plans.stages import one_pass

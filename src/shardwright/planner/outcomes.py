@@ -19,7 +19,7 @@ from shardwright.planner.options import Progress
 from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
 from shardwright.planner.weighing import weighed
 from shardwright.search.baselines import ALIASES, BASELINES
-from shardwright.search.bills import EXPECTED, Pricing
+from shardwright.search.bills import EXPECTED, LEAST, Pricing
 from shardwright.search.conditions import FASTEST, LEAST_MEMORY
 
 HIDDEN = Pricing(traffic=0.2)
@@ -108,16 +108,16 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
     return Outcome(name, tuple(dict.fromkeys(tried)), tuple(meshes), held_back, refusal, impossible)
 
 
-def bounds(trials: Trials, meshes: Sequence[Mesh], name: str, known: float = 0.0) -> Bounds:
-    """What no strategy of a search on any of the meshes undercuts; streams are weighed where computation alone leaves much
-    to a step that is ``known``."""
+def bounds(trials: Trials, meshes: Sequence[Mesh], name: str, known: float = 0.0, limited: bool = True) -> Bounds:
+    """What no strategy of a search on any of the meshes undercuts, in any memory where that is not ``limited``; streams are
+    weighed where computation alone leaves much to a step that is ``known``."""
     found = NOTHING_FITS
     for mesh in meshes:
         adding = least_adding(trials.described.graph, mesh)
-        step = trials.floor(mesh, name, LEAST_UNHIDDEN) + adding
+        step = trials.floor(mesh, name, LEAST_UNHIDDEN, limited) + adding
         if step < (1 - LITTLE) * known:
             step = weighed(trials, mesh, name, adding, known)
-        found = found | Bounds(trials.floor(mesh, name) + adding, step)
+        found = found | Bounds(trials.floor(mesh, name, LEAST, limited) + adding, step)
     return found
 
 

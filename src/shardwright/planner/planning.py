@@ -2,8 +2,9 @@
 
 Factor the cluster into meshes, state and solve the choice problem on each, price every recipe by
 the same rules, simulate all answers, and keep the fastest that fits. Where memory binds, search again with the activations
-of repeated blocks recomputed; where communication may outweigh computation, on fewer devices. The proof that comes with the
-plan bounds what every candidate was judged by (:mod:`shardwright.planner.proving`).
+of repeated blocks recomputed, then recompute no more of them than memory asks for; where communication may outweigh
+computation, on fewer devices. The proof that comes with the plan bounds what every candidate was judged by
+(:mod:`shardwright.planner.proving`).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
 from shardwright.planner.outcomes import Outcome, bounds, search_by_name
 from shardwright.planner.proving import prove
+from shardwright.planner.recomputing import recomputing_less
 from shardwright.planner.trials import LEAST_UNHIDDEN, Found, Trials
 from shardwright.plans import Candidate, Plan, SearchSpace
-from shardwright.plans.spaces import LIGHT, NOTHING, WHOLE
+from shardwright.plans.spaces import LIGHT, NOTHING, SOME, WHOLE
 from shardwright.search.alternatives import replicated
 from shardwright.search.baselines import BASELINES, TWINS
 from shardwright.search.conditions import LEAST_MEMORY
@@ -139,11 +141,15 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     elif options.search == "auto":
         kept = _kept(trials, eligible, winner)
         eligible, winner = [*eligible, *kept], trials.best([winner, *kept], "auto")
+    less = _recomputing_less(task, trials, eligible, winner)
+    eligible, winner = [*eligible, *less], trials.best([winner, *less], options.search)
     fitting = [found for found in [*eligible, winner] if found.fits]
     step, searched = winner.seconds, [r.trials for r in rounds if options.search in r.outcomes]
     proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
     ways = dict.fromkeys(one.recompute for one in rounds if options.search in one.outcomes)
     alike = all(trials.blocks_alike(mesh, options.search) for mesh in shapes)
+    if winner in less:  # no number of recomputed blocks computes less than none of them, in any memory
+        ways[SOME], proved = None, proved | bounds(rounds[0].trials, shapes, options.search, limited=False)
     where = replace(task.space, recompute=tuple(ways), alike=alike)
     remarks = [] if winner.name == options.search else [f"the simulated winner is the {winner.name} strategy"]
     delivered = partial(deliver, graph, cluster, task.options)
@@ -243,6 +249,20 @@ def _kept(trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Foun
         if trials.unhidden(found.mesh, found.name, found.searched) < best:
             tried += trials.keeping(found, best)
             best = min([best, *(kept.seconds for kept in tried if kept.fits)])
+    return tried
+
+
+def _recomputing_less(task: _Task, trials: Trials, eligible: Iterable[Found], winner: Found) -> list[Found]:
+    """Close candidates whose blocks all recompute, with only as many of them as memory asks for."""
+    if task.options.recompute != "auto" or task.search == LEAST_MEMORY:
+        return []
+    close = [f for f in eligible if f.fits and f.seconds <= CLOSE * winner.seconds and f.strategy.recomputed]
+    close.sort(key=lambda f: f.seconds)
+    close = [*{trials.alike(f.mesh, f.searched): f for f in reversed(close)}.values()][::-1]
+    best, tried = winner.seconds, list[Found]()
+    for found in close[: 1 if trials.deep else FEW]:
+        tried += recomputing_less(trials, found, best)
+        best = min([best, *(less.seconds for less in tried if less.fits)])
     return tried
 
 

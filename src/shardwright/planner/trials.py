@@ -22,6 +22,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.planner.glance import SLACK, deep, glance
 from shardwright.planner.judging import NEARLY
 from shardwright.planner.proposals import Laid, Proposal, on_one_mesh
+from shardwright.planner.recomputing import recomputed_note
 from shardwright.plans import Prediction, SearchSpace
 from shardwright.plans.spaces import LIGHT, NOTHING
 from shardwright.search.bills import EXPECTED, LEAST, Pricing
@@ -88,15 +89,6 @@ class Found(Proposal):
     @property
     def note(self) -> str:
         return recomputed_note(self.strategy)
-
-
-def recomputed_note(strategy: Strategy) -> str:
-    """What a strategy recomputes, in words; nothing where it does not."""
-    light = [path for path in strategy.recomputed if path in strategy.lightly]
-    whole = [path for path in strategy.recomputed if path not in strategy.lightly]
-    said = [f"activations of {len(whole)} blocks ({whole[0]}, …) are recomputed in backward"] if whole else []
-    said += [f"of {len(light)} blocks ({light[0]}, …) only what is cheap to compute is recomputed"] if light else []
-    return "; ".join(said)
 
 
 def predict(graph: Graph, strategy: Strategy, mesh: Mesh, optimizer: str, limit: float | None = None) -> Prediction:
@@ -304,15 +296,15 @@ class Trials:
         if key not in self._tried:
             limit, prediction = self.limit(mesh), None
             if name != LEAST_MEMORY and searched.formulation.within.fold:
-                prediction = self._glanced(mesh, searched)
+                prediction = self.glanced(mesh, searched)
             exact = prediction is None
-            prediction = prediction or self._simulated(mesh, searched)
+            prediction = prediction or self.simulated(mesh, searched)
             found = replace(found, prediction=prediction, exact=exact)
             near = abs(prediction.memory_bytes / limit - 1.0) < SLACK
             self._tried[key] = self.exactly(found) if near else found  # a glance cannot tell whether that fits
         return self._tried[key]
 
-    def _glanced(self, mesh: Mesh, searched: Searched) -> Prediction | None:
+    def glanced(self, mesh: Mesh, searched: Searched) -> Prediction | None:
         """At a glance, once for all searches that come to the same strategy."""
         key = self.alike(mesh, searched)
         if key not in self._glances:
@@ -324,16 +316,16 @@ class Trials:
         """What searches have in common that come to the same strategy (ZeRO-2 is FSDP with all it gathers kept)."""
         stated, strategy = searched.formulation, searched.strategy
         options = (node.options[pick] for node, pick in zip(stated.nodes, searched.solution.answer, strict=True))
-        policies = (strategy.recomputed, stated.lightly, strategy.regathered, strategy.whole_gradients)
+        policies = (strategy.recomputed, strategy.lightly, strategy.regathered, strategy.whole_gradients)
         return (mesh, *policies, tuple(stated.within.arrives.items()), tuple(options))
 
     def exactly(self, found: Found) -> Found:
         """The same, every event simulated."""
         if found.exact:
             return found
-        return replace(found, prediction=self._simulated(found.mesh, found.searched), exact=True)
+        return replace(found, prediction=self.simulated(found.mesh, found.searched), exact=True)
 
-    def _simulated(self, mesh: Mesh, searched: Searched) -> Prediction:
+    def simulated(self, mesh: Mesh, searched: Searched) -> Prediction:
         """Every event simulated, once for all searches that come to the same strategy."""
         key = self.alike(mesh, searched)
         if key not in self._exact:
@@ -370,7 +362,7 @@ class Trials:
         limit, graph, rules = self.limit(found.mesh), self.described.graph, self.described.rules
         if found.searched.formulation.within.fold:
             all_kept = replace(found.searched, strategy=replace(found.strategy, regathered=frozenset()))
-            least = self._glanced(found.mesh, all_kept)
+            least = self.glanced(found.mesh, all_kept)
             if least is not None and least.step_seconds >= (1 + SLACK) * beat:
                 return
         room = limit * (1.0 if found.exact else 1.0 - SLACK / 2) - found.memory_bytes
@@ -380,7 +372,7 @@ class Trials:
             if strategy is None:
                 continue
             searched = replace(found.searched, strategy=strategy)
-            kept = replace(found, searched=searched, prediction=self._simulated(found.mesh, searched), exact=True)
+            kept = replace(found, searched=searched, prediction=self.simulated(found.mesh, searched), exact=True)
             yield kept
             if kept.fits or kept.seconds >= beat:
                 return

@@ -138,7 +138,8 @@ def _space_text(spaces: Sequence[SearchSpace]) -> str:
         )
     kind = "all plans" if space.search == EVERY_STRATEGY else f"{space.search} plans only"
     asked = " that keep the pins and prohibitions" if space.pins or space.forbidden else ""
-    again = " or ".join(RECOMPUTED[way] for way in space.recompute)
+    ways = (SOME,) if SOME in space.recompute else space.recompute
+    again = " or ".join(RECOMPUTED[way] for way in ways)
     alike = ", equal blocks alike" if space.alike else ""
     faster = space.faster_share
     shares = f", rows in unequal shares, never fewer for {faster} than in equal ones" if faster else ""
