@@ -10,7 +10,9 @@ Every row is one question, ``account`` of one way on one cluster, beside bytes t
 torchtitan published of Llama 3.1 (``bench/data/world/torchtitan_h100.csv``, reserved bytes in GiB). Eager steps are held to
 what the allocator had handed out, recorded and compiled ones to what it had reserved, as each was measured. Nothing is
 fitted. torchtitan's rows are asked about as ``--like`` would, in mixed precision; 8-bit floats are asked about as bfloat16,
-and the logits as float32 before the loss, which is how its loss computes.
+and the logits as float32 before the loss, which is how its loss computes. Rows with context parallelism are asked about
+twice: as ``fits`` does, and as what a device of a ring has, its own positions with all of the model, without the keys and
+values on their way.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,7 @@ KINDS = {
     "compiled": "H200, one rank of eight, compiled and recorded: reserved",
     "torchtitan": "torchtitan's Llama 3.1, sequences of 8192 without pipelines: reserved",
     "torchtitan-long": "torchtitan's Llama 3.1, longer sequences or pipelines: reserved",
+    "torchtitan-ring": "of these, context parallelism asked about as a ring's device: reserved",
 }
 SPEED_MODEL = "llama:layers=80,width=8192,heads=64,kv_heads=8,inner=28672,seq=4096"
 
@@ -137,7 +140,7 @@ def titan() -> Iterator[Question]:
         words = [f"{row['model']} on {gpus}", f"{length} positions", f"fsdp {shards} tensor {tensor} context {context}"]
         words += [f"pipeline {stages} {row['schedule']}"] * (stages > 1) + [f"compile {row['compile']}"]
         words += ["float8"] * (row["float8"] != "no") + ["async tensor"] * (row["async_tp"] == "yes")
-        yield Question(
+        question = Question(
             "torchtitan" if simple else "torchtitan-long",
             ", ".join(words),
             f"{TITAN}layers={layers},width={hidden},heads={heads},kv_heads={kv_heads},inner={inner},vocab={vocabulary}",
@@ -148,6 +151,14 @@ def titan() -> Iterator[Question]:
             float(row["memory_gib"]) * GIB,
             decisions,
         )
+        yield question
+        if (
+            context > 1
+        ):  # its own positions as a row, parameters divided over shard x context (FSDP2's dp_shard_cp there)
+            alone = decisions | {"shard": shards * context, "context": 1, "batch": batch * context}
+            yield replace(
+                question, kind="torchtitan-ring", batch=batch * context, seq=length // context, decisions=alone
+            )
 
 
 def full_precision_loss(reference: str, batch: int, seq: int | None, dtype: str) -> Any:

@@ -44,6 +44,18 @@ def test_their_file_is_asked_about(
     assert "It fits as" in said and "8 rows a step" in said and "parallelism.teleport_degree = 3" in said
 
 
+def test_what_is_counted_as_their_engine_does_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    degrees = "data_parallel_shard_degree = 2\npipeline_parallel_degree = 2\n"
+    (tmp_path / "job.toml").write_text(f"[training]\nlocal_batch_size = 4\n[parallelism]\n{degrees}")
+    words = ["fits", MODEL, "--cluster", "4xH100", "--like", str(tmp_path / "job.toml")]
+    assert run(monkeypatch, *words) == 0
+    assert "Counted as torchtitan does it" in " ".join(capsys.readouterr().out.split())
+    assert run(monkeypatch, *words, "--json") == 0
+    assert "gathered parameters" in json.loads(capsys.readouterr().out)["ways"][0]["counted"]
+
+
 def test_what_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("--search", "magic"), ("--optimizer", "magic"), ("--memory", "0"), ("--like", "no.toml")):
         assert run(monkeypatch, "fits", SMALL, "--cluster", "4xH100", *words) == 2

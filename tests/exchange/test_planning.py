@@ -253,3 +253,17 @@ def test_tensor_parallelism_cuts_words_of_the_loss_and_no_row_of_a_norm() -> Non
         norms = {cuts for op, cuts in splits.items() if op.startswith("rms_norm")}
         assert norms == ({("i1",)} if sequence else {(None,)})
         assert {cuts for op, cuts in splits.items() if op.startswith("cross_entropy")} == {("c",)}
+
+
+def test_what_crosses_a_border_arrives_as_the_stage_before_leaves_it() -> None:
+    """Every rank receives its own rows and, with sequence parallelism, positions: not the whole micro-batch."""
+    _, c = RECIPES["three degrees"]
+    plan = followed("8xH100", c).plan
+    made = {name for op in graph().ops for name in op.outputs}
+    arrives = [layout for name, layout in plan.stages[1].strategy.resting.items() if name in made]
+    assert (Shard(0), Shard(1)) in arrives, arrives
+
+
+def test_a_stage_of_one_block_recomputes_it_too() -> None:
+    plan = followed("4xH100", Configuration("plan", pipeline=4, microbatches=4, recompute="blocks")).plan
+    assert [stage.strategy.recomputed for stage in plan.stages] == [(f"blocks.{n}",) for n in range(4)]

@@ -101,3 +101,45 @@ def test_one_device_runs_the_model_as_it_is() -> None:
     plan = plan_like(graph(SMALL), parse_cluster("1xH100"), Configuration("way").on(1, 8)).plan
     (stage,) = {simulate_plan(plan, graph(SMALL)).stage()}
     assert here.bytes == stage.memory.peak and stage.planned is not None
+
+
+PIPELINE: dict[str, Any] = {"shard": 4, "pipeline": 2, "microbatches": 2, "reshard": False, "recompute": "blocks"}
+
+
+def kinds_like(engine: str, **decisions: Any) -> dict[str, float]:
+    """What a pipeline of torchtitan's takes, or the same decisions without a name that means anything."""
+    c = Configuration(engine, optimizer="adamw-float32", **PIPELINE | decisions).on(8, 8)
+    found = account(graph(TALL), parse_cluster("8xH100"), c)
+    assert sum(size for _, size in found.kinds) == pytest.approx(found.bytes)
+    return {**dict(found.kinds), "all": found.bytes}
+
+
+TALL = "llama:layers=4,width=2048,heads=16,kv_heads=16,inner=8192,vocab=512,seq=64"
+
+
+def test_torchtitan_keeps_gathered_parameters_and_float32_gradients_between_passes() -> None:
+    """Facts of its engine (:mod:`shardwright.fitting.engines`): 2 bytes of a parameter gathered, 4 of its gradient."""
+    ours, theirs = kinds_like("way"), kinds_like("torchtitan")
+    first = [p.tensor for p in graph(TALL).parameters if p.paths[0].startswith(("blocks.0.", "blocks.1."))]
+    stage = sum(graph(TALL).tensors[name].bytes for name in first)
+    assert theirs["gathered copies"] >= stage > ours["gathered copies"]
+    assert theirs["gradients"] >= 2 * stage and theirs["gradients"] == pytest.approx(2 * ours["gradients"], rel=0.1)
+    more = theirs["gathered copies"] - ours.get("gathered copies", 0.0) + theirs["gradients"] - ours["gradients"]
+    assert theirs["all"] == pytest.approx(ours["all"] + more, rel=0.01)
+
+
+def test_torchtitan_that_reshards_keeps_neither() -> None:
+    assert kinds_like("torchtitan", reshard=True) == kinds_like("way", reshard=True)
+
+
+@pytest.mark.parametrize("blocks", [20, 22])
+def test_a_pipeline_of_two_short_models_says_what_the_deep_one_takes(
+    blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shorter has two blocks in every stage, the longer four, the deep one five, or in some stages six."""
+    deep = graph(f"llama:layers={blocks},width=2048,heads=16,kv_heads=16,inner=14336,vocab=512,seq=64")
+    c = Configuration("torchtitan", optimizer="adamw-float32", **PIPELINE | {"shard": 2, "pipeline": 4}).on(8, 8)
+    short = account(deep, parse_cluster("8xH100"), c)
+    monkeypatch.setattr(accounts_module(), "BLOCKS", blocks)
+    whole = account(deep, parse_cluster("8xH100"), c)
+    assert whole.whole and not short.whole and short.bytes == pytest.approx(whole.bytes, rel=1e-6)

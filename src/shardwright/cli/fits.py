@@ -101,6 +101,8 @@ def fits(
 
 def show(found: Fitting, told: Configuration | None) -> None:
     """The answer in a sentence, what takes the memory, what to change."""
+    from shardwright.fitting.engines import counted
+
     console.print(answer(found), highlight=False, markup=False, soft_wrap=True)
     rows = [_row(fit) for fit in found.ways if not fit.refusal]
     kept = ", ".join(f"{who} {size / 1e9:.2f}" for who, size in found.reserves)
@@ -129,6 +131,8 @@ def show(found: Fitting, told: Configuration | None) -> None:
         console.print("Nothing that was tried makes it fit: pipelines are searched by shardwright plan --stages auto.")
     if told is not None:
         print_remarks(told)
+        if said := counted(found.ways[0].configuration):
+            console.print(said, highlight=False, markup=False)
     console.print(
         f"Captured in {seconds_text(found.captured_seconds)}, answered in {seconds_text(found.seconds)}.",
         highlight=False,
@@ -198,6 +202,8 @@ def document(found: Fitting) -> dict[str, Any]:
 
 
 def _fit_document(fit: Fit) -> dict[str, Any]:
+    from shardwright.fitting.engines import counted
+
     return {
         "name": fit.name,
         "configuration": fit.configuration.decisions(),
@@ -208,5 +214,6 @@ def _fit_document(fit: Fit) -> dict[str, Any]:
         "step_seconds": finite(fit.seconds),
         "kinds": dict(fit.kinds),
         "during": fit.during,
+        "counted": counted(fit.configuration) or None,
         "refusal": fit.refusal or None,
     }

@@ -33,7 +33,7 @@ from shardwright.exchange.configuration import (
 from shardwright.exchange.hugging_face import COLUMNS, ROWS
 from shardwright.exchange.recognising import EXPERT, parameter_behind, role_of
 from shardwright.graph import Graph, Op, Tensor
-from shardwright.graph.repeats import block_paths
+from shardwright.graph.repeats import block_paths, span_of
 from shardwright.operators import record
 from shardwright.operators.rules import Layout, LoopRule
 from shardwright.operators.strategy import Strategy
@@ -43,9 +43,11 @@ from shardwright.planner.delivering import deliver
 from shardwright.planner.proposals import UNPROVED, Laid, LaidOut
 from shardwright.plans import Plan, Prediction, Stage
 from shardwright.plans.layouts import layout_text
+from shardwright.program.binding import completed
 from shardwright.program.mean_losses import origin
 from shardwright.program.microbatches import batch_of, microbatches
 from shardwright.program.stages import stage_graphs
+from shardwright.program.transfers import unreduced_layout
 from shardwright.schedules import known_schedule
 from shardwright.search.conditions import Conditions
 from shardwright.search.constraints import constraints
@@ -130,7 +132,8 @@ class _Follow:
         self.options = replace(options, optimizer=c.optimizer)
         self.remarks: list[Remark] = []
         self.known: dict[str, str] = {}
-        self.labels = describe_graph(graph).labels
+        whole = describe_graph(graph)
+        self.labels, self.blocks = whole.labels, whole.blocks
 
     def proposal(self) -> LaidOut:
         """The stages, each split as is best under its degrees, and the order of their passes."""
@@ -146,12 +149,18 @@ class _Follow:
             names = [[op.name for op in self.graph.ops]]
         else:
             names = complete(self.graph, self._cut(smallest, stages))
-        made = []
-        for number, part in enumerate(stage_graphs(smallest, names)):
+        parts, made = [*stage_graphs(smallest, names)], list[Stage]()
+        for number, part in enumerate(parts):
             first = order.device_of[number] * each
             ranks = tuple(range(first, first + each))
             self.say(f"{c.engine}: stage {number + 1} of {stages}")
-            made.append(Stage(tuple(names[number]), ranks, self._strategy(part.graph, part_of(self.cluster, ranks))))
+            # What crosses a border arrives as the stage that makes it leaves it: each rank has its own rows of it.
+            arrives = {
+                name: completed(unreduced_layout(name, parts[maker].graph, made[maker].strategy))
+                for name, maker in part.received.items()
+            }
+            strategy = self._strategy(part.graph, part_of(self.cluster, ranks), arrives)
+            made.append(Stage(tuple(names[number]), ranks, strategy))
         nothing = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, True)
         shape = (("stage", stages), *made[0].strategy.axes) if stages > 1 else made[0].strategy.axes
         return LaidOut(name=c.engine, shape=shape, expected=nothing, proof=UNPROVED, layout=Laid(tuple(made), order))
@@ -167,11 +176,11 @@ class _Follow:
         alone = mesh_of(part_of(self.cluster, [0]))
         return cut_into(Line.of(smallest, alone, self.cluster), stages)
 
-    def _strategy(self, graph: Graph, devices: Cluster) -> Strategy:
-        """The best split of one stage that the degrees allow."""
+    def _strategy(self, graph: Graph, devices: Cluster, arrives: Mapping[str, Layout]) -> Strategy:
+        """The best split of one stage that the degrees allow; ``arrives``: how what other stages make lies when it comes."""
         c, described = self.c, self._described(graph)
         mesh, roles = mesh_and_roles(devices, c)
-        restriction = restricted(c, roles, described)
+        restriction = replace(restricted(c, roles, described), arrives=arrives)
         experts = self._experts(described, roles, mesh)
         if experts:
             restriction = restriction & experts
@@ -201,8 +210,9 @@ class _Follow:
     def _recomputed(self, described: Described) -> tuple[str, ...]:
         if self.c.recompute == NOTHING:
             return ()
-        blocks = described.blocks
-        if not blocks:
+        # Of the whole model: a stage of one block has nothing in it that repeats.
+        blocks = [path for path in self.blocks if span_of(described.graph, path)]
+        if not self.blocks:
             self._remark("recompute", self.c.recompute, "nothing: the model has no repeated blocks")
         return tuple(blocks[: math.ceil(self.c.recomputed_share * len(blocks))])
 

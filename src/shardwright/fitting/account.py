@@ -5,6 +5,8 @@ by the account that judges every plan (:mod:`shardwright.costs.memory`, :mod:`sh
 short ones are replayed (:mod:`shardwright.graph.shorten`): every further block adds the same bytes to the same moment of the
 step. Which moment is the worst may differ between a short and a deep model (a short one holds most at its loss, a deep one
 in its optimizer), so every part of the step has its own line through both, and the highest of them in the end is the peak.
+
+What another engine is known to hold otherwise than its plan here (:mod:`shardwright.fitting.engines`) is counted as there.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from math import ceil
 from typing import NamedTuple
 
 from shardwright.cluster import Cluster
+from shardwright.costs.memory import GATHERED, GRADIENTS
 from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.exchange import Configuration
 from shardwright.exchange.planning import laid_like
+from shardwright.fitting.engines import keeps_whole, kept_whole
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner import Options
@@ -69,12 +73,14 @@ def account(graph: Graph, cluster: Cluster, c: Configuration, options: Options |
     """
     options = options or Options()
     run = longest_run(graph)
-    few = c.stages * ceil(max(BLOCKS, _rhythm(graph)) / c.stages)
+    # Of a pipeline two in every stage: one alone has none that is gathered while another is computed.
+    few = c.stages * max(ceil(max(BLOCKS, _rhythm(graph)) / c.stages), min(c.stages, 2))
     short = [shortened(graph, n) for n in (few, 2 * few)] if run is not None and run.count > 2 * few else []
     parts = [part for part in short if part is not None]
     if len(parts) == 2 and run is not None:
         less, more = (_step(part, cluster, replace(c, cuts=()), options) for part in parts)
-        return _lengthened(less, more, run.count / few - 2)
+        fullest = c.stages * ceil(run.count / c.stages)  # the stage with most of the blocks counts
+        return _lengthened(less, more, fullest / few - 2)
     only = _step(graph, cluster, c, options)
     return _lengthened(only, only, 0.0)
 
@@ -137,7 +143,23 @@ def _step(graph: Graph, cluster: Cluster, c: Configuration, options: Options) ->
     parts = [_parts(timeline, group, graph) for group in groups]
     fullest = [max(one.bytes for one in part.values()) for part in parts]
     beyond = [_needed(timeline, group) - fullest[group] for group in groups]
+    if keeps_whole(c):
+        parts = [{key: _kept_whole(timeline, group, one) for key, one in parts[group].items()} for group in groups]
     return _Step(timeline.seconds, parts, beyond)
+
+
+def _kept_whole(timeline: Timeline, group: int, line: _Line) -> _Line:
+    """A moment of a group whose engine keeps gathered parameters and float32 gradients between passes; after the last pass
+    back it has let go of them."""
+    if line.during == CLOSING:
+        return line
+    stages = {action.stage for action in timeline.pipeline.schedule.orders[group]}
+    whole = [kept_whole(timeline.stage(stage).program) for stage in stages]
+    kinds = dict(line.kinds)
+    kinds[GATHERED] = max(kinds.get(GATHERED, 0.0), float(sum(one.gathered for one in whole)))
+    if kinds.get(GRADIENTS):
+        kinds[GRADIENTS] += sum(one.gradients for one in whole)
+    return _Line(line.bytes + sum(kinds.values()) - sum(line.kinds.values()), kinds, line.during)
 
 
 def _recorded(timeline: Timeline, group: int) -> bool:
@@ -190,7 +212,7 @@ def _line(timeline: Timeline, group: int, moment: Moment) -> _Line:
     for one in alive_at(timeline, group, moment):
         kinds[one.kind] = kinds.get(one.kind, 0.0) + one.bytes
     if moment.place < 0:
-        return _Line(moment.bytes, kinds, "the reduction of gradients and the update")
+        return _Line(moment.bytes, kinds, CLOSING)
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
     action = order[moment.place]
     event = timeline.times[action.stage, sizes[action.microbatch]].events[moment.event]
@@ -201,6 +223,7 @@ def _line(timeline: Timeline, group: int, moment: Moment) -> _Line:
     return _Line(moment.bytes, kinds, f"{event.phase} of {event.name}{where}{stage}")
 
 
+CLOSING = "the reduction of gradients and the update"
 BEFORE, FIRST, EARLY, LATE, LAST, AFTER = "before", "first block", "early blocks", "late blocks", "last block", "after"
 UPDATE = "update"
 
