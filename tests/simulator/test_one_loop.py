@@ -70,14 +70,6 @@ class _Wires(Links):
 
     hop: float = 0.0
 
-    def crossing(self, action: Action, leaving: bool) -> Any:
-        if action.kind == "W":
-            return ()
-        back = action.kind != "F"
-        first = action.stage if leaving != back else action.stage - 1  # the border after a stage bears its number
-        there = 0 <= first < len(self.pipe.stages) - 1
-        return [(first, SimpleNamespace(source=first, target=first + 1, tensor=""))] if there else []
-
     def way(self, number: int, size: int, back: bool) -> Way:
         here, there = self.pipe.schedule.device_of[number : number + 2]
         link = None if here == there else SimpleNamespace(processor_share=0.0, processor_seconds=0.0)
@@ -114,6 +106,14 @@ def test_passes_of_one_event_take_what_schedulers_say(name: str, groups: int, co
 
 
 def _pipe(order: Schedule) -> Pipeline:
-    micro = SimpleNamespace(sizes=(1,) * order.microbatches)
-    pipe = SimpleNamespace(schedule=order, micro=micro, stages=range(order.stages), reduces_inside=False)
+    def crossing(action: Action, leaving: bool) -> Any:
+        if action.kind == "W":
+            return ()
+        back = action.kind != "F"
+        first = action.stage if leaving != back else action.stage - 1  # the boundary after a stage bears its number
+        there = 0 <= first < order.stages - 1
+        return [(first, SimpleNamespace(source=first, target=first + 1, tensor=""))] if there else []
+
+    micro, stages = SimpleNamespace(sizes=(1,) * order.microbatches), range(order.stages)
+    pipe = SimpleNamespace(schedule=order, micro=micro, stages=stages, reduces_inside=False, crossing=crossing)
     return cast(Pipeline, pipe)

@@ -25,7 +25,7 @@ from shardwright.search.strategies import Described
 Tied = tuple[tuple[int, str], tuple[int, str]]
 """A parameter in two stages: of each its number, and the parameter's name there."""
 
-LINEAR, EMBEDDING = "aten.linear.default", "aten.embedding.default"
+LINEAR, EMBEDDING = "Linear", "Embedding"
 
 COLWISE, ROWWISE, SEQUENCE = "ColwiseParallel", "RowwiseParallel", "SequenceParallel"
 
@@ -173,9 +173,9 @@ def _styles(graph: Graph, ways: Mapping[str, str], blocks: Sequence[str]) -> tup
         first, readers = ways[module] == COLUMNS, graph.consumers[parameter.tensor]
         for path in parameter.paths:
             home = path.rpartition(".")[0]
-            targets = {op.target for op in readers if op.module == home}
-            if path.endswith(".weight") and targets in ({LINEAR}, {EMBEDDING}):
-                styles[pattern(home, blocks or ("-",))] = COLWISE if first == (targets == {LINEAR}) else ROWWISE
+            classes = {record(op.target).module for op in readers if op.module == home}
+            if path.endswith(".weight") and classes in ({LINEAR}, {EMBEDDING}):
+                styles[pattern(home, blocks or ("-",))] = COLWISE if first == (classes == {LINEAR}) else ROWWISE
             else:
                 placed[pattern(path, blocks or ("-",))] = 0 if first else 1
     return styles, placed
@@ -279,7 +279,7 @@ def _kept(graph: Graph, others: Mapping[str, set[int]], stages: int) -> dict[str
         for p in graph.parameters
         for module, where in others.items()
         if p.paths[0].startswith(f"{module}.") and max(where) < stages - 1
-        if not any(op.target == EMBEDDING for op in graph.consumers[p.tensor])
+        if not any(record(op.target).module == EMBEDDING for op in graph.consumers[p.tensor])
     }
 
 

@@ -120,6 +120,8 @@ class OperatorRecord:
     """Of our own: it does nothing but compute, so that the graph inside a plan's file may call it."""
     performs: Callable[[Op], Sequence[tuple[str, tuple[Any, ...], dict[str, Any]]]] | None = None
     """Of an operator that stands for several: their names and arguments."""
+    module: str = ""
+    """The class of ``torch.nn`` that holds its weight, where PyTorch has styles to cut that class by features."""
     samples: Callable[..., Sequence[tuple[Any, ...]]] | None = None
     """Calls to check it on, from as many sizes as the function takes (:mod:`~shardwright.operators.samples`)."""
 

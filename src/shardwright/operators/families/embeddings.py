@@ -76,6 +76,7 @@ known("aten.embedding", kernels=partial(lookup_kernels, sorted_above=SORTED))
 
 known(
     "aten.embedding.default",
+    module="Embedding",
     samples=lambda v, d, a, b: [(reals(v, d), ints(a, b, below=v)), (reals(v, d), ints(a, below=v), 2)],
 )
 

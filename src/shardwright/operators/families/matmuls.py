@@ -237,6 +237,7 @@ known("aten.einsum", kernels=_contraction_kernels, issued=HostClass("mm", turned
 
 known(
     "aten.linear.default",
+    module="Linear",
     samples=lambda b, s, k, j: [
         (reals(b, s, k), reals(j, k), reals(j)),
         (reals(b, k), reals(j, k)),
