@@ -7,7 +7,12 @@ here needs a reason of that kind; one that both enter by now is struck off.
 
 from __future__ import annotations
 
-from bench.one_path import compared
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "one_path.py"
 
 MOST = 59
 """The aim was 20. Messages alone are 21: they are cut, sent, received and priced, and one mesh has none."""
@@ -88,8 +93,11 @@ SUMS = {
 
 
 def test_what_only_one_mesh_or_only_a_pipeline_executes_has_a_reason() -> None:
-    both, only = compared()
-    assert both > 650
+    # In a process of its own: what other tests left in caches would decide who is the first to compute something.
+    ran = subprocess.run([sys.executable, str(BENCH), "--json"], capture_output=True, text=True, timeout=500)
+    assert ran.returncode == 0, ran.stderr
+    only = json.loads(ran.stdout)
+    assert only.pop("both") > 650
     assert only["one mesh"] == sorted(ONLY_ONE_MESH)
     listed = {**MESSAGES, **CUTS, **ORDER, **SUMS}
     assert sorted(set(only["1F1B"]) ^ set(listed)) == []
