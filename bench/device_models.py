@@ -85,6 +85,7 @@ def answer(model: str, mode: str, printed: Any) -> None:
             torch.cuda.max_memory_allocated(),
             torch.cuda.max_memory_reserved(),
         )
+        row["pools"] = pools()
     row["predicted_bytes"] = getattr(step, "predicted", None)
     ours = getattr(step, "model", None)
     row["replayed"] = None if ours is None else getattr(ours._planned.recorder, "replays", 0)
@@ -95,6 +96,22 @@ def answer(model: str, mode: str, printed: Any) -> None:
     for line in sys.stdin:
         wall, host = fake_rank.timed(step, device, int(line))
         say({"wall": wall, "host": host})
+
+
+def pools() -> list[Row]:
+    """What the allocator has of the device now: bytes by pool, stream and kind of segment, and the large blocks in use."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for segment in torch.cuda.memory_snapshot():
+        pool, stream, kind = segment.get("segment_pool_id", (0, 0)), segment["stream"], segment["segment_type"]
+        mine = found.setdefault((tuple(pool), stream, kind), {"segments": [], "used_bytes": 0, "large_blocks": []})
+        mine["segments"].append(segment["total_size"])
+        mine["used_bytes"] += segment["allocated_size"]
+        sizes = [block["size"] for block in segment["blocks"] if block["state"] == "active_allocated"]
+        mine["large_blocks"] += [size for size in sizes if size > 2**20]
+    return [
+        {"pool": list(pool), "stream": stream, "kind": kind, "reserved_bytes": sum(mine["segments"])} | mine
+        for (pool, stream, kind), mine in found.items()
+    ]
 
 
 class Worker:

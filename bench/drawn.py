@@ -9,6 +9,7 @@ is reported with its reason. Draw *after* prices and profile are frozen, with a 
     python bench/drawn.py --predict drawn.json --cluster device.toml         # anywhere: predictions, by some calibration
     python bench/drawn.py --table drawn.json                                 # anywhere: the table again
     python bench/drawn.py --seed 16 --list                                   # anywhere: what would be drawn
+    python bench/drawn.py --families -o families.json                        # those named below, in place of a draw
 
 Measuring runs in a process of its own, which a failing kernel may take down; the others are then measured in the next.
 Needs torch (and transformers for its models). Device time is the sum of all kernels' seconds and, beside it, with the gaps
@@ -44,6 +45,19 @@ MODELS, OF_THE_ZOO = 20, 6
 BATCHES, LENGTHS, DTYPES = (4, 8, 16, 32), (128, 256, 384), ("float32", "bfloat16")
 LAYER_FIELDS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "n_layers")
 REPEATS = 8
+
+
+FAMILIES = tuple(
+    Case(reference, batch, dtype, seq, family)
+    for family, reference, batch, seq in (
+        ("ConvNeXt", "hf:convnext", 64, None),
+        ("DeBERTa", "hf:bench/data/configs/deberta_v3_base.json", 8, 512),
+        ("U-Net", "bench/pipeline_models.py:diffusion", 16, None),
+    )
+    for dtype in DTYPES
+)
+"""Depthwise convolutions with norms over channels, disentangled attention, group norms: operators that once were far off.
+Their paths are those from the repository's root."""
 
 
 def _types() -> list[str]:
@@ -208,7 +222,8 @@ def device_error(row: dict[str, Any], gaps: bool) -> float | None:
 
 def table(content: dict[str, Any]) -> str:
     """All rows, the failed ones too, and medians and worst of what was measured."""
-    about = f"Seed {content['seed']}, {content.get('cluster')}, {content.get('device')}, torch {content.get('torch')}."
+    about = "Three families" if content["seed"] is None else f"Seed {content['seed']}"
+    about += f", {content.get('cluster')}, {content.get('device')}, torch {content.get('torch')}."
     models = content.get("transformers"), content.get("predicted_with")
     about += f" Measured with transformers {models[0]}, predicted with {models[1]}." if models[0] != models[1] else ""
     lines = [about, "", "| model | batch | length | dtype | kernels ms | error | with gaps, error | step ms | error "
@@ -250,6 +265,7 @@ def main() -> None:
     parser.add_argument("--predict", type=Path, help="predict what an output measured")
     parser.add_argument("--processes", type=int, default=8, help="that predict side by side")
     parser.add_argument("--list", action="store_true", help="only draw")
+    parser.add_argument("--families", action="store_true", help="ConvNeXt, DeBERTa and a U-Net instead of a draw")
     parser.add_argument("--table", type=Path, help="print the table of an output")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -264,11 +280,11 @@ def main() -> None:
         content["cluster"], content["predicted_with"] = asked.cluster, _transformers()
         asked.predict.write_text(json.dumps(content))
         return print(table(content))
-    cases, refused = draw_cases(asked.seed)
+    cases, refused = (list(FAMILIES), []) if asked.families else draw_cases(asked.seed)
     if asked.list or asked.output is None:
         return print(json.dumps({"cases": [asdict(case) for case in cases], "refused": refused}, indent=1))
     rows = _measure_all(cases, asked.output.with_suffix(".measured.jsonl"))
-    content = {"seed": asked.seed, "refused": refused, "rows": rows}
+    content: dict[str, Any] = {"seed": None if asked.families else asked.seed, "refused": refused, "rows": rows}
     content |= {key: row[key] for row in rows for key in ("device", "torch", "transformers") if key in row}
     asked.output.write_text(json.dumps(content))
     print(f"{sum('error' not in row for row in rows)} of {len(rows)} measured; --predict {asked.output} compares them")
