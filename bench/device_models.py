@@ -15,6 +15,7 @@ compiled.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import logging
@@ -57,6 +58,7 @@ Row = dict[str, Any]
 
 def answer(model: str, mode: str, printed: Any) -> None:
     """A worker: get ready, say so, then time so many steps for every line that arrives."""
+    faulthandler.enable()  # a process that CUDA aborts says where
     device = "cuda" if torch.cuda.is_available() else "cpu"
     logging.basicConfig(format=f"{NOTE}%(message)s")
     logging.getLogger("shardwright").setLevel(logging.INFO)
@@ -119,7 +121,7 @@ class Worker:
 
     def __init__(self, model: str, mode: str, folder: str) -> None:
         self.row: Row = {"model": model, "mode": mode, "walls": [], "hosts": []}
-        self.log = Path(folder) / f"{model}-{mode}.txt"
+        self.log = Path(folder) / f"{model.replace('/', '_')}-{mode}.txt"
         threads = {"TORCHINDUCTOR_COMPILE_THREADS": "3", "OMP_NUM_THREADS": "2"}
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--worker", model, mode],
@@ -152,7 +154,7 @@ class Worker:
 
     def fails(self, reason: str) -> None:
         said = [line for line in self.log.read_text(errors="replace").strip().splitlines() if line.strip()]
-        self.row |= {"error": reason, "last_words": "\n".join(said[-12:])[-2500:]}
+        self.row |= {"error": reason, "last_words": "\n".join(said[-60:])[-8000:]}
         self.ends()
 
     def times(self, steps: int) -> None:
@@ -271,7 +273,9 @@ def table(paths: Sequence[Path]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, help="rows are appended here")
-    parser.add_argument("--only", nargs="+", choices=device_step.MODELS, default=list(ALL), metavar="MODEL")
+    parser.add_argument(
+        "--only", nargs="+", default=list(ALL), metavar="MODEL", help="of device_step's tables, or FILE.py:FUNCTION"
+    )
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--after", type=Path, nargs="*", default=[], help="leave out what these have measured")
     parser.add_argument("--at-once", type=int, default=16, help="engines that get ready side by side")

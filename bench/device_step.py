@@ -123,7 +123,8 @@ MODELS |= {**NAMED, **DRAWN, **KEPT, **SMALL}
 
 
 def built(name: str, ranks: int, device: str) -> Any:
-    reference, rows, length = MODELS[name]
+    """A model of the tables above, or of a file as ``FILE.py:FUNCTION``, in sixteen rows a rank."""
+    reference, rows, length = MODELS.get(name, (name, 16, None))
     sizes = {"batch": rows * ranks} | ({} if length is None else {"seq": length})
     return resolve(reference, dtype="bfloat16", device=device, **sizes)
 
