@@ -196,6 +196,16 @@ def test_an_operator_nobody_can_run_without_data_keeps_everything() -> None:
     assert told.saved_inputs == (0,) and told.fresh == (x.bytes,) and told.saved_fresh == (0,)
 
 
+def test_what_is_taken_for_granted_is_not_remembered_for_others() -> None:
+    x, mask = Strided.contiguous((8, 100), "float32", True), Strided.contiguous((8,), "bool")
+    call = OperatorCall("aten.index.Tensor", (R[0], (R[1],)), (), (0, 1))
+    assert forward(call, (x, mask), "cpu").results == ()  # asked by somebody who does not know
+    for rows in (3, 5):  # as many as the data of either select
+        expected = Strided.contiguous((rows, 100), "float32", True)
+        (told,) = forward(call, (x, mask), "cpu", None, (expected,)).results
+        assert told is not None and told.tensor == expected
+
+
 def test_libraries_take_their_share() -> None:
     hopper = mesh_of(parse_cluster("8xH200")).device
     assert workspace(hopper) == 64 * 2**20

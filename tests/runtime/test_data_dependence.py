@@ -110,3 +110,35 @@ def shuffled(rank: int) -> None:
 
 def test_an_input_that_is_only_sorted(pool):
     pool.run(shuffled, seconds=100)
+
+
+class Keypoints(torch.nn.Module):
+    """SuperPoint: as many rows as a mask selects, which nobody can select without data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.before(x))
+        return torch.cat([self.after(row[chosen]) for row, chosen in zip(hidden, mask, strict=True) if len(row[chosen])])
+
+
+def planned_by_the_first(rank: int) -> None:
+    torch.manual_seed(0)
+    model, x = Keypoints().double(), torch.randn(4, 6, 8).double()
+    mask = (torch.arange(6) % 2 == 0).expand(4, 6).clone()
+    graph = capture(model, (x, mask))
+    assert any("aten.index.Tensor" in op.target for op in graph.ops), [op.target for op in graph.ops]
+    box = [None]
+    if rank == 0:  # the search asks the same of operators as the program does, and knows less
+        options = Options(search="fsdp", baselines=(), fewer_devices=False)
+        box = [plan_graph(graph, parse_cluster("local:4"), options)]
+    torch.distributed.broadcast_object_list(box)
+    answer = check(model, (x, mask), {}, box[0], steps=2, graph=graph)
+    if rank == 0:
+        assert answer is not None and answer.agrees, answer.as_dict()
+
+
+def test_what_is_selected_has_its_gradient_on_every_rank(pool):
+    pool.run(planned_by_the_first, seconds=100)

@@ -136,4 +136,14 @@ def whole_footprint(graph: Graph, op: Op, device: str) -> ForwardFootprint:
     """What autograd saves of an operator that is not cut, on this kind of device."""
     tensors = [graph.tensors[name] for name in op.inputs]
     given = tuple(Strided.contiguous(t.shape, t.dtype, t.grad and op.grad and graph.training) for t in tensors)
-    return forward(OperatorCall.of(op), given, device)
+    return forward(OperatorCall.of(op), given, device, expected=whole_results(graph, op))
+
+
+def whole_results(graph: Graph, op: Op) -> tuple[Strided | None, ...]:
+    """The results of an operator that is not cut, as they would lie; autograd follows those of an operator that trains."""
+
+    def lies(name: str) -> Strided:
+        tensor = graph.tensors[name]
+        return Strided.contiguous(tensor.shape, tensor.dtype, tensor.grad and op.grad and graph.training)
+
+    return tuple(None if name is None else lies(name) for name in op.outputs)

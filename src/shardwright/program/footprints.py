@@ -133,7 +133,8 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_FORWARD: dict[Any, ForwardFootprint] = {}
+_FORWARD: dict[Any, ForwardFootprint | None] = {}
+"""``None``: it cannot run on meta tensors. What is taken for granted then is up to the question, not to the call alone."""
 _BACKWARD: dict[Any, BackwardFootprint] = {}
 
 
@@ -157,8 +158,9 @@ def forward(
         try:
             _FORWARD[key] = _Session(call, inputs, device, kernel).forward()
         except Exception:  # whatever an operator raises without data, the answer is the cautious one
-            _FORWARD[key] = _cautious(inputs, expected)
-    return _FORWARD[key]
+            _FORWARD[key] = None
+    found = _FORWARD[key]
+    return _cautious(inputs, expected) if found is None else found
 
 
 def why_not(
