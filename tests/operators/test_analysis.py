@@ -198,3 +198,11 @@ def test_equal_operators_are_analysed_once():
     first = Op("a", "aten.relu.default", (Ref("x"),), (), ("y",))
     second = Op("b", "aten.relu.default", (Ref("y"),), (), ("z",))
     assert analyse(first, tensors) is analyse(second, tensors)
+
+
+@pytest.mark.parametrize(("target", "joined"), [("aten.stack.default", (4, 600)), ("aten.cat.default", (2400,))])
+def test_as_many_tensors_are_joined_as_a_recurrent_model_has_steps(target, joined):
+    found = rules(target, tuple([4] for _ in range(600)), -1, outputs=[joined]).by_name  # SLANet's decoder
+    assert found["+"].inputs == (P,) * 600 and found["+"].outputs == (P,)
+    if len(joined) == 2:
+        assert found["i0"].inputs == (Shard(0),) * 600 and found["i0"].outputs == (Shard(0),)

@@ -237,8 +237,8 @@ def linear_rules(nest: Nest, inputs: tuple[TensorArgument, ...]) -> list[LoopRul
     """The loops ``"+"``: which inputs may be unreduced sums so that every output is one."""
     found: dict[frozenset[int], LoopRule] = {}
     for start in inputs:
-        if not start.floating:
-            continue
+        if not start.floating or any(start.position in key for key in found):
+            continue  # beginning with another member of a sum leads to the same sum
         state = Cut(frozenset(), {start.position}, may_exchange=False)
         try:
             outcomes = [follow(output.body, state) for output in nest.outputs if output is not None]

@@ -5,8 +5,6 @@ Constant padding of a cut dim: the window is clipped at the tensor's border, the
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,14 +18,22 @@ from shardwright.operators.samples import reals
 def cat(tensors: tuple[TensorArgument, ...], dim: int, *, out: Any) -> Any:
     """The inputs lie one behind the other in ``dim``; concatenation is linear in all of them together."""
     used = [t for t in tensors if t.shape != (0,) or len(out[0]) == 1]
-    return lambda *i: functools.reduce(operator.add, (t[put(i, dim % len(i), slice(None))] for t in used))
+    return lambda *i: _sum([t[put(i, dim % len(i), slice(None))] for t in used])
+
+
+def _sum(terms: Sequence[Expression]) -> Expression:
+    """Halved again and again: a recurrent model joins five hundred steps, and expressions are followed by recursion."""
+    if len(terms) == 1:
+        return terms[0]
+    middle = (len(terms) + 1) // 2
+    return _sum(terms[:middle]) + _sum(terms[middle:])
 
 
 @describes("aten.stack.default", kind="copy")
 def stack(tensors: tuple[TensorArgument, ...], dim: int) -> Any:
     def element(*i: Any) -> Expression:
         at = dim % len(i)
-        return functools.reduce(operator.add, (t[(*i[:at], *i[at + 1 :])] for t in tensors))
+        return _sum([t[(*i[:at], *i[at + 1 :])] for t in tensors])
 
     return element
 
