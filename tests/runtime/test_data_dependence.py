@@ -121,7 +121,9 @@ class Keypoints(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.before(x))
-        return torch.cat([self.after(row[chosen]) for row, chosen in zip(hidden, mask, strict=True) if len(row[chosen])])
+        return torch.cat(
+            [self.after(row[chosen]) for row, chosen in zip(hidden, mask, strict=True) if len(row[chosen])]
+        )
 
 
 def planned_by_the_first(rank: int) -> None:
