@@ -625,30 +625,38 @@ def traced_graph(function: Any, tensors: list[torch.Tensor], gradients: list[tor
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(tensors, gradients).graph
 
 
-def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
-    """Inductor's code for a function of a list of tensors that gives a list, below autograd and for these shapes.
-
-    It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
-    """
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
+def plain_operators(function: Any, tensors: list[torch.Tensor]) -> Any:
+    """What a function of a list of tensors that gives a list does for these shapes, below autograd and in the operators that
+    inductor knows, as a module of the tensors."""
     from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [mode.from_tensor(x.detach()) for x in tensors]
     with mode, torch.no_grad(), sources_forgotten():
         traced = make_fx(
             lambda *given: tuple(function(list(given))),
             decomposition_table=select_decomp_table(),
             tracing_mode="real",
             _allow_non_fake_inputs=True,
-        )(*fakes)
+        )(*[mode.from_tensor(x.detach()) for x in tensors])
     if any(writes_in_place(n.target) for n in traced.graph.nodes if n.op == "call_function"):
         raise NotImplementedError("something is changed in place")
+    return traced
+
+
+def compiled_function(traced: Any) -> Any:
+    """Inductor's code for what :func:`plain_operators` gave.
+
+    It is called with a list, which it empties: a tensor that nobody else holds is freed after its last use.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    fakes = [n.meta["val"] for n in traced.graph.nodes if n.op == "placeholder"]
+    mode = fakes[0].fake_mode
     with sources_forgotten(), V.set_fake_mode(mode), tracing(TracingContext(mode)):
         # Among other things, products whose sizes the fast kernels do not take are padded.
         joint = joint_graph_passes(traced)
@@ -656,6 +664,24 @@ def compiled_function(function: Any, tensors: list[torch.Tensor]) -> Any:
         results = next(iter(reversed(joint.graph.nodes)))
         results.meta["user_visible_output_idxs"] = list(range(len(results.args[0])))
         return compile_fx_inner(joint, fakes)
+
+
+def computes_cheaply(target: Any) -> bool:
+    """Whether the compiler would rather perform an operator twice than keep what it gives, since it becomes part of a kernel
+    that runs anyway: the list of its own partitioner, without random numbers."""
+    return getattr(target, "overloadpacket", target) in _cheap_operators()
+
+
+@functools.cache
+def _cheap_operators() -> Any:
+    from torch._functorch.partitioners import get_default_op_list
+
+    return get_default_op_list().recomputable_ops
+
+
+def storage_of(x: torch.Tensor) -> int:
+    """A number that tensors have in common that lie in one storage, those without data too."""
+    return x.untyped_storage()._cdata
 
 
 def is_view_operator(target: Any) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.test_replay import same_as_one_process
-from shardwright._torch_compat import compiled_function
+from shardwright._torch_compat import compiled_function, plain_operators
 from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
 from shardwright.frontend import capture
@@ -17,13 +17,13 @@ from shardwright.runtime.actions import Forward
 from shardwright.runtime.executor import TRACED_AFTER
 
 
-def uncompiled(function, tensors):
-    """Does what compiled code does: takes the list, and gives what the function gives."""
+def uncompiled(traced):
+    """Does what compiled code does: takes the list, and gives what the operators give."""
 
     def call(given):
         taken = list(given)
         given.clear()
-        return function(taken)
+        return traced(*taken)
 
     return call
 
@@ -42,10 +42,11 @@ def in_regions(rank: int, name: str, sizes: tuple[int, ...], replayed: bool) -> 
         replays = same_as_one_process(rank, name, sizes, prepare, replayed)
     finally:
         regions.compiled_function = before
-    tables, functions = executors[0]._tables, executors[0]._compiled.functions
+    tables, functions = executors[0]._compiled.tables, executors[0]._compiled.functions
     found = [act for table in tables.values() for _, act, _ in table if isinstance(act, regions._Region)]
     kinds = {region.alike for region in found}
     assert None not in functions.values()
+    assert any(function.kept for function in functions.values())  # the rest is computed again
     return replays, len(found), len(kinds)
 
 
@@ -78,7 +79,7 @@ def test_nothing_is_compiled_while_a_recording_is_made(pool):
 
 def test_compiled_code_frees_what_it_was_given():
     x, y = torch.randn(8, 16, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
-    call = compiled_function(lambda given: [(given[0] * given[1]).tanh().sum(0)], [x, y])
+    call = compiled_function(plain_operators(lambda given: [(given[0] * given[1]).tanh().sum(0)], [x, y]))
     given = [x, y]
     torch.testing.assert_close(call(given)[0], (x * y).tanh().sum(0))
     assert not given
@@ -124,7 +125,7 @@ def dropping(rank: int) -> tuple[list[torch.Tensor], list[str]]:
         found += [one_pass(1), one_pass(1), one_pass(2)]
     finally:
         regions.compiled_function = before
-    table = execution.executor._tables["F"]
+    table = execution.executor._compiled.tables["F"]
     return found, [execution.executor.program.instructions[n].name for n, act, _ in table if isinstance(act, Forward)]
 
 

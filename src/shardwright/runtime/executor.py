@@ -24,6 +24,7 @@ from shardwright.runtime.actions import Action, PassState
 from shardwright.runtime.buckets import FlatBucket, SideStream
 from shardwright.runtime.communication import Communication, nothing
 from shardwright.runtime.computation import Computation
+from shardwright.runtime.computed_again import settle
 from shardwright.runtime.gradient_reduction import GradientReduction, KeptBack
 from shardwright.runtime.rank import Rank
 from shardwright.runtime.regions import Compiled, Row, numbers_of
@@ -58,8 +59,7 @@ class Executor:
         inputs = (self.flow.rest[entry.tensor] for entry in self.flow.graph.inputs if entry.tensor is not None)
         self._of_inputs = [(value, program.gradients[value]) for value in inputs if value in program.gradients]
         self._plain: list[Row] | None = None
-        self._compiled = Compiled(program)
-        self._tables: dict[str, list[Row]] = {}
+        self._compiled: Compiled | None = None
         self._sources = [self.flow.rest[name] for name in self.flow.graph.sources]
 
     def forward(self, sources: Sequence[Tensor], keep: bool) -> PassState:
@@ -71,7 +71,7 @@ class Executor:
         for slot, source in zip(self._sources, self._cast(sources), strict=True):
             run.slots[slot] = source
         with torch.no_grad():
-            table = self._fused(FORWARD) if keep else self._without_backward()
+            table = self._fused(FORWARD, run) if keep else self._without_backward()
             self._perform(table, run)
         return run
 
@@ -89,7 +89,7 @@ class Executor:
     ) -> dict[int, Tensor | None]:
         """A backward pass from the gradients of results, or its first half; gives those of the inputs, by their values.
         ``instead`` may take over an instruction, by its number."""
-        table = _unless(instead, self._fused(kind))
+        table = _unless(instead, self._fused(kind, run))
         for value, slot in self.program.roots.items():
             run.slots[slot] = gradients.get(value)
         self.reduction.hold = self.apart or self.rank.gradients.hold
@@ -104,7 +104,7 @@ class Executor:
         """The second half of a backward pass."""
         self.reduction.hold = True
         with torch.no_grad():
-            self._perform(self._fused(WEIGHT), run)
+            self._perform(self._fused(WEIGHT, run), run)
         run.spent, run.slots = True, []
         return run.found
 
@@ -120,14 +120,16 @@ class Executor:
         finally:  # passes that are followed by a reduction say anew where they keep gradients
             self.reduction.kept_back = {} if self.apart else before
 
-    def _fused(self, kind: str) -> list[Row]:
+    def _fused(self, kind: str, run: PassState) -> list[Row]:
         """The rows of a section, compiled region by region where that is wanted and every one of them need not be seen."""
-        rows = self._rows[kind]
         if not self.rank.compiled or self.log is not None or self.passes <= TRACED_AFTER:
-            return rows
-        if kind not in self._tables:
-            self._tables[kind] = self._compiled.table(rows)
-        return self._tables[kind]
+            if self.rank.compiled:
+                settle(run.slots, range(len(run.slots)))
+            return self._rows[kind]
+        if self._compiled is None:
+            passes = {kind: rows for kind, rows in self._rows.items() if kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
+            self._compiled = Compiled(self.program, passes)
+        return self._compiled.tables[kind]
 
     def _perform(self, table: list[Row], run: PassState) -> None:
         if profiler_runs():

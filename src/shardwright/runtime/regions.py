@@ -3,25 +3,30 @@
 PyTorch's inductor fuses what is element by element and schedules it; where regions begin and end, what they keep for the
 backward pass and when communication starts stays as the program says. A region ends where the module's repeated block ends
 and where something is read that only arrives meanwhile. Instructions that do not compute (gathers, buckets) are done before
-the region if they do not need it and after it otherwise, communications among them in the program's order. Regions that do
-the same to other tensors share one function, so that compiling costs the same for any depth. What cannot be traced, passes
-that are logged, and gradients that do not come as before are run one by one, with the same numbers.
+the region if they do not need it and after it otherwise, communications among them in the program's order; waiting for
+parameters does not end one. Regions that do the same to other tensors share one function, so that compiling costs the same
+for any depth. Of what only passes back read, a region keeps what the rest is computed from again
+(:mod:`~shardwright.runtime.computed_again`). What cannot be traced, and passes that are logged, are run one by one, with the
+same numbers.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shardwright._torch_compat import compiled_function
-from shardwright.program import Program
+from shardwright._torch_compat import compiled_function, plain_operators
+from shardwright.program import Kind, Program
 from shardwright.program.dataflow import Compute
-from shardwright.runtime.actions import Action, Backward, Early, Forward, PassState
+from shardwright.runtime.actions import Action, Backward, Early, Forward, PassState, Plain
+from shardwright.runtime.computed_again import Arrived, Crossing, Leaves, closed, settle, settled
+from shardwright.schedules import FORWARD
 
 Row = tuple[int, Action, tuple[int, ...]]
 """The number of an instruction, what it does, and the slots that nobody reads afterwards."""
@@ -31,13 +36,15 @@ _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 
 
 class Compiled:
-    """The functions that the regions of one program share."""
+    """The functions that the regions of one program share, and its passes in regions, by their kinds."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, rows: Mapping[str, Sequence[Row]]) -> None:
         self.program = program
         self.functions: dict[Hashable, _Function | None] = {}
+        self.tables = {kind: self._table(each) for kind, each in rows.items()}
+        self._cross(self.tables[FORWARD], [row for kind in self.tables if kind != FORWARD for row in self.tables[kind]])
 
-    def table(self, rows: Sequence[Row]) -> list[Row]:
+    def _table(self, rows: Sequence[Row]) -> list[Row]:
         """The same work in regions."""
         found: list[Row] = []
         group = _Group(self)
@@ -47,6 +54,34 @@ class Compiled:
                 group = _Group(self)
                 group.takes(row)
         return found + group.rows()
+
+    def _cross(self, forward: Sequence[Row], back: Sequence[Row]) -> None:
+        """What becomes of the values of every forward region until passes back read them."""
+        program, root = self.program, self.program.root
+        freed = {slot for _, _, last in forward for slot in last}
+        plain = [row for row in forward if not isinstance(row[1], _Region)]
+        mended = {root(slot) for row in plain for slot in self.reads(row)}  # by communication that works in place
+        elsewhere = {slot for row in (*plain, *back) if not isinstance(row[1], _Region) for slot in self.reads(row)}
+        elsewhere |= {*program.handed_out, *(program.flow.rest[name] for name in program.graph.sources)}
+        regions = [row[1] for row in forward if isinstance(row[1], _Region)]
+        readers = Counter(slot for region in regions for slot in region.reads)
+        inputs = {program.flow.rest[e.tensor] for e in program.graph.inputs if e.tensor is not None}
+        changed = inputs | {program.flow.rest[name] for name, _ in program.flow.mutations}
+
+        def cost(slot: int) -> int | None:
+            if root(slot) in changed:
+                return None if slot in freed or root(slot) not in inputs else 0
+            if slot not in freed or program.slots[root(slot)].role == "resting":
+                return 0
+            return None if root(slot) in mended or program.slots[root(slot)].role == "gathered" else 1
+
+        for region in regions:
+            own = Counter(region.reads)
+            region.crossing = Crossing(
+                tuple(slot not in elsewhere and readers[slot] == own[slot] for slot in region.writes),
+                tuple(cost(slot) == 0 for slot in region.writes),
+                tuple(cost(slot) for slot in region.reads),
+            )
 
     def _parted(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Operators that draw or exchange something at their beginning in two rows."""
@@ -101,12 +136,35 @@ class _Group:
             self.inside.append(row)
         elif isinstance(row[1], Early) and other:
             return False  # a block's own numbers are drawn with it
-        elif isinstance(row[1], Early) and not row[1].given:
+        elif isinstance(row[1], Early) and self._brought_forward(reads):
             self.before.append(row)
-        elif self.after or not writes or not self._written(self.inside).isdisjoint(reads) or self._replaces(row):
+        elif self.after or not (writes or self._waits(row)) or self._reads_inside(reads) or self._replaces(row):
             self.after.append(row)
         else:
             self.before.append(row)
+        return True
+
+    def _reads_inside(self, reads: Sequence[int]) -> bool:
+        return not self._written(self.inside).isdisjoint(reads)
+
+    def _waits(self, row: Row) -> bool:
+        """Whether it waits for parameters, which the function reads: gradients that travel have time until the end."""
+        instruction = self.compiled.program.instructions[row[0]]
+        return instruction.kind is Kind.AWAIT and bool(instruction.reads) and instruction.bucket < 0
+
+    def _brought_forward(self, wanted: Iterable[int]) -> bool:
+        """Do before the function what these are made of, if it goes back nowhere: labels, which are counted over ranks."""
+        wanted, found = set(wanted), []
+        for row in reversed(self.inside):
+            if not wanted.isdisjoint(self.compiled.writes(row)):
+                if not isinstance(row[1], Plain):
+                    return False
+                found.append(row)
+                wanted.update(self.compiled.reads(row))
+        if not self._written(self.after).isdisjoint(wanted):
+            return False
+        self.inside = [row for row in self.inside if row not in found]
+        self.before += reversed(found)
         return True
 
     def _replaces(self, row: Row) -> bool:
@@ -163,53 +221,62 @@ class _Region:
         self.writes = sorted((slot for slot in written if slot not in gone), key=names.__getitem__)
         self.alike = tuple(alike), tuple(names[s] for s in self.writes), tuple(names[s] for s in self.reads)
         self.idle = [act.idle for _, act, _ in rows if isinstance(act, Backward)]
+        self.crossing: Crossing | None = None
 
     def __call__(self, run: PassState) -> None:
         given = [run.slots[slot] for slot in self.reads]
-        leaves: list[Tensor] = []
-        shapes = tuple([_opened(value, leaves) for value in given])
-        key = (self.alike, shapes, tuple([idle() for idle in self.idle]))
-        if key not in self.compiled.functions and not _recorded(leaves):
-            self.compiled.functions[key] = self._function(given, leaves)
+        leaves = Leaves()
+        shapes = tuple([leaves.opened(value) for value in given])
+        key = (self.alike, self.crossing, shapes, tuple([idle() for idle in self.idle]))
+        if key not in self.compiled.functions and not _recorded(leaves.tensors):
+            self.compiled.functions[key] = self._function(given)
         function = self.compiled.functions.get(key)
         if function is None:
             self._one_by_one(run)
             return
-        del given
+        tensors = leaves.all
+        del given, leaves
         for slot in self.last:  # what nobody reads afterwards is freed inside, after its last use
             run.slots[slot] = None
-        made = iter(function.call(leaves))
+        made = function.call(tensors)
+        arrived, call = Arrived(made, len(made) - function.kept), object()
         for slot, template in zip(self.writes, function.results, strict=True):
-            run.slots[slot] = _closed(template, made)
+            run.slots[slot] = closed(template, arrived, call)
         for (saved, place), view in function.lies:
             run.lies[self.rows[saved][1].saved, place] = view
 
     def _one_by_one(self, run: PassState) -> None:
+        settle(run.slots, self.reads)
         for _, act, last in self.rows:
             act(run)
             for slot in last:
                 if slot in self.last:
                     run.slots[slot] = None
 
-    def _function(self, given: Sequence[Any], leaves: list[Tensor]) -> _Function | None:
-        templates = [_template(value) for value in given]
+    def _function(self, given: Sequence[Any]) -> _Function | None:
+        leaves = Leaves()
+        templates = [leaves.template(value) for value in given]
         results: list[Any] = []
         lies: list[Any] = []
 
         def work(tensors: list[Tensor]) -> list[Tensor]:
-            run, arrived = PassState([None] * self.slots, tracing=True), iter(tensors)
+            run, arrived = PassState([None] * self.slots, tracing=True), Arrived(tensors, len(leaves.tensors))
             for slot, template in zip(self.reads, templates, strict=True):
-                run.slots[slot] = _closed(template, arrived)
+                run.slots[slot] = settled(closed(template, arrived), arrived.known)
             for _, act, _ in self.rows:
                 act(run)
-            made: list[Tensor] = []
-            results[:] = [_template(run.slots[slot], made) for slot in self.writes]
+            made = Leaves()
+            results[:] = [made.template(run.slots[slot]) for slot in self.writes]
             places = {getattr(act, "saved", None): n for n, (_, act, _) in enumerate(self.rows)}
             lies[:] = [((places[saved], place), view) for (saved, place), view in run.lies.items()]
-            return made
+            return made.tensors
 
         try:
-            return _Function(compiled_function(work, leaves), results, lies)
+            traced, kept = plain_operators(work, leaves.all), 0
+            if self.crossing is not None:
+                sizes = [[x.untyped_storage().nbytes() for x in Leaves.of(value).tensors] for value in given]
+                traced, results, kept = self.crossing.cut(traced, results, sizes)
+            return _Function(compiled_function(traced), results, lies, kept)
         except Exception as error:
             names = [self.compiled.program.instructions[number].name for number in (self.rows[0][0], self.rows[-1][0])]
             reason = " ".join(str(error).split())[:300]
@@ -228,42 +295,10 @@ def numbers_of(number: int, act: Action) -> list[int]:
     return [inside for inside, _, _ in act.rows] if isinstance(act, _Region) else [number]
 
 
-class _Function:
-    def __init__(self, call: Callable[[list[Tensor]], Sequence[Tensor]], results: list[Any], lies: list[Any]) -> None:
-        self.call, self.results, self.lies = call, results, lies
+class _Function(NamedTuple):
+    """``kept``: how many of the last results are what others are made of."""
 
-
-class _Leaf:
-    """Stands for a tensor."""
-
-
-_TENSOR = _Leaf()
-
-
-def _opened(value: Any, leaves: list[Tensor]) -> Hashable:
-    """The tensors in a slot, and what else there is: nothing, a tensor, or a way back with what it keeps."""
-    if isinstance(value, Tensor):
-        leaves.append(value)
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, tuple | list):
-        return tuple([_opened(item, leaves) for item in value])
-    return value
-
-
-def _template(value: Any, leaves: list[Tensor] | None = None) -> Any:
-    """The value with marks in place of its tensors."""
-    if isinstance(value, Tensor):
-        if leaves is not None:
-            leaves.append(value)
-        return _TENSOR
-    if isinstance(value, tuple | list):
-        return type(value)(_template(item, leaves) for item in value)
-    return value
-
-
-def _closed(template: Any, leaves: Any) -> Any:
-    if template is _TENSOR:
-        return next(leaves)
-    if isinstance(template, tuple | list):
-        return type(template)(_closed(item, leaves) for item in template)
-    return template
+    call: Callable[[list[Tensor]], Sequence[Tensor]]
+    results: list[Any]
+    lies: list[Any]
+    kept: int
