@@ -28,9 +28,9 @@ pytest.importorskip("transformers")
 
 class Experts(nn.Module):
     """Two of four experts for each row, as Hugging Face's grouped products have it. ``counted``: the loss reads how many
-    rows each expert has, which no piece of the rows knows."""
+    rows each expert has, which no piece of the rows knows. ``joined``: that rows are of the batch only their reader says."""
 
-    def __init__(self, counted: bool = False, by_sorting: bool = False) -> None:
+    def __init__(self, counted: bool = False, by_sorting: bool = False, joined: bool = False) -> None:
         import transformers.integrations.moe  # noqa: F401 # registers the operator
 
         super().__init__()
@@ -38,10 +38,12 @@ class Experts(nn.Module):
         self.first, self.router, self.last = nn.Linear(5, 8), nn.Linear(8, 4), nn.Linear(8, 3)
         self.up = nn.Parameter(torch.randn(4, 8, 12) * 0.4)
         self.down = nn.Parameter(torch.randn(4, 6, 8) * 0.4)
-        self.counted, self.by_sorting = counted, by_sorting
+        self.counted, self.by_sorting, self.joined = counted, by_sorting, joined
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).flatten(0, 1)
+        if self.joined:
+            h = torch.cat([h[:10], h[10:]])  # as pictures are put between words
         shares, chosen = self.router(h).softmax(-1).topk(2, -1)
         keys, places = torch.sort(chosen.reshape(-1))
         counts = torch.histc(keys.to(h.dtype), bins=4, min=0, max=3)
@@ -56,6 +58,7 @@ class Experts(nn.Module):
             back = torch.empty_like(places)
             back[places] = torch.arange(places.shape[0])
         found = self.last(rows[back].view(-1, 2, 8).sum(1))
+        found = found * x.flatten(0, 1)[:, :3] if self.joined else found
         return found.pow(2).mean() + (counts.pow(2).mean() * shares.mean() if self.counted else 0.0)
 
 
@@ -96,6 +99,14 @@ def agree(rank: int, graph: Graph, strategies: dict[str, Strategy], how: dict[st
         if answer is not None and not answer.agrees:
             wrong.append(f"{name}: {answer.as_dict()['disagreeing']}")
     return wrong
+
+
+def test_all_that_handle_sorted_rows_are_of_the_batch_or_none():
+    graph = captured(joined=True)  # ERNIE's and MiniMax's routers between pictures and words
+    options = Options(search="fsdp", baselines=(), fewer_devices=False)
+    strategy = plan_graph(graph, parse_cluster("local:2"), options).stages[0].strategy
+    (sort,) = (op for op in graph.ops if op.target == "aten.sort.default")
+    assert own_axes(strategy.splits[sort.name]) == (True,)
 
 
 @pytest.mark.parametrize("by_sorting", [False, True])

@@ -54,6 +54,7 @@ def label_loops(graph: Graph, rules: Mapping[str, OpRules]) -> Labels:
                         dims.setdefault(out, {})[given.dim] = marks_of_op[loop.name]
         table[op.name] = marks_of_op
     _label_makers(graph, rules, table, dims)
+    _label_sorted(graph, rules, table)
     return table
 
 
@@ -72,3 +73,17 @@ def _label_makers(
                 for name, need in zip(op.inputs, loop.inputs, strict=True):
                     if isinstance(need, Shard) and name in made:
                         dims.setdefault(name, {}).setdefault(need.dim, "batch")
+
+
+def _label_sorted(graph: Graph, rules: Mapping[str, OpRules], table: dict[str, dict[str, str]]) -> None:
+    """All that handle the rows of one sort call them the same: they are cut together or not at all, also those whose label
+    came back from a reader, such as the positions in the sort of ERNIE's router, of which the counts know nothing."""
+    together: dict[str, list[str]] = {}
+    for op in graph.ops:
+        if OWN in rules[op.name].by_name:
+            orders = [order for name in op.inputs if (order := graph.tensors[name].order) is not None]
+            together.setdefault(orders[0].sort if orders else op.name, []).append(op.name)
+    for names in together.values():
+        label = next((table[name][OWN] for name in names if OWN in table[name]), None)
+        for name in names if label is not None else ():
+            table[name].setdefault(OWN, label)
