@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from shardwright.operators.following import OWN, SAME, Cut, NotSplittable, follow, reduce_now
 from shardwright.operators.indices import Loop
 from shardwright.operators.language import Access, Expression, Nest, Reduction, TensorArgument, accesses, parts
-from shardwright.operators.regions import Coarser, Region, region
+from shardwright.operators.regions import Coarser, Region, period, region
 from shardwright.operators.rules import LoopRule, Need, Placement, Window
 
 
@@ -131,6 +131,10 @@ def _candidate(
             unit = request.unit
             if unit >= first.extent:
                 raise NotSplittable from None
+    repeats = _period(nest, cut) if sliced.any else None
+    if repeats is not None and repeats < first.extent and first.extent % repeats == 0:
+        # Every piece reads all of every input, as often as any other of its size (``repeat``).
+        unit, needs, sliced = repeats, [Replicate() for _ in inputs], _Sliced(False, [set() for _ in inputs])
     state = Cut(cut, dtype=dtype)
     placements: list[Placement] = []
     free = True
@@ -172,6 +176,12 @@ def _candidate(
         sliced=sliced.any,
         free=free and all(isinstance(n, Replicate) for n in needs),
     )
+
+
+def _period(nest: Nest, cut: frozenset[str]) -> int | None:
+    """After how many points of the loop all that is read repeats itself; ``None``: it does not."""
+    periods = [period(index, cut) for access in _every_access(nest) for index in access.index]
+    return None if None in periods else math.lcm(*(p for p in periods if p is not None))
 
 
 @dataclass

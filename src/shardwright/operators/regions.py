@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwright.operators.indices import Affine, Loop, Quotient, bounds, loops_of
+from shardwright.operators.indices import Affine, Loop, Quotient, Remainder, bounds, loops_of
 
 
 class Coarser(Exception):  # noqa: N818 - a request for another unit, not a failure
@@ -72,6 +72,27 @@ def interval(index: Affine, cut: frozenset[str], unit: int) -> Interval | None:
         else:
             high += coefficient * (atom.by - 1)  # a remainder may take every value
     return Interval(slope, low, high)
+
+
+def period(index: Affine | None, cut: frozenset[str]) -> int | None:
+    """After how many points of the cut loops an index repeats itself, if it does so at all (1: it does not mention them).
+
+    A piece of whole periods takes every value equally often wherever it lies: cut there, the index is independent.
+    """
+    periods = [1]
+    for atom, _ in () if index is None else index.terms:
+        if not any(loop.name in cut for loop in loops_of(Affine(((atom, 1),)))):
+            continue
+        if not isinstance(atom, Remainder):
+            return None
+        slope = 0
+        for inner, coefficient in atom.of.terms:
+            if isinstance(inner, Loop):
+                slope += coefficient if inner.name in cut else 0
+            elif any(loop.name in cut for loop in loops_of(inner.of)):
+                return None
+        periods.append(atom.by // math.gcd(slope, atom.by))
+    return math.lcm(*periods)
 
 
 def region(index: Affine | None, cut: frozenset[str], unit: int, points: int, extent: int) -> Region | None:

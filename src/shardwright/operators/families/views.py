@@ -258,15 +258,15 @@ def expand_piece(call: Call) -> Piece:
 
 @computes("aten.repeat.default", "aten.tile.default")
 def repeat_piece(call: Call) -> Piece:
-    """Where a dim of size one is repeated, the piece repeats it less often."""
+    """Where a dim that every piece has whole is repeated, the piece repeats it less often."""
     repeats = list(call.op.args[1])  # type: ignore[arg-type]  # a tuple of integers by its schema
     shape = call.output.shape
     repeats = [1] * (len(shape) - len(repeats)) + repeats
     source = call.tensors[call.op.inputs[0]].shape
     for dim, span in call.output_spans().items():
         inner = dim - (len(shape) - len(source))
-        if inner < 0 or source[inner] == 1:
-            repeats[dim] = span.size
+        if inner < 0 or repeats[dim] > 1:
+            repeats[dim] = span.size // (1 if inner < 0 else source[inner])
     return Piece(op=replace(call.op, target="aten.repeat.default", args=(call.op.args[0], tuple(repeats))))
 
 
@@ -384,7 +384,12 @@ known("aten.expand_as.default", samples=lambda a, b: [(reals(1, b), reals(a, b))
 known(
     "aten.repeat.default",
     "aten.tile.default",
-    samples=lambda a, b: [(reals(a, 1), (1, b)), (reals(a, b), (2, 1, 1)), (reals(a, b), (2, 1))],
+    samples=lambda a, b: [
+        (reals(a, 1), (1, b)),
+        (reals(a, b), (2, 1, 1)),
+        (reals(a, b), (2, 1)),
+        (reals(a, b), (12, 3)),
+    ],
 )
 known("aten.repeat_interleave.self_int", samples=lambda a, b: [(reals(a, b), 3, 1), (reals(a, b), 2)])
 known(
