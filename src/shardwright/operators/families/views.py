@@ -259,7 +259,7 @@ def expand_piece(call: Call) -> Piece:
 @computes("aten.repeat.default", "aten.tile.default")
 def repeat_piece(call: Call) -> Piece:
     """Where a dim that every piece has whole is repeated, the piece repeats it less often."""
-    repeats = list(call.op.args[1])  # type: ignore[arg-type]  # a tuple of integers by its schema
+    repeats: list[int] = list(call.op.args[1])  # type: ignore[arg-type]  # a tuple of integers by its schema
     shape = call.output.shape
     repeats = [1] * (len(shape) - len(repeats)) + repeats
     source = call.tensors[call.op.inputs[0]].shape
