@@ -110,14 +110,18 @@ def search_by_name(trials: Trials, meshes: Sequence[Mesh], name: str, say: Progr
 
 def bounds(trials: Trials, meshes: Sequence[Mesh], name: str, known: float = 0.0, limited: bool = True) -> Bounds:
     """What no strategy of a search on any of the meshes undercuts, in any memory where that is not ``limited``; streams are
-    weighed where computation alone leaves much to a step that is ``known``."""
+    weighed where computation alone leaves much to a step that is ``known``.
+
+    What holds on all meshes is the least of their bounds: the first mesh, which should be the one likely to have it, is
+    bounded as well as can be, the others only as far as they would be below.
+    """
     found = NOTHING_FITS
     for mesh in meshes:
         adding = least_adding(trials.described.graph, mesh)
-        step = trials.floor(mesh, name, LEAST_UNHIDDEN, limited) + adding
-        if step < (1 - LITTLE) * known:
-            step = weighed(trials, mesh, name, adding, known)
-        found = found | Bounds(trials.floor(mesh, name, LEAST, limited) + adding, step)
+        step = trials.floor(mesh, name, LEAST_UNHIDDEN, limited, found.step - adding) + adding
+        if step < min((1 - LITTLE) * known, found.step):
+            step = weighed(trials, mesh, name, adding, min(known, found.step))
+        found = found | Bounds(trials.floor(mesh, name, LEAST, limited, found.seconds - adding) + adding, step)
     return found
 
 

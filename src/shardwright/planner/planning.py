@@ -145,7 +145,8 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     eligible, winner = [*eligible, *less], trials.best([winner, *less], options.search)
     fitting = [found for found in [*eligible, winner] if found.fits]
     step, searched = winner.seconds, [r.trials for r in rounds if options.search in r.outcomes]
-    proved = reduce(or_, [bounds(trials, shapes, options.search, step) for trials in searched])
+    likely = sorted(shapes, key=lambda mesh: mesh != winner.mesh)
+    proved = reduce(or_, [bounds(trials, likely, options.search, step) for trials in searched])
     ways = dict.fromkeys(one.recompute for one in rounds if options.search in one.outcomes)
     alike = all(trials.blocks_alike(mesh, options.search) for mesh in shapes)
     if winner in less:  # no number of recomputed blocks computes less than none of them, in any memory

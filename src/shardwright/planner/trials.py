@@ -131,6 +131,7 @@ class Trials:
         self._glances: dict[Hashable, Prediction | None] = {}
         self._exact: dict[Hashable, Prediction] = {}
         self._floors: dict[tuple[Mesh, str, Pricing], Solution[np.ndarray]] = {}
+        self._limited: dict[tuple[Mesh, str, Pricing], tuple[float, np.ndarray]] = {}
 
     @cached_property
     def deep(self) -> bool:
@@ -207,11 +208,16 @@ class Trials:
             conditions = replace(conditions, gap=gap, time_limit=min(conditions.time_limit, RUNG_SECONDS))
         return find_strategy(self.described, mesh, name, conditions, within=self._within(mesh, name), stated=stated)
 
-    def floor(self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True) -> float:
-        """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit."""
-        return self.least(mesh, name, pricing, limited)[0]
+    def floor(
+        self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True, enough: float = inf
+    ) -> float:
+        """What no strategy of a search on a mesh that fits undercuts, at these prices; infinite where none can fit. Memory
+        is not looked at where a bound without it is ``enough``."""
+        return self.least(mesh, name, pricing, limited, enough)[0]
 
-    def least(self, mesh: Mesh, name: str, pricing: Pricing, limited: bool = True) -> tuple[float, np.ndarray]:
+    def least(
+        self, mesh: Mesh, name: str, pricing: Pricing, limited: bool = True, enough: float = inf
+    ) -> tuple[float, np.ndarray]:
         """The same, and the choice that comes nearest to it."""
         stated, limit, key = self.bounding(mesh, name, pricing), self.limit(mesh), (mesh, name, pricing)
         seconds, gap = self.conditions.time_limit, self.conditions.gap
@@ -219,16 +225,18 @@ class Trials:
             self._floors[key] = solve(replace(stated.problem, usages=(), usage_limit=None), time_limit=seconds, gap=gap)
         free = self._floors[key]
         used = evaluate(stated.problem, free.answer).peak
-        if not limited or used <= limit:
+        if not limited or used <= limit or free.lower_bound >= enough:
             return free.lower_bound, free.answer
-        core, back = stated.reduced
-        try:
-            bounded = solve(replace(core, usage_limit=limit), time_limit=seconds, method="limited", gap=gap)
-        except Infeasible:
-            return inf, free.answer
-        except TooLarge:  # no answer yet: what holds without a limit holds with one
-            return free.lower_bound, free.answer
-        return max(free.lower_bound, bounded.lower_bound), back(bounded.answer)
+        if key not in self._limited:
+            core, back = stated.reduced
+            try:
+                bounded = solve(replace(core, usage_limit=limit), time_limit=seconds, method="limited", gap=gap)
+                self._limited[key] = max(free.lower_bound, bounded.lower_bound), back(bounded.answer)
+            except Infeasible:
+                self._limited[key] = inf, free.answer
+            except TooLarge:  # no answer yet: what holds without a limit holds with one
+                self._limited[key] = free.lower_bound, free.answer
+        return self._limited[key]
 
     def may_beat(self, mesh: Mesh, name: str, seconds: float) -> bool:
         """Whether a step of a search on a mesh may be shorter than one that is known (which may have been a glance).

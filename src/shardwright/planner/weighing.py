@@ -42,7 +42,7 @@ def weighed(trials: Trials, mesh: Mesh, name: str, more: float = 0.0, enough: fl
 
     >>> weighed(trials, mesh, "auto")  # doctest: +SKIP
     """
-    best, answer = trials.least(mesh, name, LEAST_UNHIDDEN)
+    best, answer = trials.least(mesh, name, LEAST_UNHIDDEN, enough=enough - more)
     best += more
     if best >= enough or _all_sent(trials, mesh, name, answer) <= best:
         return best  # every link is idle while the answer computes: no weights make more of it
@@ -56,7 +56,7 @@ def weighed(trials: Trials, mesh: Mesh, name: str, more: float = 0.0, enough: fl
         if best >= enough or lowest.max() <= WORTHWHILE * best:
             break
         weights = (kept + grid[int(lowest.argmax())]) / 2
-        bound, answer = trials.least(mesh, name, _pricing(weights))
+        bound, answer = trials.least(mesh, name, _pricing(weights), enough=enough - weights[0] * more)
         bound += weights[0] * more
         if bound > best:
             best, kept = bound, weights
