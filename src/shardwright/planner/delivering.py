@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardwright.cluster import Cluster
+from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.graph import Graph
 from shardwright.planner.decided import decided
 from shardwright.planner.options import Options
@@ -16,9 +17,14 @@ from shardwright.planner.proving import checked
 from shardwright.plans import Plan, Prediction
 from shardwright.plans.plan import PlanRequest, Signature
 from shardwright.plans.stages import check_operators
+from shardwright.program import FixedDecisions
 from shardwright.program.microbatches import WHOLE
 from shardwright.program.pipeline import Pipeline, check
-from shardwright.simulator import simulate_plan
+from shardwright.simulator import Timeline
+from shardwright.simulator.alike import doing
+from shardwright.simulator.links import Links
+from shardwright.simulator.stages import price_stages
+from shardwright.simulator.timeline import simulated
 
 MAX_RANKS_PLAYED = 256
 """All ranks of larger pipelines are not played together while planning; one of every stage always is."""
@@ -48,10 +54,12 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         notes += (
             f"its {len(cut.workers)} ranks were not played together: parallelize() does that before the first step",
         )
-    written = (
-        decided({size: parts[number] for size, parts in cut.parts.items()}, stage.strategy, mesh)
-        for number, (stage, mesh) in enumerate(zip(stages, meshes, strict=True))
-    )
+    kinds = [(mesh, doing(cut, number)) for number, mesh in enumerate(meshes)] if len(stages) > 1 else [()]
+    written: list[FixedDecisions] = []
+    for number, (stage, mesh) in enumerate(zip(stages, meshes, strict=True)):
+        first = kinds.index(kinds[number])
+        parts = {size: parts[number] for size, parts in cut.parts.items()}
+        written.append(written[first] if first < number else decided(parts, stage.strategy, mesh))
     plan = Plan(
         model=reference,
         signature=Signature.of(graph),
@@ -70,13 +78,16 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         batch_norm=batch_norm,
     )
     if proposal.prediction is None:
-        plan = _simulated(plan, graph, options, proposal)
+        decisions = [
+            replace(s.decisions, otherwise=PricedDecisions(m)) for s, m in zip(plan.stages, meshes, strict=True)
+        ]
+        times = price_stages(cut, meshes, decisions, options.optimizer, kinds=kinds)
+        plan = _simulated(plan, simulated(times, Links(cut, cluster)), options, proposal)
     return replace(plan, proof=checked(plan.proof, plan, proposal.name))
 
 
-def _simulated(plan: Plan, graph: Graph, options: Options, proposal: Proposal) -> Plan:
+def _simulated(plan: Plan, timeline: Timeline, options: Options, proposal: Proposal) -> Plan:
     """The same with what the simulation of all kinds of ranks says."""
-    timeline = simulate_plan(plan, graph)
     rooms = [options.room(mesh.device) for mesh in plan.meshes]
     prediction = Prediction(
         step_seconds=timeline.seconds,

@@ -71,7 +71,7 @@ class Pipeline:
         return Pipeline(micro, tuple(stages), schedule, parts)
 
     @cached_property
-    def _read_by_the_tail(self) -> frozenset[str]:
+    def read_by_the_tail(self) -> frozenset[str]:
         """Results from which the loss of the whole batch is computed when all micro-batches are through."""
         tail = self.micro.tail
         return (
@@ -166,7 +166,7 @@ class Pipeline:
             device=device,
             training=self.trains,
             optimizer=optimizer,
-            sent=(*part.sent, *self._read_by_the_tail),
+            sent=(*part.sent, *self.read_by_the_tail),
         )
         if self.splits(stage) if split is None else split:
             return split_backward(program, [program.flow.rest[name] for name in part.wanted])

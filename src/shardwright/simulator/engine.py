@@ -137,16 +137,26 @@ class Streams:
         """
         starts: list[float] = []
         issued: list[float] = []
-        place = self.place
+        place = self.place if self.processor is not None else None
+        free, clock = self.free, self.clock
         for number in numbers:
             stream, seconds, host, after = rows[number]
             ready = 0.0
             for earlier in after:
                 if ends[earlier] > ready:
                     ready = ends[earlier]
-            start, ends[number] = place(stream, seconds, host, ready)
+            if place is not None:
+                start, ends[number] = place(stream, seconds, host, ready)
+                clock = self.clock
+            else:  # the same, written out: there may be millions of events
+                clock += host
+                start = free.get(stream, 0.0)
+                start = clock if clock > start else start
+                start = ready if ready > start else start
+                free[stream] = ends[number] = start + seconds
             starts.append(start)
-            issued.append(self.clock)
+            issued.append(clock)
+        self.clock = clock
         return starts, issued
 
 

@@ -188,12 +188,17 @@ def price_stages(
     *,
     split: bool = False,
     coordinate: Sequence[int] | None = None,
+    kinds: Sequence[Hashable] = (),
 ) -> dict[tuple[int, int], PricedStage]:
     """All stages, for every size of microbatch. Backward passes are in two where the schedule has them so, or everywhere
-    (``split``), for whoever looks for a schedule. ``coordinate``: on the rank that is there on its mesh."""
-    found = {}
+    (``split``), for whoever looks for a schedule. ``coordinate``: on the rank that is there on its mesh. ``kinds``: stages
+    of one kind do the same up to names, and the first of them is priced for all (its program has its own names)."""
+    found: dict[tuple[int, int], PricedStage] = {}
     for number, stage in enumerate(pipe.stages):
         mesh = meshes[number]
+        if kinds and (first := kinds.index(kinds[number])) < number:
+            found |= {(number, size): found[first, size] for size in pipe.parts}
+            continue
         places = unlike_places(stage.strategy, mesh) if coordinate is None else [tuple(coordinate)]
         for size in pipe.parts:
             every = []
