@@ -135,22 +135,35 @@ def _rank_bytes(modes: Sequence[str], measured: str, what: str) -> Errors:
     return Errors(what, [(f"{model}, {mode}", error) for (model, mode), error in latest.items()])
 
 
-def _fourth() -> str:
-    """Heading of the latest draw, which stands first on its page."""
-    return next(line for line in DRAWN.read_text().splitlines() if line.startswith("## "))
+def _draws() -> dict[str, str]:
+    """Headings of the draws by their seeds: down to the latest that was measured whole, which others may stand before."""
+    found: dict[str, str] = {}
+    for line in DRAWN.read_text().splitlines():
+        if line.startswith("## "):
+            found[line.split("seed ")[1].split(",")[0] + (", half of it" if "cut short" in line else "")] = line
+            if "cut short" not in line:
+                break
+    return found
 
 
 def seconds() -> list[Errors]:
     """All errors of predicted seconds that the page shows."""
-    draw, seed = _fourth(), _fourth().split("seed ")[1].split(",")[0]
+    drawn = [
+        _own(heading, (0, 3), column, what.format(seed), DRAWN)
+        for seed, heading in _draws().items()
+        for column, what in (
+            (5, "our H200: kernels of models drawn at random (seed {})"),
+            (6, "the same models: with the gaps between kernels"),
+            (8, "the same models: the eager step, host included"),
+        )
+    ]
     return [
         *(_world("engine's", source) for source in SOURCES),
         _primitives("collectives", "engine's", "NCCL collectives from 1 MB on, 2 to 8 devices of a node", world.LARGE),
         _primitives("products", "engine's", "bf16 matrix products, A100, H100, H200"),
         _own("## One device", (0,), 5, "our H200: eager steps of 18 models of our choice"),
         _own("## One rank of eight", (0, 1), 7, "our H200: replayed steps of one rank of eight, no communication"),
-        _own(draw, (0, 3), 6, f"our H200: device time of models drawn at random (seed {seed})", DRAWN),
-        _own(draw, (0, 3), 8, "the same models: the eager step, host included", DRAWN),
+        *drawn,
         _own("## Two local processes", (0, 1), 6, "two processes on a CPU, gloo: the median step"),
     ]
 
@@ -171,7 +184,10 @@ def memory() -> list[Errors]:
         _world("engine's", "torchtitan", memory=True),
         _own("## One device", (0,), 9, "our H200: eager steps of 18 models of our choice"),
         _own("## One rank of eight", (0, 1), 11, "our H200: one rank of eight, plans of our choice"),
-        _own(_fourth(), (0, 3), 10, "our H200: models drawn at random", DRAWN),
+        *(
+            _own(heading, (0, 3), 10, f"our H200: models drawn at random (seed {seed})", DRAWN)
+            for seed, heading in _draws().items()
+        ),
         _rank_bytes(("fsdp-eager", "dp-eager"), "allocated_bytes", "our H200: one rank of eight, allocated, eager"),
         _rank_bytes(("fsdp", "dp"), "reserved_bytes", "the same, reserved, recorded as CUDA graphs"),
         _rank_bytes(("fsdp-compiled", "dp-compiled"), "reserved_bytes", "the same, reserved, compiled and recorded"),

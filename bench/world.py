@@ -238,6 +238,33 @@ def primitives(lines: Sequence[Line]) -> Line:
     return found
 
 
+TWINS = ("h100_sxm", "h200_sxm")
+"""Systems whose chips, links and switches are alike: they differ in memory, and a little in clocks."""
+BOUND = 400.0
+"""Operations per byte from which a product waits for arithmetic on both."""
+
+
+def twins(lines: Sequence[Line]) -> Line:
+    """By how much the same measurement differs between the twins, where memory does not decide: all rows, of both halves,
+    for this is about the source and no prediction."""
+    seconds: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if line["system"] in TWINS and (line.get("bytes", 0.0) >= LARGE or _busy(line["shape"]) >= BOUND):
+            seconds.setdefault(line["shape"], {})[line["system"]] = line["measured"]
+    apart = np.array([max(both.values()) / min(both.values()) - 1 for both in seconds.values() if len(both) == 2])
+    found: Line = {"rows": len(apart), "median": float(np.median(apart))}
+    return found | {"one in a hundred": float(np.quantile(apart, 0.99)), "worst": float(apart.max())}
+
+
+def _busy(shape: str) -> float:
+    """Operations per byte of a product (m,n,k); none of a collective."""
+    sizes = shape.split(",")
+    if not sizes[0].isdigit():
+        return 0.0
+    m, n, k = map(float, sizes)
+    return m * n * k / (m * k + n * k + m * n)
+
+
 def shown(value: Any, name: str) -> str:
     if value is None:
         return "–"
@@ -283,6 +310,11 @@ def tables(half: str) -> str:
         parts.append(table(halves(lines, "source", partial(judged, factors=factors), half)))
     for name in ("collectives", "products"):
         parts += [f"{name.capitalize()}:", table(halves(stored(f"{name}.jsonl"), "system", primitives, half))]
+    apart = {name: twins(stored(f"{name}.jsonl")) for name in ("collectives", "products")}
+    parts += [
+        "How far the source itself is apart, H100 against H200 where memory does not decide (all rows):",
+        table(apart),
+    ]
     return "\n\n".join(parts)
 
 

@@ -2,7 +2,8 @@
 
     python bench/world_fit_primitives.py
 
-The collectives' rows of that half are the table. The constants of products are found by Nelder and Mead's simplex from one
+The collectives' rows of that half are the table; sizes that it lacks are filled in from all others (:mod:`world_likeness`).
+The constants of products are found by Nelder and Mead's simplex from one
 fixed start, on the logarithms of predicted over measured seconds: the mean of their sizes
 and, so that no shape is far off, of their squares. Rows of the judged half are never looked at.
 """
@@ -22,13 +23,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from shardwright.cluster import preset
 from shardwright.cluster.primitives import Products
+from world_likeness import Filled
 from world_runs import ROOT, WORLD, fitting
 
 SYSTEMS = {"a100_sxm": "A100-80GB", "h100_sxm": "H100", "h200_sxm": "H200", "b200_sxm": "B200"}
 MULTIPROCESSORS = {"A100-80GB": 108, "H100": 132, "H200": 132}
+CACHES = {"A100-80GB": 40e6, "H100": 50e6, "H200": 50e6}
+"""Bytes of the second-level cache (NVIDIA's whitepapers of both architectures)."""
+SIZES = [2**power for power in range(9, 30)]
+"""Bytes of a message, from the smallest that was measured to the largest."""
 KINDS = {"alltoall": "all_to_all"}
-FREE = ("start", "large", "half", "fall", "prologue", "memory", "spill", "cache", "rounding")
-START = (2.5e-6, 0.8, 0.75, 0.4, 1e-6, 0.8, 1.0, 3.0, 0.7)
+FREE = ("start", "large", "half", "fall", "prologue", "epilogue", "memory", "resident", "spill", "cache", "rounding")
+START = (2.5e-6, 0.8, 0.75, 0.4, 1e-6, 1e-7, 0.8, 2.0, 1.0, 3.0, 0.7)
 MOST = {"large": 1.0, "half": 1.0, "rounding": 1.0}
 
 
@@ -87,9 +93,11 @@ def products(device: str) -> Products:
     measured = np.array([float(row["microseconds"]) * 1e-6 for row in rows])
     sheet = preset(device)[0].device
 
+    facts = sheet.peak("bfloat16"), sheet.bandwidth, MULTIPROCESSORS[device], CACHES[device]
+
     def made(logs: np.ndarray, source: str = "") -> Products:
         free = {name: min(float(np.exp(x)), MOST.get(name, np.inf)) for name, x in zip(FREE, logs, strict=True)}
-        return Products(sheet.peak("bfloat16"), sheet.bandwidth, MULTIPROCESSORS[device], **free, source=source)
+        return Products(*facts, **free, source=source)
 
     def loss(logs: np.ndarray) -> float:
         errors = np.log(made(logs).seconds(sizes) / measured)
@@ -105,8 +113,46 @@ def products(device: str) -> Products:
     return made(best, told)
 
 
+Table = dict[tuple[str, int], list[tuple[float, float]]]
+
+
+def filled(tables: dict[str, Table]) -> dict[str, Table]:
+    """The sizes that a device's table lacks, with the seconds that all measured rows together say."""
+    measured = [
+        (device, *key, amount, taken)
+        for device, table in tables.items()
+        for key, pairs in table.items()
+        for amount, taken in pairs
+    ]
+    known = Filled([row[:4] for row in measured], np.array([row[4] for row in measured]), simplex)
+    errors = np.abs(np.expm1(known.without))
+    large = np.array([row[3] >= 2**20 for row in measured])
+    print(f"collectives, each said from all others: median error {100 * np.median(errors):.1f} %, from 1 MB on worst "
+          f"{100 * errors[large].max():.0f} %")  # fmt: skip
+    found: dict[str, Table] = {}
+    for device, table in tables.items():
+        for key, pairs in table.items():
+            missing = sorted({*SIZES} - {round(amount) for amount, _ in pairs})
+            said = known.seconds([(device, *key, amount) for amount in missing])
+            found.setdefault(device, {})[key] = list(zip(missing, said, strict=True))
+    return found
+
+
+def _lines(title: str, table: Table) -> list[str]:
+    lines = []
+    for kind in dict.fromkeys(kind for kind, _ in sorted(table)):
+        lines.append(f"[{title}.{kind}]")
+        for size in sorted(size for name, size in table if name == kind):
+            pairs = ", ".join(f"[{amount:.0f}, {taken:.5g}]" for amount, taken in sorted(table[kind, size]))
+            lines.append(f"{size} = [{pairs}]")
+        lines.append("")
+    return lines
+
+
 def main() -> None:
-    for device, tables in collectives().items():
+    known = collectives()
+    between = filled(known)
+    for device, tables in known.items():
         lines = [f"# What was measured of the {device} by others; written by bench/world_fit_primitives.py."]
         count = sum(map(len, tables.values()))
         source = f"{count} rows of nccl-tests in ai-dynamo/aiconfigurator 095f58a51, Apache-2.0 (bench/data/world)"
@@ -118,12 +164,11 @@ def main() -> None:
                 value = getattr(fitted, name)
                 lines.append(f"{name} = {json.dumps(value) if isinstance(value, str) else format(value, '.5g')}")
             lines.append("")
-        for kind in dict.fromkeys(kind for kind, _ in sorted(tables)):
-            lines.append(f"[collectives.{kind}]")
-            for size in sorted(size for name, size in tables if name == kind):
-                pairs = ", ".join(f"[{amount:.0f}, {taken:.5g}]" for amount, taken in sorted(tables[kind, size]))
-                lines.append(f"{size} = [{pairs}]")
-            lines.append("")
+        lines += _lines("collectives", tables)
+        lines.append(
+            "# Sizes that nobody measured, or that are kept aside, from all rows together: bench/world_likeness.py."
+        )
+        lines += _lines("filled", between[device])
         path = ROOT / "src" / "shardwright" / "cluster" / "primitives" / f"{device.lower()}.toml"
         path.write_text("\n".join(lines).rstrip() + "\n")
 

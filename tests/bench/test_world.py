@@ -20,6 +20,7 @@ from shardwright.cluster.engine import engine  # noqa: E402
 from shardwright.cluster.primitives import primitives  # noqa: E402
 from world_engines import as_run  # noqa: E402
 from world_fit_engines import changed, written  # noqa: E402
+from world_likeness import Filled  # noqa: E402
 from world_prices import predicted, stage_mesh  # noqa: E402
 from world_runs import SOURCES, grouped, runs  # noqa: E402
 
@@ -110,10 +111,38 @@ def test_tables_of_primitives_hold_the_fitting_half_alone_and_miss_it_by_what_th
     for device, kept in world_fit_primitives.collectives().items():
         table = primitives(device)
         assert table is not None
-        held = {key: len(rows) for key, rows in table.collectives.items()}
-        assert held == {key: len(rows) for key, rows in kept.items()}
+        assert table.collectives.keys() == kept.keys()
+        for key, rows in kept.items():
+            measured = {round(amount): taken for amount, taken in rows}
+            held = {round(amount): taken for amount, taken in table.collectives[key]}
+            assert [*held] == sorted({*world_fit_primitives.SIZES, *measured})  # what nobody measured is filled in
+            assert {amount: held[amount] for amount in measured} == pytest.approx(measured, rel=1e-3)
     for line in (line for line in world.stored("products.jsonl") if line["half"] == "fit"):
         assert 0.5 < line["engine's"] / line["measured"] < 2
+
+
+def test_a_collective_that_nobody_measured_is_said_by_those_that_somebody_did() -> None:
+    """Two systems alike, the one without its large messages: they follow from the other's, at its own rate."""
+    sizes = [2.0**power for power in range(10, 29, 2)]
+    rows = [(name, kind, count, size) for name in ("one", "other") for kind in ("all_gather", "all_reduce")
+            for count in (2, 8) for size in sizes]  # fmt: skip
+    seconds = np.array([1e-5 * (1 + (name == "other")) + size / 2e11 * (1 + (kind == "all_reduce")) * (1 - 1 / count)
+                        for name, kind, count, size in rows])  # fmt: skip
+    hidden = np.array([row[0] == "other" and row[1] == "all_reduce" and row[2] == 8 and row[3] > 2**22 for row in rows])
+    known = [row for row, gone in zip(rows, hidden, strict=True) if not gone]
+    found = Filled(known, seconds[~hidden], world_fit_primitives.simplex)
+    said = found.seconds([row for row, gone in zip(rows, hidden, strict=True) if gone])
+    assert said == pytest.approx(seconds[hidden], rel=0.1)
+    assert np.abs(found.without).max() < 0.15
+
+
+def test_the_source_itself_is_apart_by_so_much() -> None:
+    lines = [{"system": name, "shape": "4096,4096,4096", "measured": taken} for name, taken in
+             (("h100_sxm", 1.0), ("h200_sxm", 1.2), ("a100_sxm", 9.0))]  # fmt: skip
+    lines += [{"system": name, "shape": "16,4096,4096", "measured": taken} for name, taken in
+              (("h100_sxm", 1.0), ("h200_sxm", 3.0))]  # fmt: skip
+    found = world.twins(lines)  # the second product waits for memory, which they have another of
+    assert found["rows"] == 1 and found["worst"] == pytest.approx(0.2)
 
 
 def test_the_page_shows_what_is_stored() -> None:

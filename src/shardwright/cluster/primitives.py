@@ -1,11 +1,12 @@
 """What collectives and matrix products take on a device, fitted to tables that somebody measured.
 
 Collectives are interpolated in bytes (a fixed cost and a rate from one size to the next) and, between the numbers of
-devices that were measured, in their logarithm. Beyond the largest message the last two's rate goes on, below the smallest
-the seconds hold. A product is cut into tiles that a device's multiprocessors work on side by side, in waves; of all tiles
-and cuts of the sum the fastest counts, as a library's heuristic would have it (wave quantisation, in NVIDIA's *Matrix
-Multiplication Background User's Guide*). The constants are one device's, in ``primitives/DEVICE.toml``, with the rows they
-were fitted to and what they left of them.
+devices that were measured, in their logarithm. Sizes that a table lacks are filled in from all kinds, numbers of devices
+and systems together, which share where protocols change. Beyond the largest message the last two's rate goes on, below the
+smallest the seconds hold. A product is cut into tiles that a device's multiprocessors work on side by side, in waves; of
+all tiles and cuts of the sum the fastest counts, as a library's heuristic would have it (wave quantisation, in NVIDIA's
+*Matrix Multiplication Background User's Guide*). The constants are one device's, in ``primitives/DEVICE.toml``, with the
+rows they were fitted to and what they left of them.
 """
 
 from __future__ import annotations
@@ -39,20 +40,25 @@ SHARPNESS = 4
 @dataclass(frozen=True)
 class Products:
     """A device's products: ``start`` seconds of every kernel and ``prologue`` seconds of every half-sized tile (others: by
-    its side); the pace of large and of half-sized tiles over a multiprocessor's peak, smaller ones by the power ``fall`` of
-    their area; ``memory`` and ``cache`` over the datasheet's bandwidth; ``spill``: how often the pieces of a cut sum are
-    moved; ``rounding``: 1 where the last wave takes as long as a full one, 0 where only what it holds.
+    its side) and ``epilogue`` (others: by their area, which is what they write); the pace of large and of half-sized tiles
+    over a multiprocessor's peak, smaller ones by the power ``fall`` of their area; ``memory`` and ``cache`` over the
+    datasheet's bandwidth, and ``resident`` over the memory's what lies in the second-level cache of ``cached`` bytes since
+    the same product was made a moment before; ``spill``: how often the pieces of a cut sum are moved; ``rounding``: 1 where
+    the last wave takes as long as a full one, 0 where only what it holds.
     """
 
     peak: float
     bandwidth: float
     multiprocessors: int
+    cached: float
     start: float
     large: float
     half: float
     fall: float
     prologue: float
+    epilogue: float
     memory: float
+    resident: float
     spill: float
     cache: float
     rounding: float
@@ -61,7 +67,7 @@ class Products:
     def seconds(self, sizes: np.ndarray) -> np.ndarray:
         """Seconds of products of [m, n, k, batch] (one row each) in 2-byte numbers.
 
-        >>> table = Products(312e12, 2e12, 108, 2e-6, 0.9, 0.8, 0.1, 1e-6, 0.8, 2.0, 4.0, 1.0)
+        >>> table = Products(312e12, 2e12, 108, 4e7, 2e-6, 0.9, 0.8, 0.1, 1e-6, 0.0, 0.8, 1.0, 2.0, 4.0, 1.0)
         >>> [round(float(s) * 1e6) for s in table.seconds(np.array([[64, 64, 64, 1], [8192, 8192, 8192, 1]]))]
         [2, 3979]
         """
@@ -74,9 +80,12 @@ class Products:
         tiles = np.ceil(m / rows) * np.ceil(n / columns) * cuts * batch
         waves = tiles / self.multiprocessors
         waves = self.rounding * np.ceil(waves) + (1 - self.rounding) * np.maximum(waves, 1.0)
-        prologue = self.prologue * np.sqrt(area / 16384)
+        prologue = self.prologue * np.sqrt(area / 16384) + self.epilogue * area / 16384
         arithmetic = waves * (2 * area * depth / (self.peak / self.multiprocessors * pace) + prologue)
-        moved = 2 * (m * k + n * k + m * n) * batch + np.where(cuts > 1, 4 * m * n * batch * cuts * self.spill, 0.0)
+        operands = 2 * (m * k + n * k + m * n) * batch
+        moved = operands + np.where(cuts > 1, 4 * m * n * batch * cuts * self.spill, 0.0)
+        here = 1 / (1 + (operands / self.cached) ** SHARPNESS)
+        moved = moved * (1 - here + here / self.resident)
         read = tiles * (rows + columns) * depth * 2
         parts = (arithmetic, moved / (self.bandwidth * self.memory), read / (self.bandwidth * self.cache))
         whole = sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS)
@@ -129,7 +138,9 @@ def primitives(device: str) -> Primitives | None:
         return None
     data: dict[str, Any] = read_toml(path)
     rows = {
-        (kind, int(size)): np.array(table) for kind, by in data["collectives"].items() for size, table in by.items()
+        (kind, int(size)): np.array(sorted(table + data["filled"][kind][size]))
+        for kind, by in data["collectives"].items()
+        for size, table in by.items()
     }
     products = Products(**data["products"]) if "products" in data else None
     return Primitives(device, rows, products, data["source"])
