@@ -120,7 +120,7 @@ def walked(stages: bool) -> set[str]:
         plan = planned(stages)
         graph = plan.graph()
         simulate_plan(plan, graph)
-        plan_page(plan, graph, why_seconds=1.0)
+        plan_page(plan, graph, why_seconds=60.0)
         return to_json(plan)
 
     text, found = entered(looked_at)

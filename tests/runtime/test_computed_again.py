@@ -116,6 +116,27 @@ def test_another_region_takes_what_stands_for_values():
     assert Leaves().opened(one) == Leaves().opened(other)  # one function serves both
 
 
+def test_a_part_of_something_larger_is_copied_out_where_the_rest_is_not_needed():
+    def work(x, matrix, also):
+        queries, values = (x @ matrix).chunk(2, -1)
+        return queries.sum(), values.transpose(0, 1), *([queries.sin()] if also else [])
+
+    x, matrix = torch.randn(16, 16), torch.randn(16, 64)
+    for also in (False, True):
+        traced = region(lambda x, matrix, also=also: work(x, matrix, also), x, matrix)
+        crossing = Crossing((False, *[True] * (1 + also)), (False,) * (2 + also), (None, None))
+        marks = [Leaves().template(x)] * (2 + also)
+        cut, _, count = crossing.cut(traced, marks, [[x.nbytes], [matrix.nbytes]])
+        made = cut(x, matrix)
+        kept = made[len(made) - count :] if count else made[1:]
+        assert sum({y.untyped_storage().data_ptr(): y.untyped_storage().nbytes() for y in kept}.values()) == (
+            16 * 64 * 4 if also else 16 * 32 * 4
+        )
+        if not also:
+            torch.testing.assert_close(made[1], work(x, matrix, False)[1])
+            assert made[1].stride() == (1, 32)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_flow_is_the_least_cut(seed):
     """Against every way to part the points of small random nets."""

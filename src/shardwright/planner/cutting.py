@@ -87,6 +87,7 @@ class Line:
     ``hop`` those of sending what crosses it and its gradient back; at some no stage may begin."""
 
     graph: Graph
+    count: int
     done: Floats
     hop: Floats
 
@@ -106,11 +107,7 @@ class Line:
         crosses = crossing(graph)
         link = cluster.network if len(cluster.nodes) > 1 else cluster.nodes[0].link
         hop = np.where(crosses > 0, 2 * (link.latency + crosses / link.bandwidth), 0.0)
-        return Line(graph, np.cumsum(seconds), hop)
-
-    @property
-    def count(self) -> int:
-        return len(self.done)
+        return Line(graph, len(seconds), np.cumsum(seconds), hop)
 
     def even(self, stages: int) -> Sequence[int] | None:
         """The cuts whose slowest stage, with what it sends and receives, is fastest."""

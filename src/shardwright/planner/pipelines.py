@@ -7,7 +7,7 @@ for the simulated seconds of the passes (:mod:`shardwright.search.schedule`), wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -128,7 +128,11 @@ def _proposed(
     space = SearchSpace(
         microbatches=(count,), most_stages=len(stages), given_stages=stages_fingerprint(stages), training=graph.training
     )
-    bound = _least_seconds(pipe, halves, cluster)
+    # No order of the passes of these stages takes less: computation, hops, and the optimizer of the quickest device.
+    closing = [0.0] * order.devices
+    for number, device in enumerate(pipe.schedule.device_of):
+        closing[device] += halves[number, max(pipe.micro.sizes)].least.closing
+    bound = lower_bound(work_of(Links(pipe, cluster), halves, least=True), "makespan") + min(closing)
     return LaidOut(
         name=f"{asked.schedule}, {count} micro-batches",
         shape=(("stage", len(stages)), *stages[0].strategy.axes),
@@ -189,14 +193,6 @@ def _scheduled(
         found = find_schedule(free, "makespan", min(options.time_limit, 10.0))
     merged = found.answer.merged()
     return min((merged, found.answer), key=lambda order: run(order, free).makespan)
-
-
-def _least_seconds(pipe: Pipeline, times: Mapping[tuple[int, int], PricedStage], cluster: Cluster) -> float:
-    """No order of the passes of these stages takes less: computation, hops, and the optimizer of the quickest device."""
-    closing = [0.0] * pipe.schedule.devices
-    for stage, device in enumerate(pipe.schedule.device_of):
-        closing[device] += times[stage, max(pipe.micro.sizes)].least.closing
-    return lower_bound(work_of(Links(pipe, cluster), times, least=True), "makespan") + min(closing)
 
 
 def _strategy(part: StageGraph, cluster: Cluster, options: Options, pins: dict[str, str], say: Progress) -> Strategy:

@@ -52,7 +52,9 @@ def split_backward(program: Program, wanted: Iterable[int]) -> Program:
     late = [number for number, _ in backward if number not in first]
     order = [*range(start), *sorted(first), *late]
     place = {number: here for here, number in enumerate(order)}
-    moved = [_moved(program.instructions[number], here, place) for here, number in enumerate(order)]
+    # What an instruction makes use of stays before it; work that happened to be issued before it may come later now.
+    found = ((program.instructions[number], here) for here, number in enumerate(order))
+    moved = [one._replace(after=tuple(place[n] for n in one.after if place[n] < here)) for one, here in found]
     border = start + len(first)
     slots = list(program.slots)
     later = {program.root(slot) for instruction in moved[border:] for slot in instruction.reads}
@@ -87,8 +89,3 @@ def _reduction(program: Program) -> frozenset[int]:
             started.add(number)
             reached.update(instruction.writes)
     return frozenset(chosen)
-
-
-def _moved(instruction: Instruction, here: int, place: dict[int, int]) -> Instruction:
-    """What it makes use of stays before it; work that happened to be issued before it may come later now."""
-    return instruction._replace(after=tuple(place[number] for number in instruction.after if place[number] < here))

@@ -115,7 +115,8 @@ def region_of(tensor: Tensor, region: Region) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class BoundaryTensor:
-    """A tensor that one stage makes and another reads. ``unreduced``: as its maker leaves it, before sums are completed."""
+    """A tensor that one stage makes and another reads. ``as_is``: whether unreduced gradients travel as they are, rank by
+    rank; ``shares``: between how many replicas of the stage that made the value a summed gradient is shared out."""
 
     tensor: str
     source: int
@@ -123,19 +124,10 @@ class BoundaryTensor:
     shape: tuple[int, ...]
     dtype: str
     grad: bool
-    unreduced: Layout
+    as_is: bool
+    shares: int
     leaves: Holding
     arrives: Holding
-
-    @property
-    def as_is(self) -> bool:
-        """Whether unreduced gradients travel as they are, rank by rank."""
-        return self.leaves == self.arrives and self.unreduced == self.leaves.layout
-
-    @property
-    def shares(self) -> int:
-        """Between how many replicas of the stage that made the value a summed gradient is shared out."""
-        return 1 if self.as_is else replicas(self.unreduced, self.leaves.sizes)
 
     @cache  # noqa: B019 - one lives as long as its pipeline
     def parcels(self, back: bool) -> tuple[Parcel, ...]:
@@ -157,4 +149,8 @@ def boundary_tensor(
     meta, unreduced = graph.tensors[tensor], unreduced_layout(tensor, graph, making)
     leaves = Holding(completed(unreduced), making.sizes, making.cuts)
     arrives = Holding(tuple(reading.resting[tensor]), reading.sizes, reading.cuts)
-    return BoundaryTensor(tensor, source, target, meta.shape, meta.dtype, meta.grad, tuple(unreduced), leaves, arrives)
+    as_is = leaves == arrives and tuple(unreduced) == leaves.layout
+    shares = 1 if as_is else replicas(unreduced, making.sizes)
+    return BoundaryTensor(
+        tensor, source, target, meta.shape, meta.dtype, meta.grad, as_is, shares, leaves=leaves, arrives=arrives
+    )

@@ -21,15 +21,12 @@ from typing import Any
 from shardwright.costs.passes import once_a_step
 from shardwright.errors import ShardwrightError
 from shardwright.graph import Graph
-from shardwright.graph.core import DTYPE_BYTES
 from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.program.microbatches import batch_of
-from shardwright.program.transfers import BoundaryTensor
 from shardwright.reports.steps import COMPUTE, SEARCHED, PlanStep, RankStep
 from shardwright.simulator import Timeline, simulate_plan
 from shardwright.simulator.engine import Processor
-from shardwright.simulator.links import way_of
 from shardwright.simulator.stages import processor_of
 from shardwright.simulator.what_if import link_names, order_name
 
@@ -173,30 +170,33 @@ def _variant(plan: Plan, timeline: Timeline, programs: list[dict[str, Any]]) -> 
         "rows": rows,
         "sizes": [rows.index(size) for size in pipe.micro.sizes],
         "programs": numbers,
-        "borders": [[_boundary_tensor(plan, one) for one in pipe.boundaries[size]] for size in rows],
+        "borders": [
+            [
+                {
+                    "name": one.tensor,
+                    "source": one.source,
+                    "target": one.target,
+                    "grad": one.grad,
+                    "ways": [
+                        {
+                            "link": link and [way.latency, rest, link.processor_share, link.processor_seconds],
+                            "bytes": way.bytes,
+                            "into": way.into,
+                        }
+                        for way in (timeline.links.way(number, size, back) for back in (False, True))
+                        for link, rest in [(way.link, way.seconds - way.latency)]
+                    ],
+                }
+                for number, one in enumerate(pipe.boundaries[size])
+            ]
+            for size in rows
+        ],
         "ties": [
             [list(groups), latency, wire]
             for groups, latency, wire in timeline.links.ties(lambda stage: timeline.stage(stage).program)
         ],
         "orders": [" ".join(map(str, actions)) for actions in order.orders],
     }
-
-
-def _boundary_tensor(plan: Plan, one: BoundaryTensor) -> dict[str, Any]:
-    """A tensor between two stages: how it goes there, how its gradient comes back, and what each is received into."""
-    ends = [plan.stages[stage].ranks for stage in (one.source, one.target)]
-    ways: list[Any] = []
-    for back in (False, True):
-        way, parcels = way_of(one, back, plan.cluster, *ends), one.parcels(back)
-        into = sum(parcel.elements for parcel in parcels if parcel.target == 0) * DTYPE_BYTES[one.dtype]
-        link = way.link and [
-            way.latency,
-            way.seconds - way.latency,
-            way.link.processor_share,
-            way.link.processor_seconds,
-        ]
-        ways.append({"link": link, "bytes": way.bytes, "into": into})
-    return {"name": one.tensor, "source": one.source, "target": one.target, "grad": one.grad, "ways": ways}
 
 
 def _program(timeline: Timeline, stage: int, size: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx
 
 from shardwright._torch_compat import computes_cheaply, is_view_operator, storage_of
@@ -196,6 +197,7 @@ class Crossing(NamedTuple):
         counts = [_count(template) for template in results]
         back = [only for only, count in zip(self.back, counts, strict=True) for _ in range(count)]
         standing = [stays for stays, count in zip(self.standing, counts, strict=True) for _ in range(count)]
+        _apart(traced, back)
         costs = zip(self.costs, sizes, strict=True)
         givens = [None if times is None else times * size for times, own in costs for size in own]
         saved, again = least(traced, back, standing, givens)
@@ -215,6 +217,22 @@ class Crossing(NamedTuple):
             return type(template)(map(marked, template)) if isinstance(template, tuple | list) else template
 
         return fx.GraphModule(traced, graph), [marked(template) for template in results], len(saved)
+
+
+def _apart(traced: fx.GraphModule, back: Sequence[bool]) -> None:
+    """Results for passes back that lie in something larger may be copied out of it (values beside queries and keys): the
+    least cut decides whether they are."""
+    output = list(traced.graph.nodes)[-1]
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in (x for x, only_back in zip(output.args[0], back, strict=True) if only_back and isinstance(x, fx.Node)):
+        val = node.meta["val"]
+        if node in copies or node.op != "call_function" or val.untyped_storage().nbytes() <= _bytes(node):
+            continue
+        with traced.graph.inserting_after(node), val.fake_mode:
+            copies[node] = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copies[node].meta = {**node.meta, "val": val.clone()}
+    output.args = (tuple(copies.get(x, x) if b else x for x, b in zip(output.args[0], back, strict=True)),)
+    traced.recompile()
 
 
 def _count(template: Any) -> int:

@@ -18,7 +18,7 @@ from shardwright.lowering.collectives import run_steps
 from shardwright.program import tasks as program
 from shardwright.program.naming import pass_name
 from shardwright.program.tasks import Message
-from shardwright.runtime.performer import Gradients, Performer
+from shardwright.runtime.performer import Performer
 from shardwright.runtime.point_to_point import PointToPoint
 from shardwright.runtime.profiling import named
 from shardwright.runtime.stage_program import StageProgram
@@ -88,8 +88,7 @@ class CallInFlight:
     def perform(self, order: Sequence[Pass], p2p: PointToPoint) -> None:
         """Run these passes."""
         for task in order:
-            if task.expects:
-                p2p.expect(task.expects)
+            p2p.expect(task.expects)
             with named(task.name):
                 if task.action.kind == FORWARD:
                     self._forward(task, p2p)
@@ -136,20 +135,12 @@ class CallInFlight:
         back = self.performer.backward(action, part, gradients)
         if action.kind != INPUT and part.wanted:
             self.found[task.key] = {value: back.get(value) for value in part.wanted}
-        if task.sends:
-            self._send_back(task, back, p2p)
-
-    def _send_back(self, task: Pass, back: Gradients, p2p: PointToPoint) -> None:
-        """The gradients of what other stages sent."""
-        part, sent = task.part, dict[str, Tensor]()
-        flow = part.flow
+        sent: dict[str, Tensor] = {}
         for message in task.sends:
             name = message.boundary.tensor
             key = f"{name} {message.boundary.as_is}"
             if key not in sent:
-                value = flow.rest[name]
-                local = flow.values[value].local
-                gradient = back.get(value)
+                local, gradient = flow.values[flow.rest[name]].local, back.get(flow.rest[name])
                 if gradient is None:  # nobody brings one: the stage that waits for it is told so
                     gradient = torch.zeros(local.shape, dtype=getattr(torch, local.dtype), device=part.rank.device)
                 gradient = gradient.expand(local.shape)

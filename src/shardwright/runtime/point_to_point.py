@@ -80,15 +80,11 @@ class PointToPoint:
                 continue
             queue, upto = self._order[message.source], self._number[message]
             for number in range(self._next.get(message.source, 0), upto + 1):
-                self._post(queue[number])
+                one, group = queue[number], self._groups.get((message.source, self.rank))
+                dtype = getattr(torch, one.boundary.dtype)
+                buffer = torch.empty(one.parcel.shape, dtype=dtype, device=self.device)
+                self._posted[one] = (dist.irecv(buffer, one.source, group=group, tag=number), buffer)
             self._next[message.source] = max(upto + 1, self._next.get(message.source, 0))
-
-    def _post(self, message: Message) -> None:
-        dtype = getattr(torch, message.boundary.dtype)
-        buffer = torch.empty(message.parcel.shape, dtype=dtype, device=self.device)
-        group = self._groups.get((message.source, message.target))
-        work = dist.irecv(buffer, message.source, group=group, tag=self._number[message])
-        self._posted[message] = (work, buffer)
 
     def receive(self, messages: Sequence[Message], shape: tuple[int, ...]) -> Tensor:
         """Wait for the parts of one tensor and put them together."""

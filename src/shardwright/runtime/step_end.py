@@ -13,7 +13,6 @@ from torch import Tensor
 
 from shardwright._torch_compat import local_of
 from shardwright.graph import Parameter
-from shardwright.program.pipeline import Pipeline
 from shardwright.runtime.deferred_results import ResultBroadcast
 from shardwright.runtime.handshake import Handshake
 from shardwright.runtime.norms import AllStages, StageGradient, belongs_to
@@ -46,7 +45,13 @@ class StepEnd:
         self._rank, self._own = rank, [p.tensor for p in own]
         self._ties = [tie for tie in stages.groups.ties.values() if tie.group is not None]
         self._copies = {tensor: len(owners) for tensor, owners in stages.pipeline.ties}
-        self.all_stages = None if stages.everywhere else AllStages(handshake, _idle(stages.pipeline))
+        pipeline = stages.pipeline
+        parts = zip(pipeline.stages, next(iter(pipeline.parts.values())), strict=True)
+        busy = {
+            rank for stage, part in parts if any(p.trainable for p in part.graph.parameters) for rank in stage.ranks
+        }
+        idle = tuple(rank for rank in pipeline.workers if rank not in busy)
+        self.all_stages = None if stages.everywhere else AllStages(handshake, idle)
         self.finish(scaled=False)
 
     @contextmanager
@@ -75,15 +80,3 @@ class StepEnd:
         if scaled:
             share_overflow([x for x in gradients.values() if x is not None], self._rank.device)
         self.broadcast.finish()
-
-
-def _idle(pipeline: Pipeline) -> tuple[int, ...]:
-    """Ranks that have stages, and nothing in them that is trained."""
-    parts = next(iter(pipeline.parts.values()))
-    busy = {
-        rank
-        for stage, part in zip(pipeline.stages, parts, strict=True)
-        if any(parameter.trainable for parameter in part.graph.parameters)
-        for rank in stage.ranks
-    }
-    return tuple(sorted(set(pipeline.workers) - busy))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -12,18 +13,18 @@ from shardwright.costs import collectives
 from shardwright.graph.core import DTYPE_BYTES
 from shardwright.program import Program
 from shardwright.program.pipeline import Pipeline
-from shardwright.program.transfers import BoundaryTensor
-from shardwright.schedules import FORWARD, Action, Edge
+from shardwright.schedules import FORWARD, Action
 
 
 class Way(NamedTuple):
     """How a tensor crosses: seconds on the link (``latency`` of them whatever its rate), bytes of the busiest rank, the
-    link (``None``: it stays on its rank)."""
+    link (``None``: it stays on its rank); bytes of the buffers that the first rank receives ``into``."""
 
     seconds: float
     bytes: int
     link: Link | None
     latency: float = 0.0
+    into: int = 0
 
 
 class TiedSum(NamedTuple):
@@ -45,18 +46,29 @@ class Links:
 
     @cache  # noqa: B019 - they live as long as the step that is simulated
     def way(self, number: int, size: int, back: bool) -> Way:
-        """How a tensor crosses."""
+        """How a tensor crosses between the ranks of two stages: what the busiest of them sends or receives."""
         one = self.pipe.boundaries[size][number]
-        ends = [self.pipe.stages[stage].ranks for stage in (one.source, one.target)]
-        return way_of(one, back, self.cluster, *ends, rate=self.rate)
+        given, taken = (self.pipe.stages[stage].ranks for stage in (one.source, one.target)[:: -1 if back else 1])
+        out, into, first = Counter[int](), Counter[int](), 0
+        for parcel in one.parcels(back):
+            source, target = given[parcel.source], taken[parcel.target]
+            bytes_ = parcel.elements * DTYPE_BYTES[one.dtype]
+            first += bytes_ if parcel.target == 0 else 0
+            if source != target:
+                out[source] += bytes_
+                into[target] += bytes_
+        if not out:
+            return Way(0.0, 0, None, 0.0, first)
+        busiest = max(*out.values(), *into.values())
+        link = link_between(self.cluster, *((taken, given) if back else (given, taken)))
+        sends = ((a, b) for kind, a, b in link.fits if kind == "send")
+        latency, bandwidth = next(sends, (link.latency, link.bandwidth))
+        return Way(latency + busiest / bandwidth / self.rate, busiest, link, latency, first)
 
     def received(self, action: Action) -> float:
         """Bytes of the buffers that a pass receives into."""
-        total = 0.0
-        for _, one in self.pipe.crossing(action, leaving=False):
-            mine = (parcel.elements for parcel in one.parcels(action.kind != FORWARD) if parcel.target == 0)
-            total += sum(mine) * DTYPE_BYTES[one.dtype]
-        return total
+        size, back = self.pipe.micro.sizes[action.microbatch], action.kind != FORWARD
+        return float(sum(self.way(number, size, back).into for number, _ in self.pipe.crossing(action, leaving=False)))
 
     def ties(self, program: Callable[[int], Program]) -> tuple[TiedSum, ...]:
         """The sums of shared parameters' gradients; ``program`` gives that of a stage."""
@@ -72,44 +84,6 @@ class Links:
         whole = float(collectives.all_reduce(size, axis))
         wire = min(float(collectives.all_reduce(size, axis.without_latency())), whole)
         return TiedSum(tuple(sorted({pipe.schedule.device_of[owner] for owner in owners})), whole - wire, wire)
-
-    def hops(self) -> Iterator[Edge]:
-        """Seconds from stage to stage, for whoever orders passes."""
-        hops: dict[tuple[int, int], float] = {}
-        for one in self.pipe.boundaries[max(self.pipe.micro.sizes)]:
-            key = (one.source, one.target)
-            ends = [self.pipe.stages[stage].ranks for stage in key]
-            backs = (False, True) if one.grad else (False,)
-            ways = [way_of(one, back, self.cluster, *ends).seconds for back in backs]
-            hops[key] = hops.get(key, 0.0) + min(ways)
-        return (Edge(source, target, seconds) for (source, target), seconds in sorted(hops.items()))
-
-
-def way_of(
-    one: BoundaryTensor,
-    back: bool,
-    cluster: Cluster | None,
-    sources: Sequence[int],
-    targets: Sequence[int],
-    *,
-    rate: float = 1.0,
-) -> Way:
-    """How a tensor crosses between the ranks of two stages: what the busiest of them sends or receives."""
-    given, taken = (targets, sources) if back else (sources, targets)
-    out: dict[int, int] = {}
-    into: dict[int, int] = {}
-    for parcel in one.parcels(back):
-        source, target = given[parcel.source], taken[parcel.target]
-        if source != target:
-            size = parcel.elements * DTYPE_BYTES[one.dtype]
-            out[source] = out.get(source, 0) + size
-            into[target] = into.get(target, 0) + size
-    if not out:
-        return Way(0.0, 0, None)
-    busiest = max(*out.values(), *into.values())
-    link = link_between(cluster, sources, targets)
-    latency, bandwidth = next(((a, b) for kind, a, b in link.fits if kind == "send"), (link.latency, link.bandwidth))
-    return Way(latency + busiest / bandwidth / rate, busiest, link, latency)
 
 
 def link_between(cluster: Cluster | None, sources: Sequence[int], targets: Sequence[int]) -> Link:

@@ -7,6 +7,7 @@ passes take and the fullest what they hold. What passes take alone is what sched
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from shardwright.program import COMPUTE, Decisions, Program
 from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.pipeline import Pipeline
 from shardwright.program.recording import can_be_recorded, why_not_recorded
-from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, pipeline
+from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Edge, pipeline
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import Processor, Row, Streams, rows_of, run
 from shardwright.simulator.links import Links
@@ -89,10 +90,6 @@ class PricedStage:
         """The events that run once a step, after the last pass."""
         return frozenset((*self.passes[REDUCE], *self.passes[UPDATE]))
 
-    def computed(self, kind: str) -> float:
-        """Seconds of computation in a pass: no order of its events takes less."""
-        return sum(self.events[n].seconds for n in self.passes[kind] if self.events[n].stream == COMPUTE)
-
     @cached_property
     def alone(self) -> PassTimes:
         """What passes take where nothing has to be waited for; a backward pass in one counts as that of the inputs."""
@@ -112,9 +109,9 @@ class PricedStage:
     @cached_property
     def least(self) -> PassTimes:
         """The same where nothing but computation takes time: what no order of the passes undercuts."""
-        backward = self.computed(INPUT) if INPUT in self.program.sections else self.computed(BACKWARD)
-        weights = self.computed(WEIGHT) if INPUT in self.program.sections else 0.0
-        return PassTimes(self.computed(FORWARD), backward, weights, self.computed(UPDATE))
+        kinds = (FORWARD, INPUT if INPUT in self.program.sections else BACKWARD, WEIGHT, UPDATE)
+        computes = ((event for n in self.passes[kind] if (event := self.events[n]).stream == COMPUTE) for kind in kinds)
+        return PassTimes(*(sum(event.seconds for event in own) for own in computes))
 
     @cached_property
     def memory(self) -> MemoryUse:
@@ -262,6 +259,10 @@ def work_of(
     # Schedulers know no pass back that adds bytes: what it computes again for its second half counts from the start.
     held = [[max(one.bytes.held, one.bytes.held_for_weights) for one in row] for row in rows]
     freed = [[a - b for a, b in zip(*pair, strict=True)] for pair in zip(later, held, strict=True)]
+    hops: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for number, one in enumerate(pipe.boundaries[max(pipe.micro.sizes)]):
+        ways = (links.way(number, max(pipe.micro.sizes), back) for back in ((False, True) if one.grad else (False,)))
+        hops[one.source, one.target] += min(way.seconds for way in ways)
     return pipeline(
         pipe.schedule.device_of,
         len(pipe.micro.sizes),
@@ -270,6 +271,6 @@ def work_of(
         [[one.weights for one in row] for row in seconds],
         forward_memory=held,
         inputs_memory=freed,
-        edges=[*links.hops()],
+        edges=[Edge(source, target, seconds) for (source, target), seconds in sorted(hops.items())],
         **({} if limits is None else {"limits": tuple(limits)}),
     )
