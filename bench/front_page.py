@@ -82,7 +82,7 @@ def any_model() -> tuple[str, str, str, str]:
 
 def own_steps() -> tuple[str, str, str, str]:
     found = next(row for row in accuracy_page.seconds() if "eager steps of 18" in row.what)
-    drawn = next(row for row in accuracy_page.seconds() if "the eager step, host included" in row.what)
+    drawn = [row for row in accuracy_page.seconds() if "the eager step, host included" in row.what][-1]  # a whole draw
     return (
         f"Predicted step time, one H200, {len(found.rows)} models of our choice",
         f"median error {percent(found, statistics.median)}, worst {percent(found, max)}",
