@@ -88,11 +88,11 @@ def wanted(phase: str, path: Path, only: str, again: str) -> list[str]:
     if only:
         names = only.split(",")
         models = [model for model in models if model in names or model.split(":")[1] in names]
-    stages, today = again.split(","), str(datetime.date.today())
+    stages, since = again.split(","), str(datetime.date.today() - datetime.timedelta(days=1))
 
     def to_do(model: str) -> bool:
         row = done.get(model)
-        older = row is not None and row.get("date", "") < today
+        older = row is not None and row.get("date", "") < since
         return row is None or "all" in stages or row["stage"] in stages or (older and "older" in stages)
 
     came_through = {name for name, row in done.items() if row["stage"] in ("called", "captured", "verified")}
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("phase", choices=("call", "capture", *WAYS, "table"))
     parser.add_argument("--limit", type=float, default=120.0, help="processor seconds for one model (default 120)")
     parser.add_argument("--only", default="", help="model types or references, separated by commas")
-    again = "stages whose models are run again, `older` for rows of an earlier day, or `all`"
+    again = "stages whose models are run again, `older` for rows from before yesterday, or `all`"
     parser.add_argument("--again", default="", help=again)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no model after so long")
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -114,9 +115,10 @@ def _made_by(rows: Rows) -> list[str]:
 
 
 def _older(rows: Rows) -> dict[str, str]:
-    """A mark for every row of an earlier day than the newest."""
-    newest = max((row.get("date", "") for row in rows.values()), default="")
-    return {name: "" if newest and row.get("date", "") == newest else "°" for name, row in rows.items()}
+    """A mark for every row of an earlier sweep than the newest, which may have gone on past midnight."""
+    newest = max((row["date"] for row in rows.values() if row.get("date")), default="")
+    since = newest and str(datetime.date.fromisoformat(newest) - datetime.timedelta(days=1))
+    return {name: "" if since and row.get("date", "") >= since else "°" for name, row in rows.items()}
 
 
 def _section(captured: Rows, verified: Rows) -> list[str]:

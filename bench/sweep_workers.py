@@ -156,6 +156,7 @@ def verify_one(rank: int, reference: str, ways: tuple[str, ...], rows: int = BAT
     """
     from shardwright.verification.judging import truth_of
     from shardwright.verification.prepare import subject
+    from shardwright.verification.recorded import training_of
 
     row: dict[str, Any] = {"stage": "capture in float64"}
     started = time.process_time()
@@ -164,7 +165,7 @@ def verify_one(rank: int, reference: str, ways: tuple[str, ...], rows: int = BAT
             functools.partial(build, reference, rows), True, captured=functools.partial(_from_first, rank, send=True)
         )
         row |= {"cpu_seconds_captured": round(time.process_time() - started, 2), "stage": "one process in float64"}
-        truth = _from_first(rank, lambda: truth_of(it.model, it.steps(STEPS)))
+        truth = _from_first(rank, lambda: truth_of(it.model, it.steps(STEPS), training_of(it.graph)))
         parts = {way: _verified(rank, way, it, truth) for way in ways}
         row |= {"stage": "verified", "searches": parts}
         for way, part in parts.items():
@@ -214,8 +215,11 @@ def _verified(rank: int, way: str, it: Any, truth: Any) -> dict[str, Any]:
         )
         part["stage"] = "agrees"  # the first rank says so for all
         if answer is not None:
-            worst = max((found.relative for found in answer.comparisons), default=0.0)
-            part |= {"stage": "agrees" if answer.agrees else "differs", "relative": worst}
+            closest = answer.closest()
+            part |= {"stage": "agrees" if answer.agrees else "differs", "closest": f"{closest.what} {closest.name}"}
+            part["of_allowed"] = closest.difference / (closest.allowed or 1e-300)  # a gradient of zeros has no size
+            if not answer.agrees:
+                part["why"] = f"other numbers: {part['closest']} by {closest.difference:.1e} of {closest.size:.1e}"
     return part
 
 

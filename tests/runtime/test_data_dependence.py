@@ -144,3 +144,28 @@ def planned_by_the_first(rank: int) -> None:
 
 def test_what_is_selected_has_its_gradient_on_every_rank(pool):
     pool.run(planned_by_the_first, seconds=100)
+
+
+class Balanced(torch.nn.Module):
+    """LongCat-Flash: decides on a number that training changes by and by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.share = torch.nn.Linear(8, 8), torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) * self.share
+        return y.square().sum() if self.share > 0.9999 else y.sum()
+
+
+def decided_as_in_the_example(rank: int) -> None:
+    torch.manual_seed(0)
+    model, args = Balanced().double(), (torch.randn(4, 8, dtype=torch.float64),)
+    graph = capture(model, args)
+    answer = check(model, args, {}, random_strategy(graph, mesh_with((4,)), 0), steps=3, graph=graph)
+    if rank == 0:
+        assert answer is not None and answer.agrees, answer.as_dict()
+
+
+def test_updates_leave_what_was_decided(pool):
+    pool.run(decided_as_in_the_example, seconds=100)

@@ -153,6 +153,8 @@ def widened(
         return leaf.double() if leaf.is_floating_point() else leaf.to(torch.complex128) if leaf.is_complex() else leaf
 
     model = model.double()
+    for module in _listed(model):
+        module.double()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_complex():  # PyTorch's double() leaves them as they are
             tensor.data = tensor.data.to(torch.complex128)
@@ -161,6 +163,15 @@ def widened(
             {name: wide(value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
         )
     return model, map_tree(wide, tuple(args)), map_tree(wide, dict(kwargs))
+
+
+def _listed(model: nn.Module) -> list[nn.Module]:
+    """Modules in plain lists, which are none of the model's to PyTorch (OneFormer's projections)."""
+    own, found = {*model.modules()}, dict[nn.Module, None]()
+    for module in model.modules():
+        lists = [value for value in vars(module).values() if isinstance(value, list | tuple)]
+        found |= dict.fromkeys(each for value in lists for each in value if isinstance(each, nn.Module))
+    return [module for module in found if module not in own]
 
 
 _SMALLER = {torch.float32, torch.float16, torch.bfloat16}

@@ -8,6 +8,7 @@ run had before each step, and :func:`replayed` computes what AdamW, on one proce
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -22,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from shardwright._torch_compat import flatten_tree, flatten_with_paths, map_tree
 from shardwright.errors import RunError
 from shardwright.frontend.containers import trained_on
+from shardwright.frontend.prune import assumptions
+from shardwright.graph import Graph
 from shardwright.lowering.collectives import Ledger, counting
 from shardwright.runtime import ParallelModule
 from shardwright.runtime.inputs import readable
@@ -35,9 +38,9 @@ LEARNING_RATE = 1e-3
 EPSILON = 1e-8
 
 
-def adamw(parameters: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+def adamw(parameters: Mapping[str, Tensor], rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
     """The optimizer of runs that bring none."""
-    return torch.optim.AdamW(parameters.values(), lr=LEARNING_RATE, eps=EPSILON, weight_decay=0.01)
+    return torch.optim.AdamW(parameters.values(), lr=rate, eps=EPSILON, weight_decay=0.01)
 
 
 class Training(NamedTuple):
@@ -51,6 +54,13 @@ class Training(NamedTuple):
 
 
 OURS = Training()
+SMALL_UPDATES = Training(optimizer=functools.partial(adamw, rate=LEARNING_RATE / 1000))
+
+
+def training_of(graph: Graph) -> Training:
+    """How a captured model is trained: where it has looked at its data, so that what it decided stays decided. An expert
+    that gets one row more after the first update would be another graph's (LongCat-Flash)."""
+    return SMALL_UPDATES if assumptions(graph) else OURS
 
 
 class Copies(NamedTuple):

@@ -45,7 +45,7 @@ from shardwright.verification.prepare import (
     subject,
     widened,
 )
-from shardwright.verification.recorded import LOSS_SCALE, Run, train
+from shardwright.verification.recorded import LOSS_SCALE, SMALL_UPDATES, Run, train, training_of
 from shardwright.verification.shown import Shown
 from shardwright.verification.streams import judged_draws, looked_at, variants
 
@@ -68,9 +68,10 @@ def check(
 ) -> Verification | None:
     """Compare, inside a process group, on every rank of the plan; rank 0 gets the answer, the others ``None``.
 
-    ``steps``: how many, or the batches of every step. ``truth`` (:func:`truth_of` the same steps) saves rank 0 the run on
-    one process where several plans of a float64 model are compared; ``priced`` are the prices that route changes of layout,
-    where not the plan's; ``shown`` is the graph that returns its draws, which then are those of one process too.
+    ``steps``: how many, or the batches of every step. ``truth`` (:func:`truth_of` the same steps, trained alike) saves
+    rank 0 the run on one process where several plans of a float64 model are compared; ``priced`` are the prices that route
+    changes of layout, where not the plan's; ``shown`` is the graph that returns its draws, which then are those of one
+    process too.
     """
     first, dtype = dist.get_rank() == 0, dtype_of(model)
     if isinstance(plan, Plan) and plan.batch_norm != WHOLE:
@@ -92,11 +93,12 @@ def check(
         torch.manual_seed(0)  # ranks of different stages have drawn different numbers before
         # Nothing goes back through what is computed of a whole batch before it is cut into micro-batches.
         inputs = parallel._pipeline.micro.prepared is None
-        run = train(parallel, steps, keep=first, together=True, shows=shown is not None, inputs=inputs)
+        how = training_of(parallel.graph)
+        run = train(parallel, steps, keep=first, together=True, shows=shown is not None, inputs=inputs, how=how)
     if not first:
         return None
     strategy = parallel.plan.stages[0].strategy if whole else None
-    found = judged(model, steps, run, truth, inputs)
+    found = judged(model, steps, run, truth, inputs, how)
     if shown is not None:
         passes = [draws for step in run.draws for draws in step]
         found += judged_draws(shown.graph, shown.operators, strategy, passes)
@@ -289,9 +291,11 @@ def _verified(build: Build, plans: Mapping[bool, Plan], steps: int, forced: bool
             others, words = forced_on(it, devices)
             wanted += others
             compared |= dict.fromkeys(words)
-        compared |= dict.fromkeys(_given_in_words(batches, count))
+        compared |= dict.fromkeys(_given_in_words(batches, count, it.graph))
         own = first and double and it.shown is None
-        truths = functools.cache(lambda passes: truth_of(it.model, shortened(batches, passes)))  # noqa: B023
+        truths = functools.cache(
+            lambda passes: truth_of(it.model, shortened(batches, passes), training_of(it.graph))  # noqa: B023
+        )
         for name, chosen in wanted:
             passes = PASSES.get(name, "one")
             answer = check(
@@ -339,11 +343,13 @@ def forced_on(it: Subject, devices: int) -> tuple[list[tuple[str, Union[Plan, St
     ]
 
 
-def _given_in_words(batches: Steps, draws: int) -> list[str]:
+def _given_in_words(batches: Steps, draws: int, graph: Graph) -> list[str]:
     """What every run was given."""
     scale = f", losses scaled by {LOSS_SCALE}" if torch.is_grad_enabled() else ""
     drawn = f"One process is given the random numbers that the others draw ({draws} operators), anew in every pass"
-    return [told(batches) + scale] + [drawn] * bool(draws)
+    small = "Updates are a thousandth of the usual, so that what the model decided on its data stays decided"
+    careful = torch.is_grad_enabled() and training_of(graph) is SMALL_UPDATES
+    return [told(batches) + scale] + [drawn] * bool(draws) + [small] * careful
 
 
 def forced_mesh(devices: int) -> Mesh:
