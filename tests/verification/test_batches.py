@@ -80,3 +80,20 @@ def test_what_the_example_decided_stays_decided():
     steps = varied(model, graph, args, {}, 3)
     assert all(torch.equal(batch.args[0], args[0]) for step in steps for batch in step)
     assert told(steps) == "4 passes on one batch, step 2 adds up two"
+
+
+class Solving(nn.Module):
+    """Qwen4: looks at its data, and fails on what no processor makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        return self.linear(torch.linalg.cholesky(x)).sum() if keep.any() else x.sum()
+
+
+def test_batches_that_the_model_fails_on_are_not_given():
+    model, args = Solving(), (torch.eye(3).expand(2, 3, 3).clone(), torch.ones(2, dtype=torch.bool))
+    steps = varied(model, capture(model, args), args, {}, 3)
+    assert told(steps) == "4 passes on one batch, step 2 adds up two"

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardwright._torch_compat import flatten_tree, operator, schema, unflatten_tree
 from shardwright.errors import CaptureError
 from shardwright.frontend.containers import hand_back, restored_tree
-from shardwright.graph import Atom, Graph, Op, Ref, Value
+from shardwright.graph import Atom, Constant, Graph, Op, Ref, Value
 
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 
@@ -60,14 +61,19 @@ def replay(
     return output
 
 
+def value_of(constant: Constant, graph: Graph) -> Tensor:
+    """A tensor that is written into the model's code; one without elements has no bytes to be read."""
+    tensor = graph.tensors[constant.tensor]
+    dtype = getattr(torch, tensor.dtype)
+    data = bytearray(constant.data)
+    return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(tensor.shape)
+
+
 def values_of(graph: Graph, given: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Every tensor of a graph by its name, computed from those that are given."""
     values = dict(given)
     for constant in graph.constants:
-        tensor = graph.tensors[constant.tensor]
-        flat = torch.frombuffer(bytearray(constant.data), dtype=getattr(torch, tensor.dtype)) if constant.data else None
-        empty = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        values[constant.tensor] = (empty if flat is None else flat.reshape(tensor.shape)).to(device)
+        values[constant.tensor] = value_of(constant, graph).to(device)
     for op in graph.ops:
         with torch.set_grad_enabled(op.grad and torch.is_grad_enabled()):
             _run(op, values, device)

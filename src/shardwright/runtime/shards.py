@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from shardwright.frontend.replay import value_of
 from shardwright.graph import Constant
 from shardwright.operators.rules import Layout
 from shardwright.program.binding import Place, regions
@@ -26,9 +27,7 @@ def cut(tensor: Tensor, layout: Layout, place: Place) -> Tensor:
 
 def constant(entry: Constant, flow: Dataflow, device: torch.device) -> Tensor:
     """One rank's part of a tensor that is written into the model's code."""
-    meta = flow.graph.tensors[entry.tensor]
-    whole = torch.frombuffer(bytearray(entry.data), dtype=getattr(torch, meta.dtype)).reshape(meta.shape)
-    return cut(whole, flow.strategy.resting[entry.tensor], flow.place).to(device)
+    return cut(value_of(entry, flow.graph), flow.strategy.resting[entry.tensor], flow.place).to(device)
 
 
 def distributed(
