@@ -85,5 +85,6 @@ def _label_sorted(graph: Graph, rules: Mapping[str, OpRules], table: dict[str, d
             together.setdefault(orders[0].sort if orders else op.name, []).append(op.name)
     for names in together.values():
         label = next((table[name][OWN] for name in names if OWN in table[name]), None)
-        for name in names if label is not None else ():
-            table[name].setdefault(OWN, label)
+        if label is not None:
+            for name in names:
+                table[name].setdefault(OWN, label)
