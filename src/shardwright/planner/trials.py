@@ -55,8 +55,8 @@ KEPT = (1.0, 0.75, 0.5, 0.25)
 ENOUGH = 0.03
 """How far from its optimum an answer under a smaller limit than the first may be: it is only one more to try."""
 
-RUNG_SECONDS = 1.0
-"""How long such an answer may be searched for."""
+RUNG_WORK, RUNG_SECONDS = 4e8, 1.0
+"""How many entries may be read in search of such an answer, about a second's; by methods that count nothing, how long."""
 
 LARGE = 3000
 """A recipe with more options than this is bounded as slowly as it is searched."""
@@ -205,7 +205,8 @@ class Trials:
         enough = 1.0 + sum(float(usage.amounts.max()) for usage in stated.problem.usages)
         conditions = replace(self.conditions, memory_limit=min(limit, enough))
         if gap is not None:
-            conditions = replace(conditions, gap=gap, time_limit=min(conditions.time_limit, RUNG_SECONDS))
+            seconds = min(conditions.time_limit, RUNG_SECONDS)
+            conditions = replace(conditions, gap=gap, time_limit=seconds, work_limit=RUNG_WORK)
         return find_strategy(self.described, mesh, name, conditions, within=self._within(mesh, name), stated=stated)
 
     def floor(

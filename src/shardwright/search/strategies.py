@@ -149,10 +149,17 @@ def find_strategy(
                     time_limit=time_limit,
                     method="limited",
                     gap=conditions.gap,
+                    work_limit=conditions.work_limit,
                 )
                 solution = replace(solution, answer=back(solution.answer))
             else:
-                solution = solve(stated.problem, time_limit=time_limit, method=method, gap=conditions.gap)
+                solution = solve(
+                    stated.problem,
+                    time_limit=time_limit,
+                    method=method,
+                    gap=conditions.gap,
+                    work_limit=conditions.work_limit,
+                )
         except Infeasible as error:
             raise too_much(stated.problem, name) or error from None
     return Searched(stated.strategy(solution.answer), stated, solution)

@@ -37,6 +37,24 @@ def test_same_seed_same_choice():
     assert (first.answer == second.answer).all() and first.lower_bound == second.lower_bound
 
 
+@pytest.mark.parametrize("work", [1e5, 4e7])
+def test_a_limit_of_work_does_not_look_at_the_clock(work: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found with so much work is the same where every look at the clock takes a minute."""
+    problem = random_problem(7, nodes=120, options=12, density=3.0)
+    first = solve(problem, method="limited", gap=1e-6, time_limit=1.0, work_limit=work)
+    clock = iter(range(0, 10**9, 60))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    second = solve(problem, method="limited", gap=1e-6, time_limit=1.0, work_limit=work)
+    assert (first.answer == second.answer).all() and first.lower_bound == second.lower_bound
+    assert second.seconds >= 60.0
+
+
+def test_more_work_finds_no_worse() -> None:
+    problem = random_problem(7, nodes=120, options=12, density=3.0)
+    few, many = (solve(problem, method="limited", gap=1e-6, work_limit=work) for work in (1e5, 2e8))
+    assert many.cost < few.cost and many.lower_bound >= few.lower_bound
+
+
 def test_infeasible_names_the_time():
     usage = [Usage(0, 2, 9, np.array([5.0, 6.0])), Usage(1, 4, 6, np.array([3.0]))]
     with pytest.raises(Infeasible, match=r"time 4 .* at least 8, above the limit of 7"):

@@ -23,6 +23,7 @@ from shardwright.search.choose.timeline import Timeline, critical_times
 LARGEST_TABLE = 4_000_000
 LARGEST_WORK = 800_000_000  # additions of one elimination, before equal tables are shared
 MOST_CUTS = 60
+NODE_WORK = 5_000  # additions in the time that eliminating one node takes beside its own
 CLOSE = 1e-4  # of the bound: nearer to the best possible prices is not worth another cut
 
 
@@ -35,10 +36,12 @@ class Priced:
     choice: np.ndarray | None
 
 
-def price_by_elimination(problem: Problem, *, deadline: float | None = None, gap: float = 0.0) -> Priced | None:
+def price_by_elimination(
+    problem: Problem, *, deadline: float | None = None, gap: float = 0.0, work: float | None = None
+) -> Priced | None:
     """The best prices of memory and their bound; None where elimination would be too large.
 
-    Ends early where a choice met on the way is within a relative ``gap`` of the bound.
+    Ends early where a choice met on the way is within a relative ``gap`` of the bound, and after ``work`` additions.
 
     Example: ``price_by_elimination(reduce_problem(problem)[0])``
     """
@@ -49,7 +52,8 @@ def price_by_elimination(problem: Problem, *, deadline: float | None = None, gap
         )
     except TooLarge:
         return None
-    return _Cuts(problem, order).run(deadline, gap)
+    most = MOST_CUTS if work is None else min(MOST_CUTS, int(work / (order.work + NODE_WORK * len(order.nodes))))
+    return _Cuts(problem, order).run(deadline, gap, most)
 
 
 class _Cuts:
@@ -68,10 +72,10 @@ class _Cuts:
         self.choice: np.ndarray | None = None
         self.cost = np.inf
 
-    def run(self, deadline: float | None, gap: float) -> Priced:
+    def run(self, deadline: float | None, gap: float, most: int) -> Priced:
         self._try(self.best)
         highest = self._steepest()
-        for _ in range(MOST_CUTS):
+        for _ in range(most):
             if not self.active or (deadline is not None and time.perf_counter() > deadline):
                 break
             if gap and self.choice is not None and self.cost - self.bound <= gap * abs(self.cost):

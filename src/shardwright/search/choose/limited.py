@@ -49,15 +49,30 @@ WORTHWHILE = 0.2  # smallest share of options whose removal is worth reducing ag
 
 
 def solve_limited(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = 0.0
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    seed: int = 0,
+    gap: float = 0.0,
+    overtime: float = 0.0,
+    work_limit: float | None = None,
 ) -> Solution[np.ndarray]:
     """The best choice found within the limit and the best bound proved, anytime; ends early at a relative ``gap``.
 
-    While no choice is known the search may go on for ``overtime`` seconds beyond the time limit.
+    While no choice is known the search may go on for ``overtime`` seconds beyond the time limit. With a ``work_limit``,
+    entries of matrices to read, that decides instead of the time, so the answer is the same on a busy machine.
 
     Example: ``solve_limited(problem, time_limit=60).gap``
     """
-    progress = Progress(problem, time.perf_counter(), time_limit, whole=_whole(problem), enough=gap, overtime=overtime)
+    progress = Progress(
+        problem,
+        time.perf_counter(),
+        time_limit if work_limit is None else None,
+        whole=_whole(problem),
+        enough=gap,
+        overtime=overtime,
+        work_limit=work_limit,
+    )
     check_peak(problem)
     core, back = reduce_problem(problem)
     check_peak(core)
@@ -77,12 +92,22 @@ def _one_by_one(parts: list[Component], back: Back, progress: Progress, seed: in
     work = [sum(edge.costs.size for edge in part.problem.edges) + int(part.problem.sizes.sum()) for part in parts]
     solutions = []
     for place, part in enumerate(parts):
-        limit, extra = progress.time_limit, progress.overtime
+        limit, extra, share = progress.time_limit, progress.overtime, work[place] / max(sum(work), 1)
+        work_limit = None if progress.work_limit is None else progress.work_limit * share
         if limit is not None:
             left = max(limit - progress.spent, 0.0)
             limit = left * work[place] / sum(work[place:])
             extra += left - limit  # a part without any choice may take what was meant for the others
-        solutions.append(solve_limited(part.problem, time_limit=limit, seed=seed, gap=progress.enough, overtime=extra))
+        solutions.append(
+            solve_limited(
+                part.problem,
+                time_limit=limit,
+                seed=seed,
+                gap=progress.enough,
+                overtime=extra,
+                work_limit=work_limit,
+            )
+        )
     whole = together(parts, solutions)
     return replace(whole, answer=back(whole.answer), seconds=progress.seconds)
 
@@ -92,7 +117,8 @@ def _first_stage(core: Problem, back: Back, progress: Progress, seed: int) -> _S
     deadline = None
     if progress.time_limit is not None:
         deadline = time.perf_counter() + 0.5 * progress.time_limit - progress.spent
-    priced = price_by_elimination(core, deadline=deadline, gap=progress.enough) if core.limited else None
+    work = None if progress.work_limit is None else 0.5 * progress.work_limit
+    priced = price_by_elimination(core, deadline=deadline, gap=progress.enough, work=work) if core.limited else None
     if priced is None:
         return _Stage(core, back, progress, seed, None, None)
     if priced.choice is not None:
@@ -142,6 +168,7 @@ class _Stage:
                 return None
             target = progress.cost if progress.cost < np.inf else ascent.best + 0.5 * abs(ascent.best) + 1.0
             prices = ascent.best_prices.copy()
+            progress.work += self.work * self.iterations
             effort = min(self.share * WALK_WORK, self.work * self.iterations / 2)
             beside = None
             if self.closing is None and idle >= self.patience and turn % 3:
@@ -176,10 +203,12 @@ class _Stage:
         raise AssertionError("rounds end by returning")
 
     def _go_on(self, pool: ThreadPoolExecutor) -> bool:
-        """Nothing moves any more: let the integer program finish what is small; go on only where time is left."""
+        """Nothing moves any more: let the integer program finish what is small; go on only where time is left. Where work
+        is counted, the integer program, whose work is not, only says whether there is any choice."""
         progress = self.progress
-        if self.entries > INTEGER_ENTRIES or self.tried:
-            return progress.time_limit is not None
+        counted = progress.work_limit is not None and progress.choice is not None
+        if self.entries > INTEGER_ENTRIES or self.tried or counted:
+            return progress.limited
         self.tried = True
         left = None if progress.time_limit is None else progress.time_limit - progress.spent
         nodes = INTEGER_NODES if left is None else None
@@ -203,7 +232,7 @@ class _Stage:
             progress.exhausted()
             return False
         except TooLarge:
-            return progress.time_limit is not None
+            return progress.limited
         progress.offer(self.back(solution.answer))
         progress.raise_bound(solution.lower_bound)
         return False

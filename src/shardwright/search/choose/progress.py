@@ -12,6 +12,9 @@ from shardwright.search.choose import compiling
 from shardwright.search.choose.problem import Problem, evaluate
 from shardwright.search.solution import Solution
 
+MORE_WORK = 30.0
+"""So many times its limit of work a search may do while no choice is known."""
+
 
 @dataclass
 class Progress:
@@ -26,6 +29,10 @@ class Progress:
     whole: bool = False
     enough: float = 0.0  # relative gap at which the search may end
     overtime: float = 0.0  # seconds beyond the limit while no choice is known
+    work_limit: float | None = (
+        None  # entries to read, instead of a time limit: what is found does not depend on the clock
+    )
+    work: float = 0.0  # entries read so far
     compiled: float = field(default_factory=compiling.seconds)  # by others, before this search
 
     def offer(self, choice: np.ndarray) -> None:
@@ -61,7 +68,14 @@ class Progress:
         return self.seconds - (compiling.seconds() - self.compiled)
 
     @property
+    def limited(self) -> bool:
+        """Whether there is an end to this search, so that it may go on until then."""
+        return self.time_limit is not None or self.work_limit is not None
+
+    @property
     def late(self) -> bool:
+        if self.work_limit is not None:
+            return self.work > self.work_limit * (MORE_WORK if self.choice is None else 1.0)
         if self.time_limit is None or self.spent <= self.time_limit:
             return False
         return self.choice is not None or self.spent > self.time_limit + self.overtime

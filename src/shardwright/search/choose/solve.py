@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +28,19 @@ OVERTIME = 30.0
 
 
 def _automatic(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = OVERTIME
+    problem: Problem,
+    *,
+    time_limit: float | None = None,
+    seed: int = 0,
+    gap: float = 0.0,
+    overtime: float = OVERTIME,
+    work_limit: float | None = None,
 ) -> Solution[np.ndarray]:
     """Elimination where it is easy and memory does not bind, else the bounded search."""
     started = time.perf_counter()
     work = EASY_WORK if time_limit is None else int(min(EASY_WORK, EASY_WORK_PER_SECOND * time_limit))
     work = min(work, QUICK_WORK) if gap else work
+    work = work if work_limit is None else int(min(work, work_limit))
     try:
         choice, bound = eliminate(problem, max_work=work)
         cost, _, feasible = evaluate(problem, choice)
@@ -40,15 +48,13 @@ def _automatic(
             return Solution(choice, cost, min(bound, cost), True, time.perf_counter() - started)
     except TooLarge:
         pass
-    return _limited(problem, time_limit=time_limit, seed=seed, gap=gap, overtime=overtime)
+    return _limited(problem, time_limit=time_limit, seed=seed, gap=gap, overtime=overtime, work_limit=work_limit)
 
 
-def _limited(
-    problem: Problem, *, time_limit: float | None = None, seed: int = 0, gap: float = 0.0, overtime: float = OVERTIME
-) -> Solution[np.ndarray]:
+def _limited(problem: Problem, *, overtime: float = OVERTIME, **asked: Any) -> Solution[np.ndarray]:
     from shardwright.search.choose.limited import solve_limited  # numba is imported only when it is needed
 
-    return solve_limited(problem, time_limit=time_limit, seed=seed, gap=gap, overtime=overtime)
+    return solve_limited(problem, overtime=overtime, **asked)
 
 
 def _markov(problem: Problem, *, time_limit: float | None = None, seed: int = 0) -> Solution[np.ndarray]:
@@ -68,7 +74,7 @@ METHODS: dict[str, Solver] = {
 
 
 STOPS_EARLY = ("auto", "limited")
-"""Methods that know a gap to stop at, and overtime; the others end when they end."""
+"""Methods that know a gap to stop at, overtime, and a limit of work; the others end when they end."""
 
 
 def solve(
@@ -79,11 +85,13 @@ def solve(
     method: str = "auto",
     gap: float = 0.0,
     overtime: float = OVERTIME,
+    work_limit: float | None = None,
 ) -> Solution[np.ndarray]:
     """The cheapest choice found, with a proved lower bound; `Infeasible` when there is none.
 
     ``gap`` is how far from the bound, relative to the cost, a choice may be for the search to end with it. ``overtime``
     is for how many seconds beyond ``time_limit`` to go on where no choice was found yet; then `TooLarge` says so.
+    ``work_limit`` counts what is read and added up instead of time, so the answer does not depend on the machine.
 
     >>> solve(Problem(costs=[np.array([4.0, 2.0])])).answer.tolist()
     [1]
@@ -93,7 +101,7 @@ def solve(
         raise ProblemError(f"There is no search method {method!r}.", f"Choose one of {', '.join(METHODS)}.")
     if time_limit is not None and not time_limit >= 0:
         raise ProblemError(f"A time limit of {time_limit} s is none.", "Give a number of seconds.")
-    extra = {"gap": gap, "overtime": overtime} if method in STOPS_EARLY else {}
+    extra = {"gap": gap, "overtime": overtime, "work_limit": work_limit} if method in STOPS_EARLY else {}
     check_peak(problem)  # names the time, which is lost once the options that break the limit are struck out
     return solver(without_oversized(problem), time_limit=time_limit, seed=seed, **extra)
 
