@@ -79,7 +79,7 @@ def test_values_come_back_the_same_and_shared_work_is_done_once():
 
     x = torch.randn(64).bfloat16()
     traced = region(work, x)
-    crossing = Crossing((False, True, True, True), (False, False, False, False), (1,))
+    crossing = Crossing((False, True, True, True), (False,) * 4, (False,) * 4, (1,))
     leaves = Leaves()
     results = [leaves.template(value) for value in (x, x, (x, "way"), [x])]
     cut, marks, count = crossing.cut(traced, results, [[x.nbytes]])
@@ -124,7 +124,7 @@ def test_a_part_of_something_larger_is_copied_out_where_the_rest_is_not_needed()
     x, matrix = torch.randn(16, 16), torch.randn(16, 64)
     for also in (False, True):
         traced = region(lambda x, matrix, also=also: work(x, matrix, also), x, matrix)
-        crossing = Crossing((False, *[True] * (1 + also)), (False,) * (2 + also), (None, None))
+        crossing = Crossing((False, *[True] * (1 + also)), *[(False,) * (2 + also)] * 2, (None, None))
         marks = [Leaves().template(x)] * (2 + also)
         cut, _, count = crossing.cut(traced, marks, [[x.nbytes], [matrix.nbytes]])
         made = cut(x, matrix)
@@ -135,6 +135,72 @@ def test_a_part_of_something_larger_is_copied_out_where_the_rest_is_not_needed()
         if not also:
             torch.testing.assert_close(made[1], work(x, matrix, False)[1])
             assert made[1].stride() == (1, 32)
+
+
+def test_of_what_is_only_measured_nothing_is_kept():
+    """The gradient of a gather asks how large its input was."""
+    x, matrix = torch.randn(16, 16), torch.randn(16, 64)
+    traced = region(lambda x, matrix: [(y := x @ matrix).sum(), y, y.bool()], x, matrix)
+    crossing = Crossing((False, True, True), (False, True, True), (False,) * 3, (1, 0))
+    marks = [Leaves().template(x)] * 3
+    cut, marks, count = crossing.cut(traced, marks, [[x.nbytes], [matrix.nbytes]])
+    made = cut(x, matrix)
+    assert (len(made), count) == (1, 0)
+    known = {}
+    for mark, dtype in zip(marks[1:], (torch.float32, torch.bool), strict=True):
+        found = settled(closed(mark, Arrived(made, 1), object()), known)
+        assert (found.shape, found.dtype, found.untyped_storage().nbytes()) == ((16, 64), dtype, dtype.itemsize)
+
+
+def gathered(rank: int) -> list[str]:
+    """The slots of products that a compiled program keeps for the gathers behind them."""
+    from runtime.test_regions import uncompiled
+    from shardwright.cluster import parse_cluster
+    from shardwright.frontend import capture
+    from shardwright.planner import Options, plan_graph
+    from shardwright.runtime import parallelize, regions
+
+    class Looking(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 32)
+
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            return torch.gather(self.layer(x), -1, index).sin().sum()
+
+    torch.manual_seed(0)
+    model, args = Looking().double(), (torch.randn(8, 16, dtype=torch.float64), torch.randint(32, (8, 5)))
+    graph = capture(model, args)
+    plan = plan_graph(graph, parse_cluster("4xH100"), Options("data-parallel", (), fewer_devices=False))
+    before, regions.compiled_function = regions.compiled_function, uncompiled
+    try:
+        ours = parallelize(model, plan, graph=graph, device="cpu", keep=True)
+        ours.compile()
+        executor, kept = ours._planned.executor, list[str]()
+        for _ in range(5):
+            ours.zero_grad()
+            run = executor.forward
+            executor.forward = lambda sources, keep, run=run: kept.clear() or _noted(run(sources, keep), executor, kept)
+            ours(*args).backward()
+            executor.forward = run
+        model(*args).backward()
+        for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.full_tensor(), theirs.grad)
+    finally:
+        regions.compiled_function = before
+    return kept
+
+
+def _noted(run, executor, kept):
+    for slot, value in enumerate(run.slots):
+        for x in Leaves.of(value).all:
+            if x.untyped_storage().nbytes() == 2 * 32 * 8:
+                kept.append(executor.program.slots[slot].tensor)
+    return run
+
+
+def test_a_gather_keeps_nothing_of_what_it_reads(pool):
+    assert pool.run(gathered) == [[], [], [], []]
 
 
 @pytest.mark.parametrize("seed", range(20))

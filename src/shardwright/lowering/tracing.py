@@ -177,8 +177,9 @@ class _Parts:
             self._cheap(_plain(x)) if _plain(x).op == "call_function" else True for x in node.all_input_nodes
         )
 
-    def backward(self, wanted: Sequence[int]) -> Callable[..., list[Tensor | None]]:
-        """A function of (crossing values, kept inputs and results, gradients) that gives these inputs' gradients."""
+    def backward(self, wanted: Sequence[int]) -> tuple[Callable[..., list[Tensor | None]], frozenset[int]]:
+        """A function of (crossing values, kept inputs and results, gradients) that gives these inputs' gradients, and the
+        kept ones whose numbers it reads: of others it only asks how large they are."""
         graph, where = fx.Graph(), {}
         own, kept, grads = (graph.placeholder(name) for name in ("own", "kept", "gradients"))
         count = len(self.inputs)
@@ -204,7 +205,8 @@ class _Parts:
         graph.output(needed)
         for node in graph.nodes:
             _compute_only_what_is_read(node)
-        return _function(graph, 3)
+        read = {x.args[1] for x in kept.users if not all(_only_measures(user) for user in x.users)}
+        return _function(graph, 3), frozenset(read)  # type: ignore[arg-type]  # places
 
     def forward(self) -> Callable[..., Any] | None:
         """A function of the inputs that gives results and crossing values; nothing where the operator itself will do."""
@@ -268,7 +270,7 @@ class Traced:
             if self._forward is None
             else []
         )
-        self._backward: dict[tuple[int, ...], Callable[..., list[Tensor | None]]] = {}
+        self._backward: dict[tuple[int, ...], tuple[Callable[..., list[Tensor | None]], frozenset[int]]] = {}
 
     @property
     def several(self) -> bool:
@@ -296,9 +298,6 @@ class Traced:
         wanted: Sequence[int],
         last: bool,
     ) -> list[Tensor | None]:
-        chosen = tuple(wanted)
-        if chosen not in self._backward:
-            self._backward[chosen] = self.parts.backward(chosen)
         arrived = [gradients[i] for i in self.arriving]
         if any(g is None for g in arrived):
             like = next(g for g in arrived if g is not None)
@@ -306,13 +305,33 @@ class Traced:
                 like.new_zeros(shape, dtype=dtype) if g is None else g
                 for g, (shape, dtype) in zip(arrived, self.shapes, strict=True)
             ]
-        return self._backward[chosen](own, kept, arrived)
+        return self._made(wanted)[0](own, kept, arrived)
+
+    def reads(self, wanted: Sequence[int]) -> frozenset[int]:
+        """The kept inputs, then results, whose numbers the gradients of these inputs are made of."""
+        return self._made(wanted)[1]
+
+    def _made(self, wanted: Sequence[int]) -> tuple[Callable[..., list[Tensor | None]], frozenset[int]]:
+        chosen = tuple(wanted)
+        if chosen not in self._backward:
+            self._backward[chosen] = self.parts.backward(chosen)
+        return self._backward[chosen]
 
 
 def _strides_hang_on_data(node: fx.Node) -> bool:
     """Whether it would have to be given strides that no two calls need share: those of the rows that a mask selects, say."""
     values = (x.meta.get("val") for x in node.all_input_nodes) if reads_as_it_lies(node.target) else ()
     return any(isinstance(value, torch.SymInt) for x in values if isinstance(x, Tensor) for value in x.stride())
+
+
+_LIKE = {f"aten.{name}.default" for name in ("new_zeros", "new_empty", "new_ones", "new_full")} | {
+    f"aten.{name}_like.default" for name in ("zeros", "ones", "empty", "full")
+}
+
+
+def _only_measures(node: fx.Node) -> bool:
+    """Whether an operator makes something as large as its argument, and reads no number of it."""
+    return str(node.target) in _LIKE and len(node.all_input_nodes) == 1
 
 
 def _known(target: Any) -> OperatorRecord:

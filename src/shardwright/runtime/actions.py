@@ -187,6 +187,13 @@ class Backward:
         return isinstance(self.found.way, Traced) and self.found.way.several
 
     @property
+    def numbers(self) -> set[int]:
+        """The slots whose numbers it reads: of others it only asks how large they are."""
+        way, known = self.found.way, {slot for slot in (*self.arrived, self.saved) if slot is not None}
+        places = way.reads(self.places) if isinstance(way, Traced) else range(len(self.kept))
+        return known | {slot for place in places if (slot := self.kept[place]) is not None}
+
+    @property
     def alike(self) -> Hashable:
         if not self.found.traced or self.saved is None or self.views:
             return None

@@ -181,11 +181,12 @@ def closed(template: Any, arrived: Arrived, call: object = None) -> Any:
 
 
 class Crossing(NamedTuple):
-    """What becomes of a forward region's values. ``back``: the results that only passes back read; ``standing``: those that
-    outlive the forward pass anyway; ``costs``: what keeping each of its inputs costs, in times its bytes, ``None`` where it
-    cannot be kept."""
+    """What becomes of a forward region's values. ``back``: the results that only passes back read; ``measured``: those of
+    which they only ask how large they are; ``standing``: those that outlive the forward pass anyway; ``costs``: what keeping
+    each of its inputs costs, in times its bytes, ``None`` where it cannot be kept."""
 
     back: tuple[bool, ...]
+    measured: tuple[bool, ...]
     standing: tuple[bool, ...]
     costs: tuple[int | None, ...]
 
@@ -196,8 +197,9 @@ class Crossing(NamedTuple):
         are made of, which it gives last. ``sizes``: the bytes of the tensors in every input."""
         counts = [_count(template) for template in results]
         back = [only for only, count in zip(self.back, counts, strict=True) for _ in range(count)]
+        measured = [only for only, count in zip(self.measured, counts, strict=True) for _ in range(count)]
         standing = [stays for stays, count in zip(self.standing, counts, strict=True) for _ in range(count)]
-        _apart(traced, back)
+        _apart(traced, back, [a and b for a, b in zip(back, measured, strict=True)])
         costs = zip(self.costs, sizes, strict=True)
         givens = [None if times is None else times * size for times, own in costs for size in own]
         saved, again = least(traced, back, standing, givens)
@@ -219,19 +221,30 @@ class Crossing(NamedTuple):
         return fx.GraphModule(traced, graph), [marked(template) for template in results], len(saved)
 
 
-def _apart(traced: fx.GraphModule, back: Sequence[bool]) -> None:
+def _apart(traced: fx.GraphModule, back: Sequence[bool], measured: Sequence[bool]) -> None:
     """Results for passes back that lie in something larger may be copied out of it (values beside queries and keys): the
-    least cut decides whether they are."""
+    least cut decides whether they are. In place of those that are only ``measured`` stand zeros of that size, which take no
+    memory."""
     output = list(traced.graph.nodes)[-1]
+    instead: list[Any] = list(output.args[0])
     copies: dict[fx.Node, fx.Node] = {}
-    for node in (x for x, only_back in zip(output.args[0], back, strict=True) if only_back and isinstance(x, fx.Node)):
-        val = node.meta["val"]
-        if node in copies or node.op != "call_function" or val.untyped_storage().nbytes() <= _bytes(node):
+    for place, (node, only_back, sized) in enumerate(zip(output.args[0], back, measured, strict=True)):
+        if not only_back or not isinstance(node, fx.Node):
             continue
-        with traced.graph.inserting_after(node), val.fake_mode:
-            copies[node] = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
-            copies[node].meta = {**node.meta, "val": val.clone()}
-    output.args = (tuple(copies.get(x, x) if b else x for x, b in zip(output.args[0], back, strict=True)),)
+        val = node.meta["val"]
+        with traced.graph.inserting_before(output), val.fake_mode:
+            if sized:
+                kind = {"dtype": val.dtype, "device": val.device, "pin_memory": False}
+                zero = traced.graph.call_function(torch.ops.aten.full.default, ([], 0), kind)
+                zero.meta["val"] = torch.zeros((), dtype=val.dtype, device=val.device)
+                instead[place] = traced.graph.call_function(torch.ops.aten.expand.default, (zero, list(val.shape)))
+                instead[place].meta["val"] = zero.meta["val"].expand(val.shape)
+            elif node.op == "call_function" and val.untyped_storage().nbytes() > _bytes(node):
+                if node not in copies:
+                    copies[node] = traced.graph.call_function(torch.ops.aten.clone.default, (node,))
+                    copies[node].meta = {**node.meta, "val": val.clone()}
+                instead[place] = copies[node]
+    output.args = (tuple(instead),)
     traced.recompile()
 
 

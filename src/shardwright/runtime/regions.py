@@ -63,6 +63,8 @@ class Compiled:
         mended = {root(slot) for row in plain for slot in self.reads(row)}  # by communication that works in place
         elsewhere = {slot for row in (*plain, *back) if not isinstance(row[1], _Region) for slot in self.reads(row)}
         elsewhere |= {*program.handed_out, *(program.flow.rest[name] for name in program.graph.sources)}
+        later = [row for _, act, _ in back if isinstance(act, _Region) for row in act.rows]
+        read = {s for row in later for s in (row[1].numbers if isinstance(row[1], Backward) else self.reads(row))}
         regions = [row[1] for row in forward if isinstance(row[1], _Region)]
         readers = Counter(slot for region in regions for slot in region.reads)
         inputs = {program.flow.rest[e.tensor] for e in program.graph.inputs if e.tensor is not None}
@@ -79,6 +81,7 @@ class Compiled:
             own = Counter(region.reads)
             region.crossing = Crossing(
                 tuple(slot not in elsewhere and readers[slot] == own[slot] for slot in region.writes),
+                tuple(slot not in read for slot in region.writes),
                 tuple(cost(slot) == 0 for slot in region.writes),
                 tuple(cost(slot) for slot in region.reads),
             )
