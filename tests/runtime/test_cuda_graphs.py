@@ -41,6 +41,8 @@ class Device:
         self.history: list[Allocation] | None = None
         self.histories = 0
         self.stream, self.ended = "the user's", list[Any]()
+        self.calls: list[tuple[Graph | None, str]] = []
+        """What graphs were asked."""
         self.hidden = 0
         """Bytes that the allocator reserves beside what its model says."""
 
@@ -87,6 +89,35 @@ class Piece:
         return self.block.start
 
 
+class Graph:
+    """Notes what is asked of it."""
+
+    def __init__(self, calls: list[tuple[Graph | None, str]]) -> None:
+        self.calls = calls
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        self.calls.append((self, f"begins in {pool}, {capture_error_mode}"))
+
+    def capture_end(self) -> None:
+        self.calls.append((self, "ends"))
+
+    def replay(self) -> None:
+        self.calls.append((self, "replays"))
+
+
+class Capturing:
+    """``torch.cuda.graph``: it ends the graph that it has then."""
+
+    def __init__(self, graph: Graph, pool: Any, **others: Any) -> None:
+        self.cuda_graph, self.pool = graph, pool
+
+    def __enter__(self) -> None:
+        self.cuda_graph.capture_begin(self.pool, "thread_local")
+
+    def __exit__(self, *_: object) -> None:
+        self.cuda_graph.capture_end()
+
+
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device()
@@ -95,11 +126,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         "graph_pool_handle": made.handle,
         "Stream": lambda _: type("Stream", (), {"cuda_stream": 7})(),
         "MemPool": object,
-        "CUDAGraph": object,
+        "CUDAGraph": lambda: Graph(made.calls),
         "empty_cache": lambda: None,
         "stream": here,
         "use_mem_pool": here,
-        "graph": here,
+        "graph": Capturing,
         "memory_reserved": made.reserved,
         "current_stream": lambda _=None: made.stream,
         "set_stream": lambda stream: setattr(made, "stream", stream),
@@ -260,6 +291,24 @@ def test_the_switch_and_others_that_record(
         assert Step(device, CudaGraphs(torch.device("cpu"))).made() == 1
     assert "somebody else records" in caplog.text
     assert device.histories == 0
+
+
+def test_work_that_stays_apart_is_done_between_two_graphs(device: Device) -> None:
+    """One ends before the next begins, both in one pool, and replays are in the same order, as often as one likes."""
+    recorder = CudaGraphs(torch.device("cpu"))
+
+    def work() -> None:
+        recorder.apart(lambda: device.calls.append((None, "apart")))
+
+    with recorder.attempt():
+        recording = recorder.record(work)
+    (first, began), (_, ended), (second, begins), (last, ends) = device.calls
+    assert (first is not second, last is second) == (True, True)
+    assert (began, ended, ends) == (begins, "ends", "ends")
+    device.calls.clear()
+    recording.replay()
+    recording.replay()
+    assert device.calls == 2 * [(first, "replays"), (None, "apart"), (second, "replays")]
 
 
 def test_all_models_are_recorded_on_one_stream(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,9 @@ class Again:
         again.replay = replay
         return again
 
+    def apart(self, work):
+        work()
+
     def memory(self):
         return nullcontext()
 

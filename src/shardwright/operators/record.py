@@ -99,7 +99,7 @@ class OperatorRecord:
     fused_on: frozenset[str] = frozenset()
     """Kinds of devices on which a piece that is written out is a few kernels, which need no temporaries."""
     recordable: bool = True
-    """Whether it may stand in a CUDA graph; not where the host waits for what it computed."""
+    """Whether it may stand in a CUDA graph; where the host waits for what it computed it is performed between two."""
     any_strides: bool = False
     """Its kernel computes the same however its arguments lie in memory; pointwise operators say so themselves."""
     alias: bool = False

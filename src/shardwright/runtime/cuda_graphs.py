@@ -54,6 +54,7 @@ _MOMENT = 5e-5
 """Seconds between windows in which other threads may let go of what they have handed over (gradients of autograd):
 they wait for Python, and how long something lives must not depend on when they get it."""
 _HIGHEST = 1 << 63
+_MODE = "thread_local"
 
 log = logging.getLogger("shardwright")
 
@@ -71,6 +72,10 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
         """``draws``: the work draws random numbers."""
 
+    def apart(self, work: Callable[[], None]) -> None:
+        """Called while recording: the work is not recorded but done between two parts of the recording, whenever that is
+        replayed."""
+
     def memory(self) -> AbstractContextManager[Any]:
         """Passes before the first recording take their memory here: it is given back when the recording begins."""
 
@@ -82,6 +87,17 @@ class Recorder(Protocol):
 
     def failed(self, error: Exception) -> bool:
         """After an attempt failed: whether to make another."""
+
+
+class InParts:
+    """Graphs, and work of the host between them."""
+
+    def __init__(self, parts: Sequence[Callable[[], None]]) -> None:
+        self._parts = parts
+
+    def replay(self) -> None:
+        for part in self._parts:
+            part()
 
 
 class CudaGraphs:
@@ -99,6 +115,10 @@ class CudaGraphs:
         """Why the memory of the next recording is not planned, to be said if it succeeds."""
         self._generators: Mapping[int, torch.Generator] = {}
         """Those that this attempt draws from."""
+        self._draws = False
+        self._capturing: Any = None
+        self._last: torch.cuda.CUDAGraph | None = None
+        self._parts: list[Callable[[], None]] = []
         if os.environ.get(PLANNING) != "0":
             if allocations_are_recorded():
                 self._not_planned("somebody else records the history of allocations")
@@ -119,14 +139,15 @@ class CudaGraphs:
             yield
 
     def record(self, work: Callable[[], None], draws: bool = False) -> Recording:
-        graph = torch.cuda.CUDAGraph()
         drawing: AbstractContextManager[None] = nullcontext()
         if draws:
             self._generators = self._generators or standing_generators(self._device)
-            for generator in self._generators.values():
-                graph.register_generator_state(generator)
             drawing = drawing_from(self._generators)
-        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
+        self._draws = draws
+        graph = self._graph()
+        self._parts = parts = [graph.replay]
+        capturing = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=_MODE)
+        self._capturing = capturing
         before, first = torch.cuda.current_stream(self._device), list[Exception]()
         try:
             with drawing, warnings.catch_warnings(), capturing:
@@ -140,7 +161,7 @@ class CudaGraphs:
         except BaseException as error:
             # PyTorch's own leaves its stream the current one, and the allocator in the pool, where a capture does not end.
             torch.cuda.set_stream(before)
-            end_failed_capture(graph, self._device, self._pool)
+            end_failed_capture(self._last, self._device, self._pool)
             if not first or not isinstance(error, Exception):
                 raise
             reason = first.pop()  # not what CUDA says at the end of a capture that broke off
@@ -148,6 +169,21 @@ class CudaGraphs:
                 raise reason from None
             finally:
                 del reason  # else it holds the tensors of its frames, this one among them
+        finally:
+            self._capturing, self._last, self._parts = None, None, []  # what is thrown away gives back its memory
+        return graph if len(parts) == 1 else InParts(parts)
+
+    def apart(self, work: Callable[[], None]) -> None:
+        capturing = self._capturing
+        capturing.cuda_graph.capture_end()
+        capturing.cuda_graph = graph = self._graph()
+        graph.capture_begin(pool=self._pool, capture_error_mode=_MODE)
+        self._parts += [work, graph.replay]
+
+    def _graph(self) -> torch.cuda.CUDAGraph:
+        self._last = graph = torch.cuda.CUDAGraph()
+        for generator in self._generators.values() if self._draws else ():
+            graph.register_generator_state(generator)
         return graph
 
     def memory(self) -> AbstractContextManager[Any]:

@@ -11,6 +11,7 @@ alike. ``log`` notes what was performed, for tests and clocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from shardwright.program import Instruction, Kind, Phase, Program
 from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.naming import instruction_name
 from shardwright.program.passes import reduced_apart
+from shardwright.program.recording import performed_between
 from shardwright.runtime.actions import Action, PassState
 from shardwright.runtime.buckets import FlatBucket, SideStream
 from shardwright.runtime.communication import Communication, nothing
@@ -33,6 +35,11 @@ from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT
 Instead = Callable[[PassState, int], bool]
 """May take over an instruction of a pass under way, by its number: whether it has."""
 
+Looks = tuple[Any, ...]
+"""What an action wrote, slot by slot: how a tensor lies (on the device ``meta``), or whether it was anything else."""
+Between = Callable[[Action, PassState, Sequence[int], Sequence[int], Looks], None]
+"""Takes an action out of a recording: the action, its pass, the slots that it reads and writes, and what it wrote last."""
+
 TRACED_AFTER = 3
 """Passes after which operators and their backward are traced into plain functions (a second or two, once)."""
 
@@ -45,6 +52,10 @@ class Executor:
         self.log: list[int] | None = None
         self.before: Callable[[], None] | None = None
         """Called before every row of a pass that is recorded."""
+        self.between: Between | None = None
+        """While a pass is recorded, performs what the host waits for between two parts of the recording."""
+        self._waits = performed_between(program)
+        self._wrote: dict[int, Looks] = {}
         self.passes = 0
         lines = [rank.line(self.flow.place.line(axis)) for axis in range(len(self.flow.place.axes))]
         aside = SideStream()
@@ -128,12 +139,14 @@ class Executor:
             return self._rows[kind]
         if self._compiled is None:
             passes = {kind: rows for kind, rows in self._rows.items() if kind in (FORWARD, BACKWARD, INPUT, WEIGHT)}
-            self._compiled = Compiled(self.program, passes)
+            self._compiled = Compiled(self.program, passes, self._waits)
         return self._compiled.tables[kind]
 
     def _perform(self, table: list[Row], run: PassState) -> None:
         if profiler_runs():
             table = [(number, self._named(number, act), last) for number, act, last in table]
+        if self._waits:
+            table = [(n, self._awaited(n, act) if n in self._waits else act, last) for n, act, last in table]
         if self.before is not None:
             table = [(number, _preceded(self.before, act), last) for number, act, last in table]
         slots, log = run.slots, self.log
@@ -143,6 +156,20 @@ class Executor:
                 log.append(number)
             for slot in last:
                 slots[slot] = None
+
+    def _awaited(self, number: int, act: Action) -> Action:
+        """An action that the host waits for: what it writes is noted, and a recording has it performed in between."""
+        reads, writes = self.program.instructions[number].reads, self.program.instructions[number].writes
+
+        def awaited(run: PassState) -> None:
+            if self.between is not None:
+                self.between(act, run, reads, writes, self._wrote[number])
+            else:
+                act(run)
+                made = (run.slots[slot] for slot in writes)
+                self._wrote[number] = tuple(looks_like(x) if isinstance(x, Tensor) else x is not None for x in made)
+
+        return awaited
 
     def _named(self, number: int, act: Action) -> Action:
         """The same under the name that profiles show."""
@@ -206,6 +233,10 @@ def _unless(instead: Instead | None, table: list[Row]) -> list[Row]:
         return chosen
 
     return table if instead is None else [(n, act_or_not(instead, n, act), last) for n, act, last in table]
+
+
+def looks_like(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 def _preceded(before: Callable[[], None], act: Action) -> Action:

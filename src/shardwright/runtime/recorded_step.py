@@ -19,10 +19,11 @@ from shardwright.graph import refs
 from shardwright.operators import record
 from shardwright.program import Kind, Program
 from shardwright.program.recording import random_nodes
+from shardwright.runtime.actions import Action as Performed
 from shardwright.runtime.actions import PassState
 from shardwright.runtime.buckets import deposit, wrapped
 from shardwright.runtime.cuda_graphs import Recorder, Recording
-from shardwright.runtime.executor import Instead
+from shardwright.runtime.executor import Instead, Looks
 from shardwright.runtime.performer import Eager
 from shardwright.runtime.stage_program import StageProgram
 from shardwright.schedules import INPUT, WEIGHT, Action
@@ -30,7 +31,10 @@ from shardwright.schedules import INPUT, WEIGHT, Action
 _COPIED_BYTES = 2**20
 """Results up to this size are copied out of the graphs' memory, larger ones are handed out as they lie there."""
 
-Looks = dict[Any, tuple[torch.Size, torch.dtype]]
+Arriving = dict[Any, tuple[torch.Size, torch.dtype]]
+
+_LEFT = object()
+"""Stands for what is no tensor and is left for a later pass, beside the recording."""
 
 
 class LeftGradient(NamedTuple):
@@ -109,7 +113,7 @@ class Circumstances(NamedTuple):
     compiled: bool
     lies: list[int]
     arrived: frozenset[int]
-    seen: Mapping[Action, Looks]
+    seen: Mapping[Action, Arriving]
 
 
 @dataclass(eq=False)
@@ -161,10 +165,40 @@ class Attempt:
         """``last``: the last of the passes, after which the gradients of all are there for the reduction of ``reduced``."""
         self._step, self._known, self._reduced, self._last, self._recorder = step, known, reduced, last, recorder
         self._eager = Eager()
+        self._device = next(iter(known)).rank.device
         self._parcels: dict[Any, Tensor] = {}
         """Where passes leave what is copied from there before the next one, by shape, dtype and a count."""
         self._gradients: dict[tuple[int, str], Tensor] = {}
         self._wrapped: dict[tuple[int, str], Tensor] = {}
+        self._beside: dict[PassState, PassState] = {}
+        """What actions that are performed between the parts of a pass have left for each other."""
+
+    def between(
+        self, act: Performed, run: PassState, reads: Sequence[int], writes: Sequence[int], wrote: Looks
+    ) -> None:
+        """Have an action performed between two parts of the recording, at every replay: from where what it reads lies, into
+        tensors that stand where later parts read them."""
+        own = self._beside.setdefault(run, PassState([None] * len(run.slots)))
+        given = {slot: x for slot in reads if isinstance(x := run.slots[slot], Tensor) or x is None}
+        standing = {
+            slot: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=self._device)
+            for slot, x in zip(writes, wrote, strict=True)
+            if isinstance(x, Tensor)
+        }
+        for slot, x in zip(writes, wrote, strict=True):
+            run.slots[slot] = standing.get(slot, _LEFT if x is True else None)
+
+        def work() -> None:
+            for slot, x in given.items():
+                own.slots[slot] = x
+            act(own)
+            for slot, x in standing.items():
+                made = own.slots[slot]
+                x.zero_() if made is None else x.copy_(made)
+            for slot in (*given, *standing):
+                own.slots[slot] = None
+
+        self._recorder.apart(work)
 
     def forward(self, action: Action, part: StageProgram, given: Given) -> RecordedPass:
         known, found = self._known[part], dict[int, Any]()

@@ -14,7 +14,7 @@ A replay overwrites what the last one left, so a step is only replayed where nob
 waits for its backward, not while a large result of the last step is still held. Such steps, accumulation under ``no_sync``,
 passes that are logged or counted, and passes back from other results than before run eagerly, with the same numbers. Random
 pieces draw from generators that the graphs advance; blocks that are computed again with random operators in them are not
-captured; why a step is not is logged once.
+captured; why a step is not is logged once. What the host waits for is performed between two graphs of its pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardwright.runtime.cuda_graphs import SWITCH, CudaGraphs, Recorder
 from shardwright.runtime.executor import TRACED_AFTER, Instead
 from shardwright.runtime.gradient_reduction import KeptBack
 from shardwright.runtime.performer import Eager, Gradients, Performer
-from shardwright.runtime.recorded_step import Attempt, Circumstances, Given, Known, Looks, RecordedStep, TensorPool
+from shardwright.runtime.recorded_step import Arriving, Attempt, Circumstances, Given, Known, RecordedStep, TensorPool
 from shardwright.runtime.stage_program import StageProgram
 from shardwright.schedules import FORWARD, Action
 
@@ -89,7 +89,7 @@ class StepRecorder:
         self.order, self.recorder = order, recorder
         self.reduced = {stage: part for stage, part in reduced.items() if part.executor.apart}
         self.known = {part: Known(part) for _, part in order}
-        self.seen: Mapping[Action, Looks] = {}
+        self.seen: Mapping[Action, Arriving] = {}
         """Of the last eager step, what came from elsewhere: parcels, by their places among the sources, and gradients."""
         self.arrived: frozenset[int] = frozenset()
         """The outputs whose gradients the passes back of that step waited for."""
@@ -208,7 +208,7 @@ class StepRecorder:
         for parameter in parameters:
             parameter.grad = None
         for executor in self._executors:
-            executor.before = self.recorder.window
+            executor.before, executor.between = self.recorder.window, attempt.between
         try:
             for action, part in self.order:
                 recorded = attempt.forward if action.kind == FORWARD else attempt.backward
@@ -221,7 +221,7 @@ class StepRecorder:
             raise
         finally:
             for executor in self._executors:
-                executor.before = None
+                executor.before = executor.between = None
             for flat in self._flats():
                 flat.filled.clear()
             for parameter, gradient in zip(parameters, grads, strict=True):
@@ -237,7 +237,7 @@ class Noted(Eager):
     def __init__(self, recorder: StepRecorder) -> None:
         super().__init__()
         self._recorder = recorder
-        self.seen: dict[Action, Looks] = {}
+        self.seen: dict[Action, Arriving] = {}
         self._arrived: frozenset[int] = frozenset()
 
     def run(self, action: Action, part: StageProgram, laid: Sequence[Tensor], keep: bool) -> Mapping[int, Tensor]:

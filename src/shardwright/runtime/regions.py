@@ -38,8 +38,11 @@ _BLOCK = re.compile(r"^(.*?\.)?\d+(?=\.|$)")
 class Compiled:
     """The functions that the regions of one program share, and its passes in regions, by their kinds."""
 
-    def __init__(self, program: Program, rows: Mapping[str, Sequence[Row]]) -> None:
-        self.program = program
+    def __init__(
+        self, program: Program, rows: Mapping[str, Sequence[Row]], alone: frozenset[int] = frozenset()
+    ) -> None:
+        """``alone``: instructions that no region takes in, because the host waits for them."""
+        self.program, self.alone = program, alone
         self.functions: dict[Hashable, _Function | None] = {}
         self.tables = {kind: self._table(each) for kind, each in rows.items()}
         self._cross(self.tables[FORWARD], [row for kind in self.tables if kind != FORWARD for row in self.tables[kind]])
@@ -89,7 +92,7 @@ class Compiled:
     def _parted(self, rows: Sequence[Row]) -> Iterator[Row]:
         """Operators that draw or exchange something at their beginning in two rows."""
         for number, act, last in rows:
-            parts = Early.parted(act)
+            parts = None if number in self.alone else Early.parted(act)
             if parts is None:
                 yield number, act, last
             else:
@@ -132,7 +135,7 @@ class _Group:
         reads, writes = self.compiled.reads(row), self.compiled.writes(row)
         block = self.compiled.block(row[0])
         other = block is not None and self.block is not None and block != self.block
-        if getattr(row[1], "alike", None) is not None:
+        if getattr(row[1], "alike", None) is not None and row[0] not in self.compiled.alone:
             if other or not self._written(self.after).isdisjoint(reads):
                 return False
             self.block = self.block if block is None else block

@@ -25,7 +25,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.program import COMPUTE, Decisions, Program
 from shardwright.program.instructions import REDUCE, UPDATE
 from shardwright.program.pipeline import Pipeline
-from shardwright.program.recording import can_be_recorded, why_not_recorded
+from shardwright.program.recording import can_be_recorded, recorded_whole
 from shardwright.schedules import BACKWARD, FORWARD, INPUT, WEIGHT, Edge, pipeline
 from shardwright.schedules import Pipeline as Work
 from shardwright.simulator.engine import Processor, Row, Streams, rows_of, run
@@ -155,7 +155,7 @@ def price_stage(
     if (
         len(pipe.workers) > 1 or count > 1
     ):  # alone, the model runs as it is; otherwise the runtime's Python runs beside it
-        recorded = not why_not_recorded(program) if once_a_step(program) else can_be_recorded(program)
+        recorded = recorded_whole(program) if once_a_step(program) else can_be_recorded(program)
         events = with_runtime(priced.events, len(program.graph.parameters), mesh.device, RUNTIME, recorded)
         priced = replace(priced, events=events)
     if count > 1:
