@@ -79,6 +79,10 @@ def recomputing(price: BlockPrice, over: Floats, blocks: Floats, held: Floats) -
     """What stages recompute that are ``over`` their memory by so many bytes, by blocks and by micro-batches held."""
     wholly, lightly = price.wholly.saves * held, price.lightly.saves * held
     none, few = np.zeros_like(over), 1e-9
+    if over.max() <= 0.0:
+        return Recomputing(none, none, none)
+    if (over > (1 + few) * blocks * np.maximum(wholly, lightly)).all():  # not even all blocks free as much
+        return Recomputing(none + np.inf, none, none)
     enough = over + price.lightly.saves <= blocks * lightly
     left = np.where(enough, 0.0, over + price.held.block - blocks * lightly)
     least, alone = left / np.maximum(wholly - lightly, few), (over + price.held.block) / np.maximum(wholly, few)

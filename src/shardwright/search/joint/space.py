@@ -62,6 +62,11 @@ class Row:
         link = self.far if far else self.near
         return np.where(size > 0, link.latency + size / self.price.devices / link.bandwidth, 0.0)
 
+    def one_hop(self, size: float, far: bool) -> float:
+        """The same for a single number of bytes."""
+        link = self.far if far else self.near
+        return link.latency + size / self.price.devices / link.bandwidth if size > 0 else 0.0
+
     @property
     def align(self) -> int:
         """Stages stand at multiples of their devices; one across the border of unlike nodes stands there."""
@@ -179,11 +184,14 @@ class Space:
 
     def seconds(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> Recomputing:
         """[kinds, held]: seconds of a micro-batch (infinite where it does not fit), and blocks that recompute."""
-        price = row.price
-        rest, flying = price.resting.of(*kinds), price.held.of(*kinds)
-        over = rest[:, None] + flying[:, None] * held - row.room
-        again = recomputed(price, over, kinds, held)
+        again = self.recomputed(row, kinds, held)
         return again._replace(seconds=self.plain(row, kinds)[:, None] + again.seconds)
+
+    def recomputed(self, row: Row, kinds: np.ndarray, held: np.ndarray) -> Recomputing:
+        """The same less what nothing recomputes takes."""
+        rest, flying = row.price.resting.of(*kinds), row.price.held.of(*kinds)
+        over = rest[:, None] + flying[:, None] * held - row.room
+        return recomputed(row.price, over, kinds, held)
 
     def plain(self, row: Row, kinds: np.ndarray) -> Floats:
         """Seconds of a micro-batch where nothing is recomputed and no border is crossed over a slow link."""

@@ -122,16 +122,16 @@ class Timed:
                 if self.stages_each > 1:  # all passes are taken for those of the stage that holds more
                     flying = [row.price.held.of(*own)[0] for own in kinds]
                     held *= float(max(flying) / max(sum(flying), 1.0))
-                seconds, wholly, lightly = (float(x[0, 0]) for x in space.seconds(row, kind, np.array([held])))
-                if np.isfinite(seconds):
-                    more = seconds - float(space.plain(row, kind)[0])  # of recomputing
+                more, wholly, lightly = (float(x[0, 0]) for x in space.recomputed(row, kind, np.array([held])))
+                if math.isfinite(more):
                     parts = tuple(
                         float(row.price.seconds.of(*own)[0] + more * share)
-                        + sum(2 * float(row.hop(size, far)) for size, far in ends)
+                        + sum(2 * row.one_hop(size, far) for size, far in ends)
                         for own, share, ends in zip(kinds, _shares(kinds), borders, strict=True)
                     )
                     closing = float(row.price.closing.of(*kind)[0])
-                    found.append(Choice(row, parts, closing, int(wholly), int(lightly), held))
+                    if math.isfinite(sum(parts)):
+                        found.append(Choice(row, parts, closing, int(wholly), int(lightly), held))
             found.sort(key=lambda choice: (choice.seconds, choice.closing))
             kept: list[Choice] = []
             for choice in found:
@@ -149,12 +149,14 @@ class Timed:
         order = order_of(self.schedule, place.groups, self.space.microbatches)
         return order.in_flight[place.groups - 1 - place.behind]
 
-    def _borders(self, run: Run, place: Place) -> list[list[tuple[np.ndarray, bool]]]:
+    def _borders(self, run: Run, place: Place) -> list[list[tuple[float, bool]]]:
         """Per stage of a group, of each of its borders to other groups: the bytes that cross it, and whether they do so over
         a slow link."""
         far, first, last = self.space.far, place.behind == place.groups - 1, place.behind == 0
         cutting = self.space.cutting
-        received, sent = (size[0] for size in cutting.borders(cutting.kinds(*np.array([[run.start], [run.end]]))))
+        received, sent = (
+            float(size[0]) for size in cutting.borders(cutting.kinds(*np.array([[run.start], [run.end]])))
+        )
         before = [] if first else [(received, bool(far[place.after + run.units]))]
         behind = [] if last else [(sent, bool(far[place.after]))]
         if self.stages_each == 1:
