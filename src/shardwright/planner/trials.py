@@ -206,8 +206,9 @@ class Trials:
         conditions = replace(self.conditions, memory_limit=min(limit, enough))
         if gap is not None:
             seconds = min(conditions.time_limit, RUNG_SECONDS)
-            conditions = replace(conditions, gap=gap, time_limit=seconds, work_limit=RUNG_WORK)
-        return find_strategy(self.described, mesh, name, conditions, within=self._within(mesh, name), stated=stated)
+            conditions = replace(conditions, gap=gap, time_limit=seconds)
+        work, within = None if gap is None else RUNG_WORK, self._within(mesh, name)
+        return find_strategy(self.described, mesh, name, conditions, within=within, stated=stated, work_limit=work)
 
     def floor(
         self, mesh: Mesh, name: str, pricing: Pricing = LEAST, limited: bool = True, enough: float = inf

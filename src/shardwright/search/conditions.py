@@ -15,7 +15,7 @@ class Conditions:
     """``objective``: the fastest plan that fits, or the one that needs least memory. ``gap``: a search under a memory limit
     may end once its answer is proved to lie above the best by no more than this share of its own sum. ``memory_limit``
     counts beside the device's own memory, unless that is ignored (the papers' comparisons do). ``time_limit``: seconds for
-    one problem; ``work_limit``: instead of that, where a method counts it, entries of its tables to read."""
+    one problem."""
 
     optimizer: str = "adamw"
     memory_limit: float | None = None
@@ -23,7 +23,6 @@ class Conditions:
     objective: str = FASTEST
     time_limit: float = 10.0
     gap: float = 0.01
-    work_limit: float | None = None
 
     def __post_init__(self) -> None:
         check_limits(self.memory_limit, self.time_limit)

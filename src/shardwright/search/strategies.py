@@ -118,10 +118,12 @@ def find_strategy(
     *,
     within: Restriction = EVERYTHING,
     stated: Formulation | None = None,
+    work_limit: float | None = None,
 ) -> Searched:
     """The best strategy that the search ``name`` finds on ``mesh`` (where the conditions set no limit, in any memory).
 
-    ``stated`` is the problem (:func:`state`), where it is known already.
+    ``stated`` is the problem (:func:`state`), where it is known already. ``work_limit``: where a method counts what it
+    reads, so many entries of its tables instead of the time limit.
     """
     check_name(name)
     stated = stated or state(described, mesh, name, optimizer=conditions.optimizer, within=within)
@@ -149,7 +151,7 @@ def find_strategy(
                     time_limit=time_limit,
                     method="limited",
                     gap=conditions.gap,
-                    work_limit=conditions.work_limit,
+                    work_limit=work_limit,
                 )
                 solution = replace(solution, answer=back(solution.answer))
             else:
@@ -158,7 +160,7 @@ def find_strategy(
                     time_limit=time_limit,
                     method=method,
                     gap=conditions.gap,
-                    work_limit=conditions.work_limit,
+                    work_limit=work_limit,
                 )
         except Infeasible as error:
             raise too_much(stated.problem, name) or error from None
