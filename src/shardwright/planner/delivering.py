@@ -54,7 +54,7 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         notes += (
             f"its {len(cut.workers)} ranks were not played together: parallelize() does that before the first step",
         )
-    kinds = [(mesh, doing(cut, number)) for number, mesh in enumerate(meshes)] if len(stages) > 1 else [()]
+    kinds = [(mesh, doing(cut, number)) for number, mesh in enumerate(meshes)] if len(stages) > 1 else [(meshes[0], ())]
     written: list[FixedDecisions] = []
     for number, (stage, mesh) in enumerate(zip(stages, meshes, strict=True)):
         first = kinds.index(kinds[number])

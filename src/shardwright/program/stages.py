@@ -66,13 +66,7 @@ def stage_graphs(graph: Graph, stages: Sequence[Sequence[str]]) -> tuple[StageGr
                 sent[name] = readers
         out = tuple((place, name) for place, name in results if home.get(name, 0) == number)
         parts.append(StageGraph(_part(graph, ops, received, sent, out, number), received, sent, out))
-    _check_changes(graph, parts)
-    return tuple(parts)
-
-
-def _check_changes(graph: Graph, parts: Sequence[StageGraph]) -> None:
-    """Refuse a buffer that one stage changes and another holds: it would read what was there before."""
-    for buffer, new in graph.mutations:
+    for buffer, new in graph.mutations:  # who changes a buffer has it alone: others would read what was there before
         holders = [n for n, part in enumerate(parts) if any(b.tensor == buffer for b in part.graph.buffers)]
         makers = [n for n, part in enumerate(parts) if (buffer, new) in part.graph.mutations]
         if holders != makers:
@@ -80,6 +74,7 @@ def _check_changes(graph: Graph, parts: Sequence[StageGraph]) -> None:
                 f"The buffer {buffer!r} is read by stages {holders} and changed by stages {makers}.",
                 "Cut the model so that one stage has all operators that use this buffer.",
             )
+    return tuple(parts)
 
 
 def _light(graph: Graph) -> frozenset[str]:

@@ -8,6 +8,7 @@ instruction; the executor performs these lines, the simulator times them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -122,7 +123,7 @@ class _Lines:
 
     def _parcel(self, kind: Kind, phase: Phase, message: Message, stage: int, slot: int, after: tuple[int, ...]) -> int:
         other = message.source if kind is Kind.RECEIVE else message.target
-        size = message.parcel.elements * DTYPE_BYTES[message.boundary.dtype]
+        size = math.prod(message.parcel.shape) * DTYPE_BYTES[message.boundary.dtype]
         what = f"gradient of {message.boundary.tensor}" if message.gradient else message.boundary.tensor
         reads, writes = ((), (slot,)) if kind is Kind.RECEIVE else ((slot,), ())
         made = Instruction(kind, phase, what, f"rank {other}", reads, writes, after)

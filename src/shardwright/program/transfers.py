@@ -10,7 +10,6 @@ sides); otherwise it is summed in the stage that reads, and shared out between t
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -45,20 +44,13 @@ class Holding:
 
 class Parcel(NamedTuple):
     """A part of a tensor on its way: from the ``source``-th rank of a mesh to the ``target``-th of another; where it lies in
-    the source's part and where in the target's, and whether it is all of either."""
+    the source's part and where in the target's; how large it is."""
 
     source: int
     target: int
     take: Region
     put: Region
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(stop - start for start, stop in self.take)
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
+    shape: tuple[int, ...]
 
 
 def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel, ...]:
@@ -70,8 +62,9 @@ def parcels(shape: Sequence[int], have: Holding, want: Holding) -> tuple[Parcel,
     """
     mine, theirs = have.regions(shape), want.regions(shape)
     if have == want:
-        whole = [tuple((0, stop - start) for start, stop in region) for region in mine]
-        return tuple(Parcel(rank, rank, local, local) for rank, local in enumerate(whole))
+        shapes = [tuple(stop - start for start, stop in region) for region in mine]
+        whole = [tuple((0, extent) for extent in shape) for shape in shapes]
+        return tuple(Parcel(n, n, own, own, shapes[n]) for n, own in enumerate(whole))
     return _parcels(dict(enumerate(mine)), dict(enumerate(theirs)), lambda target, ranks: ranks[target % len(ranks)])
 
 
@@ -101,7 +94,8 @@ def _parcels(
                 tuple((start - base, stop - base) for (start, stop), (base, _) in zip(common, region, strict=True))
                 for region in (held, wanted)
             )
-            found.append(Parcel(chosen(target, ranks), target, take, put))
+            size = tuple(stop - start for start, stop in common)
+            found.append(Parcel(chosen(target, ranks), target, take, put, size))
     return tuple(found)
 
 

@@ -7,6 +7,7 @@ storages of its memory, and the streams they run on. A plan on one mesh has one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -122,7 +123,7 @@ class PlanStep:
                     for parcel in sent:
                         pair = sources[parcel.source], targets[parcel.target]
                         if pair[0] != pair[1]:
-                            size_of = times * parcel.elements * DTYPE_BYTES[boundary.dtype]
+                            size_of = times * math.prod(parcel.shape) * DTYPE_BYTES[boundary.dtype]
                             found[pair] = found.get(pair, 0.0) + size_of
         return found
 

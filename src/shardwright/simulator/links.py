@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ class Links:
         out, into, first = Counter[int](), Counter[int](), 0
         for parcel in one.parcels(back):
             source, target = given[parcel.source], taken[parcel.target]
-            bytes_ = parcel.elements * DTYPE_BYTES[one.dtype]
+            bytes_ = math.prod(parcel.shape) * DTYPE_BYTES[one.dtype]
             first += bytes_ if parcel.target == 0 else 0
             if source != target:
                 out[source] += bytes_

@@ -139,7 +139,15 @@ def alive_at(timeline: Timeline, group: int, moment: Moment) -> tuple[Alive, ...
                 Alive(int(held.kept), GRADIENTS, _labelled("gradients so far", name[stage]), "") for stage, held in kept
             ]
         for (stage, microbatch), kind in _under_way(order[:place], action).items():
-            found += _between(timeline.times[stage, sizes[microbatch]], kind, f"micro-batch {microbatch}")
+            waiting = timeline.times[stage, sizes[microbatch]]
+            program = (waiting.holding or waiting).program
+            border = program.forward.stop + (len(program.sections[INPUT]) if kind == INPUT else 0)
+            last = len(program.instructions) - 1
+            found += [
+                _alive(one, f"micro-batch {microbatch}")
+                for one, born, dies in _lives(waiting)
+                if born < border <= dies and (kind == FORWARD or dies < last)
+            ]
         priced = timeline.times[action.stage, sizes[action.microbatch]]
         label = f"micro-batch {action.microbatch}" if several else ""
         found += [_alive(one, label) for one, born, dies in _lives(priced) if born <= number <= dies]
@@ -164,17 +172,6 @@ def _under_way(before: tuple[Action, ...], now: Action) -> dict[tuple[int, int],
         found[stage, microbatch] = kind
     found.pop((now.stage, now.microbatch), None)
     return {key: kind for key, kind in found.items() if kind in (FORWARD, INPUT)}
-
-
-def _between(priced: PricedStage, kind: str, label: str) -> Iterable[Alive]:
-    """What a micro-batch holds between its forward and its backward pass, or between the halves of that."""
-    program = (priced.holding or priced).program
-    first = program.forward.stop
-    border = first + (len(program.sections[INPUT]) if kind == INPUT else 0)
-    last = len(program.instructions) - 1
-    for one, born, dies in _lives(priced):
-        if born < border <= dies and (kind == FORWARD or dies < last):
-            yield _alive(one, label)
 
 
 def _alive(one: Storage, label: str) -> Alive:
