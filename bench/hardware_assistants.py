@@ -10,7 +10,7 @@ moments).
 
 from __future__ import annotations
 
-from bench.work_queues import Queues, Software, Speeds, Step, break_even, noisy_speeds, run_job
+from shardwright.simulator.work_queues import Queues, Software, Speeds, Step, break_even, noisy_speeds, run_job
 
 DEVICES, PIECES, STEPS, SEEDS = 16, 256, 60, 3
 LATENCIES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)

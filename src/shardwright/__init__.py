@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shardwright.integrations.trainer import Trainer
     from shardwright.operators import describe, language
     from shardwright.planner import Options, Pipelining
+    from shardwright.planner.advising import Advice, advise
     from shardwright.planner.whole_way import by_devices, frontier, largest_batch, plan, serve
     from shardwright.plans import Plan
     from shardwright.reports.api import report, simulate
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accelerator",
+    "Advice",
     "Cluster",
     "Device",
     "Infeasible",
@@ -68,6 +70,7 @@ __all__ = [
     "ShardwrightStrategy",
     "Trainer",
     "__version__",
+    "advise",
     "assist",
     "audit_call",
     "by_devices",
@@ -104,6 +107,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Advice": "shardwright.planner.advising",
     "Accelerator": "shardwright.integrations.accelerator",
     "Cluster": "shardwright.cluster",
     "Device": "shardwright.cluster",
@@ -117,6 +121,7 @@ _HOME = {
     "ShardwrightError": "shardwright.errors",
     "ShardwrightStrategy": "shardwright.integrations.lightning",
     "Trainer": "shardwright.integrations.trainer",
+    "advise": "shardwright.planner.advising",
     "assist": "shardwright.runtime.assistant",
     "audit_call": "shardwright.verification.auditing",
     "by_devices": "shardwright.planner.whole_way",

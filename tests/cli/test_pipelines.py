@@ -20,7 +20,7 @@ def test_a_pipeline_is_planned_and_simulated(
     assert run(monkeypatch, "plan", MODEL, "--cluster", "2xH100", *asked, "-o", plan) == 0
     shown = capsys.readouterr().out
     assert "2 stages, 4 micro-batches" in shown
-    assert "bubble" in shown
+    assert "bubble" in shown and "one mesh" in shown and "zero-2" in shown  # what runs without stages, beside it
     assert run(monkeypatch, "simulate", plan, "--json", "--trace", str(trace)) == 0
     told = json.loads(capsys.readouterr().out)
     assert 0 < told["bubble"] < 1

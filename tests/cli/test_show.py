@@ -14,7 +14,7 @@ from shardwright.cli import _show
 COLUMNS = ["strategy", "mesh", "step", "memory", "fits"]
 ROWS = [
     ["found", "node 2 × gpu 8", "1.07 ms", "109 MB", "yes"],
-    ["one-weird-trick", "gpu0 2 × gpu1 4", "16.4 ms", "1.05 GB", "no: every device needs 5 GB more than there are"],
+    ["one-weird-trick", "outer 2 × inner 4", "16.4 ms", "1.05 GB", "no: every device needs 5 GB more than there are"],
 ]
 
 

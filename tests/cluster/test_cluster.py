@@ -24,6 +24,7 @@ from shardwright.cluster import (
     toml_text,
 )
 from shardwright.cluster.hardware import RESERVES
+from shardwright.cluster.mesh import across_nodes
 from shardwright.cluster.serial import device_from, device_to
 from shardwright.errors import ClusterError
 
@@ -154,7 +155,7 @@ def test_meshes_cover_the_cluster_slowest_first(nodes: int, devices: int, most: 
         assert mesh.devices == nodes * devices and 1 <= len(mesh.axes) <= max(most, 1)
         bandwidths = [axis.bandwidth for axis in mesh.axes]
         assert bandwidths == sorted(bandwidths)
-        outer = math.prod(axis.size for axis in mesh.axes if axis.name.startswith("node"))
+        outer = math.prod(axis.size for axis in mesh.axes if across_nodes(axis.name))
         assert len(mesh.axes) == 1 or outer == nodes  # no axis straddles nodes partially
     assert [mesh.coordinates(r) for r in range(nodes * devices) for mesh in found[:1]][-1] == tuple(
         size - 1 for size in found[0].sizes

@@ -117,8 +117,8 @@ def test_what_an_engine_can_express_comes_back_as_the_same_plan(name):
 def test_degrees_lie_on_the_links_that_their_order_gives_them():
     c = Configuration("plan", replicate=2, shard=4, tensor=4)
     mesh, roles = mesh_and_roles(parse_cluster("4x8xH100"), c)
-    assert list(zip([axis.name.rstrip("01") for axis in mesh.axes], mesh.sizes, roles, strict=True)) == [
-        ("node", 2, "replicate"), ("node", 2, "shard"), ("gpu", 2, "shard"), ("gpu", 4, "tensor"),
+    assert list(zip([axis.name for axis in mesh.axes], mesh.sizes, roles, strict=True)) == [
+        ("outer_node", 2, "replicate"), ("inner_node", 2, "shard"), ("outer", 2, "shard"), ("inner", 4, "tensor"),
     ]  # fmt: skip
 
 

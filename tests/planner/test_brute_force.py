@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.cli.plan import fits_text
+from shardwright.cli._found import fits_text
 from shardwright.cluster import Cluster, meshes_and_line, parse_cluster
 from shardwright.frontend import capture
 from shardwright.graph import Graph

@@ -99,7 +99,7 @@ def both_axes(number: int, stage: Stage) -> Stage:
     one = stage.strategy
     strategy = replace(
         one,
-        axes=(("gpu0", 2), ("gpu1", 2)),
+        axes=(("outer", 2), ("inner", 2)),
         splits={name: (*split, None) for name, split in one.splits.items()},
         resting={name: (*layout, Replicate()) for name, layout in one.resting.items()},
         kept={name: (*layout, Replicate()) for name, layout in one.kept.items()},

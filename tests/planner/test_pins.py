@@ -37,7 +37,7 @@ def _rests(graph: Graph, plan: object, path: str) -> tuple:
 
 
 def test_a_pin_of_two_axes_holds_whichever_search_answers(graph: Graph) -> None:
-    options = Options(pins=("second.weight=S0,R",), forbidden=("first*@gpu1",), **PLAIN)
+    options = Options(pins=("second.weight=S0,R",), forbidden=("first*@inner",), **PLAIN)
     plan = plan_graph(graph, EIGHT, options)
     assert _rests(graph, plan, "second.weight") == (Shard(0), Replicate())
     assert not isinstance(_rests(graph, plan, "first.weight")[1], Shard)

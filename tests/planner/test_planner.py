@@ -19,6 +19,7 @@ from shardwright.planner import Options, plan, plan_graph, planning
 from shardwright.planner.outcomes import Outcome, search_by_name
 from shardwright.planner.trials import Trials
 from shardwright.plans import Plan
+from shardwright.search.baselines import BASELINES
 from shardwright.search.conditions import LEAST_MEMORY
 from shardwright.zoo.reference import resolve
 
@@ -164,3 +165,18 @@ def test_what_needs_least_is_the_plan_where_the_search_finds_nothing_that_fits(m
     assert made.prediction.fits and 0 < made.proof.step_bound <= made.prediction.step_seconds
     with pytest.raises(Infeasible, match="the smallest found needs"):
         plan_graph(graph, parse_cluster("2xH100"), replace(options, memory_limit=0.9 * made.prediction.memory_bytes))
+
+
+def test_the_fastest_recipe_is_in_the_comparison_whoever_asked():
+    built = resolve("gpt:layers=2,width=256,heads=4,vocab=512", batch=16)
+    gpt = capture(built.model, built.args, built.kwargs)
+
+    def recipes(*names):
+        plan = plan_graph(gpt, parse_cluster("4xH100"), Options(baselines=names, fewer_devices=False))
+        told = {row.name: row.prediction for row in plan.candidates if row.name in BASELINES and row.prediction}
+        return {name: p.step_seconds for name, p in told.items() if p.fits}
+
+    every, few = recipes(*BASELINES), recipes("megatron")
+    assert len(every) > 5 and set(few) - {"megatron"}
+    assert min(few.values()) == pytest.approx(min(every.values()), rel=1e-9)
+    assert plan_graph(gpt, parse_cluster("4xH100"), Options(baselines=())).candidates[1:] == ()

@@ -111,7 +111,7 @@ def test_a_recipe_proves_things_about_itself_only() -> None:
     row, free = (planned(small, "8xH200", search=s, baselines=(), recompute="none") for s in ("all-row-greedy", "auto"))
     assert proof_text(row).partition("Over ")[2].startswith("all-row-greedy plans only")
     assert proof_text(free).partition("Over ")[2].startswith("all plans that fit")
-    assert "ring attention" in proof_text(free) and "gpu0 2 x gpu1 4" in proof_text(free)
+    assert "ring attention" in proof_text(free) and "outer 2 x inner 4" in proof_text(free)
     (own, _), (every, _) = row.proof.bounds, free.proof.bounds
     assert own.space.contains(row) and not own.space.contains(free)
     assert every.space.contains(row) and every.space.contains(free)

@@ -13,8 +13,8 @@ from tests.reports.conftest import Planned, planned
 
 from shardwright.cli import main
 from shardwright.errors import PlanError
-from shardwright.reports.chain import ISSUING, deciding_chain
-from shardwright.reports.diff import HOST, RESTING, UPDATE, compare, family
+from shardwright.reports.attribution import costs, total
+from shardwright.reports.diff import HOST, ISSUING, RESTING, UPDATE, compare, family
 from shardwright.reports.diff_page import diff_page, headline, signed
 from shardwright.reports.steps import PlanStep
 
@@ -32,10 +32,26 @@ def megatron(found: Planned) -> Planned:
 
 
 @pytest.mark.parametrize("which", ["gpt", "on_processors"])
-def test_the_chain_that_decides_adds_up_to_the_step(which: str, request: pytest.FixtureRequest) -> None:
+def test_computing_exposed_and_idle_seconds_add_up_to_the_step(which: str, request: pytest.FixtureRequest) -> None:
     case: Planned = request.getfixturevalue(which)
     (rank,) = PlanStep.of(case.plan, case.graph).timeline.ranks
-    assert sum(link.seconds for link in deciding_chain(rank)) == pytest.approx(rank.seconds, rel=1e-9)
+    each, gaps = costs(rank)
+    together, idle = total(each), sum(gap.seconds for gap in gaps)
+    assert together.seconds + idle == pytest.approx(rank.seconds, rel=1e-9)
+    assert together.exposed == pytest.approx(rank.exposed(), rel=1e-9)
+    stretched = together.computing / rank.load["compute"]  # where sending takes a share of the processor
+    assert stretched == pytest.approx(1.0, rel=1e-9) if which == "gpt" else stretched > 1.0
+
+
+def test_what_both_plans_split_alike_costs_about_as_much_in_both(found: Planned) -> None:
+    """Its share of what decides the step changes with everything around it; what it computes does not."""
+    other = planned(MODEL, CLUSTER, batch=16, search="fsdp", baselines=(), fewer_devices=False)
+    decisions = {d.what: d for d in compare(found.plan, other.plan, found.graph).decisions}
+    alike = [abs(d.difference) for what, d in decisions.items() if what not in (RESTING, UPDATE)]
+    assert not any(d.differs for what, d in decisions.items() if what not in (RESTING, UPDATE))
+    assert max(alike) < 0.5 * abs(
+        decisions[RESTING].difference
+    )  # less than a parameter gathered beside it stretches it
 
 
 def test_differences_add_up_and_name_what_makes_them(found: Planned, megatron: Planned) -> None:

@@ -11,7 +11,7 @@ from shardwright.graph import Graph
 from shardwright.planner import Options, plan_graph
 from shardwright.plans import Plan
 from shardwright.plans.proof_text import proof_text, quality_text
-from shardwright.reports.in_words import use_of_devices, what_it_does
+from shardwright.reports.in_words import beside_recipes, use_of_devices, what_it_does
 
 from .conftest import captured_small
 
@@ -65,3 +65,12 @@ def test_a_proof_looser_than_twice_is_not_boasted_with(graph):
     assert "above)" in proof_text(plan) and quality_text(plan).startswith("within")
     assert "(this one is 3.0 times that: a loose bound)" in proof_text(slow)
     assert quality_text(slow) == "only loosely bounded"
+
+
+def test_the_fastest_recipe_is_told_beside_the_plan(graph):
+    plan = plan_graph(graph, shardwright.parse_cluster("4xH100"), Options(max_axes=1, fewer_devices=False))
+    recipes = {row.name: row.prediction.step_seconds for row in plan.candidates[1:] if row.prediction.fits}
+    assert {"zero-1", "zero-2", "fsdp", "data-parallel", "megatron"} <= set(recipes)
+    name = min(recipes, key=recipes.__getitem__)
+    assert name in beside_recipes(plan)
+    assert beside_recipes(replace(plan, candidates=plan.candidates[:1])) == ""

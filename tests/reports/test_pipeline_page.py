@@ -16,8 +16,7 @@ from shardwright.cli import main
 from shardwright.cluster import parse_cluster
 from shardwright.planner import Options
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
-from shardwright.reports.chain import ISSUING
-from shardwright.reports.diff import STAGES, compare
+from shardwright.reports.diff import ISSUING, STAGES, compare
 from shardwright.reports.diff_page import diff_page
 from shardwright.reports.page import SECTIONS, plan_page
 from shardwright.reports.page_data import packed_traffic
@@ -235,7 +234,7 @@ def test_two_plans_of_which_one_has_stages(piped: Planned, opened: Any) -> None:
     assert found.steps[1].timeline.seconds == pytest.approx(simulate_plan(piped.plan, piped.graph).seconds, rel=1e-12)
     assert sum(d.difference for d in found.decisions) == pytest.approx(found.seconds, rel=1e-6)
     bubbles = next(d for d in found.decisions if d.what == STAGES)
-    assert bubbles.differs and bubbles.second_seconds > 0 and "2 stages" in bubbles.second
+    assert bubbles.differs and bubbles.second_cost.idle > 0 and "2 stages" in bubbles.second
     assert bubbles.parts[f"{ISSUING} again"] > 0  # three of four micro-batches
     view = opened(diff_page(found, ("flat", "piped")))
     assert view.said == []

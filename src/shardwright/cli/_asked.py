@@ -51,6 +51,13 @@ CutOption = Annotated[
     list[str] | None, typer.Option(help="Begin a stage at this module: blocks.6 (repeatable; otherwise balanced)")
 ]
 
+AdviceOption = Annotated[
+    bool,
+    typer.Option(
+        "--advice", help="Also what is yours to change (padding, dtype, batch), each simulated, and what binds next"
+    ),
+]
+
 MOST = 100_000
 """Stages and micro-batches that anybody could mean."""
 

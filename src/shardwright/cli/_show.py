@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -27,17 +28,30 @@ __all__ = [
     "progress",
     "seconds_text",
     "table",
+    "tell",
 ]
 
 RULED = Box("    \n    \n -- \n    \n -- \n -- \n    \n    \n", ascii=True)
 """A rule below the head and nothing else, which leaves 80 columns to what is said."""
 
-console = Console() if Console().is_terminal else Console(width=140)
+console = Console() if Console().is_terminal or "COLUMNS" in os.environ else Console(width=140)
 messages = Console(stderr=True)
 
 
 def mesh_text(axes: Any) -> str:
     return " × ".join(f"{name} {size}" for name, size in axes)
+
+
+PROSE = 80
+"""Characters of a line of sentences, where they go into a file or to another command."""
+
+
+def tell(text: str) -> None:
+    """Print a remark as a sentence: as wide as the terminal, or as a page of text."""
+    told = text[:1].upper() + text[1:]
+    told += "" if told.endswith((".", ":", "?", "!")) else "."
+    width = console.width if console.is_terminal else min(PROSE, console.width)
+    console.print(told, width=width, highlight=False, markup=False)
 
 
 SHORT = 10

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
-from shardwright.cli._show import bytes_text, console, print_json, progress, seconds_text, table
+from shardwright.cli._show import bytes_text, console, print_json, progress, seconds_text, table, tell
 
 SHOWN = 8
 """Decisions in the table; ``--json`` has all of them."""
@@ -29,7 +29,7 @@ def diff(
     from shardwright.files import check_writable, write
     from shardwright.plans import Plan
     from shardwright.reports.diff import compare
-    from shardwright.reports.diff_page import diff_page, headline, parts_text, signed
+    from shardwright.reports.diff_page import COSTS, LEGEND, cost_texts, diff_page, headline, signed
 
     check_writable(html)
     with progress(as_json) as say:
@@ -45,26 +45,19 @@ def diff(
         print_json({"plans": [str(first), str(second)], **found.as_dict()})
         return
     steps = found.steps
-    told = [
-        f"{name}: {seconds_text(t.seconds)} a step, {bytes_text(t.peak_bytes)} a device, {side.shape}"
-        for name, side, t in zip(names, steps, (side.timeline for side in steps), strict=True)
-    ]
-    console.print("\n".join(told))
-    rows = [
-        [
-            d.what,
-            d.first,
-            d.second if d.differs else "the same",
-            seconds_text(d.first_seconds),
-            seconds_text(d.second_seconds),
-            signed(d.difference),
-            parts_text(d) + (f"; taken over alone: {seconds_text(d.alone)} a step" if d.alone is not None else ""),
-        ]
-        for d in found.decisions
-        if d.differs or abs(d.difference) > 0.001 * abs(found.seconds)
-    ][:SHOWN]
-    caption = f"{headline(found)} Prices: {one.calibration}."
-    columns = ["decision", names[0], names[1], "seconds", "seconds", "difference", "made of"]
-    table(f"{names[1]} against {names[0]}", columns, rows, caption)
+    for name, side, timeline in zip(names, steps, (side.timeline for side in steps), strict=True):
+        took = f"{seconds_text(timeline.seconds)} a step, {bytes_text(timeline.peak_bytes)} a device"
+        console.print(f"{name}: {took}, {side.shape}", markup=False, highlight=False)
+    telling = [d for d in found.decisions if d.differs or abs(d.difference) > 0.001 * abs(found.seconds)][:SHOWN]
+    rows = [[d.what, *cost_texts(d), signed(d.difference)] for d in telling]
+    heads = ["decision", *COSTS, "difference"]
+    said = [n for n in range(len(heads)) if any(row[n] != "–" for row in rows)]  # a column of nothing is left out
+    cells = [[row[n] for n in said] for row in rows]
+    table(f"{names[1]} against {names[0]}", [heads[n] for n in said], cells, LEGEND, spare=("hidden", "idle"))
+    for d in telling:
+        if d.differs:
+            alone = "" if d.alone is None else f"; taken over alone: {seconds_text(d.alone)} a step"
+            tell(f"- {d.what}. {names[0]}: {d.first}. {names[1]}: {d.second}{alone}")
+    tell(f"{headline(found)} Prices: {one.calibration}.")
     if html is not None:
         console.print(f"written to {html}")

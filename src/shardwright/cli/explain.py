@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardwright.cli._asked import AdviceOption
+from shardwright.cli._found import print_advice
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 from shardwright.cli._step import print_step
@@ -27,6 +29,7 @@ def explain(
     ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Peak memory and the largest things alive then")] = False,
     program: Annotated[bool, typer.Option("--program", help="What one rank does in one step, line by line")] = False,
+    advice: AdviceOption = False,
     rank: Annotated[int, typer.Option(help="With --program: whose")] = 0,
     model: ModelOption = None,
     trust: TrustOption = False,
@@ -45,7 +48,9 @@ def explain(
     with progress(as_json) as say:
         say("reading the plan")
         loaded, graph = load_with_graph(plan, model, trust)
-    if memory:
+    if advice:
+        explain_advice(loaded, graph, as_json)
+    elif memory:
         explain_memory(loaded, graph, as_json)
     elif program:
         explain_program(loaded, graph, rank, as_json)
@@ -55,6 +60,19 @@ def explain(
         if not as_json and several_passes(loaded):
             print_step(PlanStep.of(loaded, graph), width=120)
         explain_plan(loaded, graph, as_json)
+
+
+def explain_advice(plan: Plan, graph: Graph, as_json: bool) -> None:
+    """What is the user's to change; more rows are tried where the plan's model is planned with them: ``plan --advice``."""
+    from shardwright.planner.advising import advise
+
+    found = advise(plan, graph)
+    if as_json:
+        print_json({"advice": [one.as_dict() for one in found]})
+        return
+    print_advice(found)
+    if not found:
+        console.print("Nothing that was tried would make it faster.")
 
 
 def explain_memory(plan: Plan, graph: Graph, as_json: bool) -> None:

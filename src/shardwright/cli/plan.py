@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardwright.cli._asked import (
+    AdviceOption,
     CutOption,
     ForbidOption,
     MaxAxesOption,
@@ -21,6 +22,7 @@ from shardwright.cli._asked import (
     check_seconds,
     pipelining,
 )
+from shardwright.cli._found import advice_document, plan_document, print_advice, print_plan, print_serving
 from shardwright.cli._like import Like, print_like, save_beside
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import (
@@ -34,8 +36,11 @@ from shardwright.cli._show import (
     table,
 )
 from shardwright.cli._sizing import cheapest, check_one_question, largest, show_answer, worth
-from shardwright.cli._step import print_stages, stages_document
+from shardwright.cli._step import print_stages
 from shardwright.errors import ShardwrightError
+
+if TYPE_CHECKING:
+    from shardwright.planner.advising import Advice
 
 
 def plan(
@@ -109,6 +114,7 @@ def plan(
     keep: Annotated[
         str | None, typer.Option(help="With --like: change only what pays, and these not at all: tensor,pipeline")
     ] = None,
+    advice: AdviceOption = False,
     trust: TrustOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
@@ -128,7 +134,8 @@ def plan(
     from shardwright.errors import ShardwrightError
     from shardwright.files import check_writable, write
     from shardwright.frontend import capture
-    from shardwright.planner import Options, plan_jointly, plan_pipeline, plan_serving
+    from shardwright.planner import Options, beside_one_mesh, plan_jointly, plan_pipeline, plan_serving
+    from shardwright.planner.advising import advise
     from shardwright.planner.joint import ALWAYS, NEVER, PROMISING
     from shardwright.planner.sizing import batch_and_tokens
     from shardwright.plans import Plan
@@ -140,7 +147,9 @@ def plan(
     earlier = Plan.load(model) if model.endswith(".json") and not model.startswith("hf:") else None
     if earlier is None and not cluster:
         raise ShardwrightError("There is no cluster to plan for.", "Say --cluster 8xH200, for example.")
-    check_one_question(devices is not None, max_batch, len(cluster or ()) > 1, others=frontier or html is not None)
+    check_one_question(
+        devices is not None, max_batch, len(cluster or ()) > 1, others=frontier or advice or html is not None
+    )
     rebuild = earlier is None or trust or (batch, seq, dtype) != (None, None, None) or earlier.captured is None
     if earlier is not None:
         optimizer = optimizer or earlier.optimizer
@@ -227,6 +236,7 @@ def plan(
                 batch = each * found.serving.calls
         elif asked is not None:
             found = plan_pipeline(graph, target, asked, options, progress=say, reference=reference)
+            found = beside_one_mesh(found, target, options, graph=graph, progress=say)
         else:
             pipelines = {"auto": ALWAYS, "none": NEVER}.get(stages or "", PROMISING)
             found, joint = plan_jointly(graph, target, options, progress=say, reference=reference, pipelines=pipelines)
@@ -234,6 +244,12 @@ def plan(
             theirs.follow(graph, target, options, reference, say)
             say("comparing both")
             theirs.compare(found, graph)
+        advised: tuple[Advice, ...] = ()
+        if advice and answer is None:
+            say("simulating what could be changed")
+            each = batch or batch_and_tokens(graph)[0]
+            more = (lambda factor: captured(build(factor * each))) if rebuild and not inference else None
+            advised = advise(found, graph, more)
         curve = _frontier(graph, target, options, found, joint, say) if frontier and answer is None else []
     if answer is not None:
         show_answer(answer, as_json)
@@ -252,13 +268,20 @@ def plan(
     if html is not None:
         from shardwright.reports import plan_page
 
-        write(html, plan_page(found, graph, file=output.name if output else "plan.json"))
+        write(html, plan_page(found, graph, file=output.name if output else "plan.json", advice=advised))
     if as_json:
         before = {} if earlier is None else {"before": vars(earlier.prediction)}
         before |= {} if theirs is None else {"like": theirs.document()}
-        print_json({**_document(found, graph), **before, **({"frontier": curve} if frontier else {})})
+        print_json(
+            {
+                **plan_document(found, graph),
+                **before,
+                **({"frontier": curve} if frontier else {}),
+                **advice_document(advised),
+            }
+        )
         return
-    _print(found, graph)
+    print_plan(found, graph)
     if theirs is not None:
         print_like(theirs, found)
     if found.serving is not None:
@@ -276,6 +299,7 @@ def plan(
             ["memory of a device", "simulated step", "mesh"],
             [[bytes_text(p["memory_bytes"]), seconds_text(p["step_seconds"]), mesh_text(p["mesh"])] for p in curve],
         )
+    print_advice(advised)
     for path in (output, *beside, html):
         if path is not None:
             console.print(f"written to {path}")
@@ -316,97 +340,6 @@ def _frontier(graph: Any, target: Any, options: Any, found: Any, joint: Any, say
     return [vars(point) | {"gap": finite(point.gap)} for point in spanning(flat, joint)]
 
 
-def _print(found: Any, graph: Any) -> None:
-    from shardwright.plans.proof_text import proof_text
-    from shardwright.reports.in_words import use_of_devices, what_it_does
-
-    fastest = min(
-        (c.prediction.step_seconds for c in found.candidates if c.prediction and c.prediction.fits and c.simulated),
-        default=0.0,
-    )
-    rows = []
-    for candidate in found.candidates:
-        p = candidate.prediction
-        name = "found" if candidate.name == "auto" else candidate.name
-        if p is None:
-            rows.append([name, "–", "–", "–", "–", "–", "–", f"no: {candidate.note}"])
-            continue
-        rows.append(
-            [
-                name,
-                mesh_text(candidate.mesh),
-                seconds_text(p.step_seconds),
-                f"{p.step_seconds / fastest:.2f}×" if fastest else "–",
-                bytes_text(p.memory_bytes),
-                *sent_texts(candidate),
-                fits_text(candidate),
-            ]
-        )
-    table(
-        f"{found.model or 'model'} on {found.cluster.name}",
-        ["strategy", "mesh", "step", "ratio", "memory", "sent", "exposed", "fits"],
-        rows,
-        caption=f"{COLUMNS} {proof_text(found)} Planned in {found.proof.seconds:.1f} s. Prices: {found.calibration}.",
-        spare=("mesh", "sent", "exposed"),
-    )
-    console.print(f"{what_it_does(found, graph)} {use_of_devices(found, graph)}")
-    for note in found.notes:
-        console.print(note)
-    if found.replicated:
-        total = sum(seconds for _, _, seconds in found.replicated)
-        console.print(
-            f"{len(found.replicated)} operators have no rule and run whole on every rank: {seconds_text(total)}."
-        )
-
-
-COLUMNS = (
-    "Simulated steps; memory and bytes sent are a device's; exposed: communicating or waiting for it, nothing else."
-)
-"""What the columns of plans mean."""
-
-
-def sent_texts(candidate: Any) -> list[str]:
-    """The bytes that a device sends in a step, and the seconds in which it does nothing else."""
-    p = candidate.prediction
-    if candidate.mesh[0][0] == "stage":
-        return ["–", "all (summed)"]
-    return [bytes_text(p.communication_bytes), seconds_text(p.exposed_seconds)]
-
-
-def fits_text(candidate: Any) -> str:
-    if not candidate.simulated:
-        return "unknown: by sums, not simulated"
-    return ("yes" if candidate.prediction.fits else "no") + (", recomputed" if candidate.note else "")
-
-
-def _document(found: Any, graph: Any) -> dict[str, Any]:
-    from shardwright.plans.proof_text import proof_document
-    from shardwright.reports.in_words import use_of_devices, what_it_does
-
-    return {
-        "model": found.model,
-        "cluster": found.cluster.name,
-        "prediction": vars(found.prediction),
-        "summary": [what_it_does(found, graph), use_of_devices(found, graph)],
-        "proof": proof_document(found),
-        "calibration": found.calibration,
-        "candidates": [
-            {
-                "name": c.name,
-                "mesh": c.mesh,
-                "note": c.note,
-                "simulated": c.simulated,
-                "prediction": c.prediction and vars(c.prediction),
-            }
-            for c in found.candidates
-        ],
-        "replicated": found.replicated,
-        "notes": found.notes,
-        "serving": found.serving and vars(found.serving),
-        **stages_document(found),
-    }
-
-
 def check_serving(inference: bool, objective: str | None, cache: int, others: bool) -> None:
     """Refuse what means nothing without ``--inference``, and questions that only training plans answer."""
     if not inference and (objective is not None or cache):
@@ -416,18 +349,3 @@ def check_serving(inference: bool, objective: str | None, cache: int, others: bo
             "--stages, --microbatches, --devices, --max-batch, --frontier and a second --cluster are about training.",
             "Leave them out, or leave out --inference.",
         )
-
-
-def print_serving(found: Any) -> None:
-    """What the plan is for, in a sentence."""
-    from shardwright.planner.sizing import batch_and_tokens
-
-    serving, seconds = found.serving, found.prediction.step_seconds
-    rows = batch_and_tokens(found.graph())[0]
-    rate = f", {rows / seconds:,.0f} rows a second"
-    together = f"{serving.calls} calls at once" if serving.calls > 1 else "one call"
-    cache = f" with {serving.cache} positions in the cache" if serving.cache else ""
-    console.print(
-        f"Inference for {serving.objective}: {together}{cache} in {seconds_text(seconds)}{rate}. "
-        "Results lie as the plan cuts them; what is asked for whole is put together when first used."
-    )

@@ -148,7 +148,25 @@ def _factorizations(number: int, parts: int, least: int = 2) -> Iterator[tuple[i
 
 
 def _named(base: str, sizes: tuple[int, ...]) -> list[str]:
-    return [base] if len(sizes) == 1 else [f"{base}{i}" for i in range(len(sizes))]
+    """Names of the axes of one kind of link. Numbers would read like those of devices: several are outer and inner ones.
+
+    >>> _named("gpu", (8,)), _named("gpu", (2, 4)), _named("node", (2, 2, 2))
+    (['gpu'], ['outer', 'inner'], ['outer_node', 'middle_node', 'inner_node'])
+    """
+    if len(sizes) <= 1:
+        return [base] * len(sizes)
+    between = [f"middle{n}" for n in range(1, len(sizes) - 1)] if len(sizes) > 3 else ["middle"] * (len(sizes) - 2)
+    places = ["outer", *between, "inner"]
+    return [f"{place}_{base}" for place in places] if base == "node" else places
+
+
+def across_nodes(name: str) -> bool:
+    """Whether an axis of this name lies between nodes, also in plans whose axes are numbered.
+
+    >>> across_nodes("outer_node"), across_nodes("node1"), across_nodes("outer")
+    (True, True, False)
+    """
+    return name.rstrip("0123456789").endswith("node")
 
 
 def _figures(link: Link) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed.tensor import Shard
 
+from shardwright.cluster.mesh import across_nodes
 from shardwright.errors import ProblemError
 from shardwright.exchange.configuration import (
     BLOCKS,
@@ -225,12 +226,12 @@ def parameter_behind(graph: Graph, name: str) -> str:
 
 def _degrees(axes: list[_Axis], lost: list[Remark]) -> dict[str, Any]:
     degrees: dict[str, Any] = dict.fromkeys(DEGREES, 1)
-    order, links = [], list[str]()
+    order, links = [], list[bool]()
     for axis in axes:
         name = {CONTEXT: "context", TENSOR: "tensor"}.get(axis.role, "shard" if axis.sharded else "replicate")
         degrees[name] *= axis.size
         order.append(name)
-        links.append(axis.name.rstrip("0123456789"))
+        links.append(across_nodes(axis.name))
         if axis.role == WHOLE:
             lost.append(Remark(f"axis {axis.name}", "every rank does all of it", f"{name} {axis.size}"))
     across = [name for name, link in zip(order, links, strict=True) if link != links[-1]]

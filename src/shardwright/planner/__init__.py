@@ -1,6 +1,6 @@
 """From a model to the simulated winner: search on every mesh, try out, correct, compare; the trade-off curve."""
 
-from shardwright.planner.joint import plan_jointly
+from shardwright.planner.joint import beside_one_mesh, plan_jointly
 from shardwright.planner.options import DEFAULT_BASELINES, Options, Progress
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.planner.planning import plan_graph
@@ -14,6 +14,7 @@ __all__ = [
     "Options",
     "Pipelining",
     "Progress",
+    "beside_one_mesh",
     "describe_graph",
     "plan",
     "plan_graph",

@@ -42,6 +42,9 @@ from shardwright.units import bytes_text, seconds_text
 
 ALWAYS, PROMISING, NEVER = "always", "promising", "never"
 
+ONE_MESH = "one mesh"
+"""The name of the best plan without stages, beside a pipeline."""
+
 GAIN = 0.05
 """Pipelines that nobody asked for are searched where they could be faster by this share."""
 
@@ -450,9 +453,31 @@ def plan_jointly(
     assert found is not None  # it need not be below anything
     rows = found.candidates
     if flat is not None:
-        rows += (replace(flat.candidates[0], name="one mesh"), *flat.candidates[1:])
+        rows += (replace(flat.candidates[0], name=ONE_MESH), *flat.candidates[1:])
         found = replace(found, proof=found.proof.beside(flat.proof.about(STEP)))
     return _warned(replace(found, candidates=(*rows, *joint.candidates(judged)[1:])), joint), joint
+
+
+def beside_one_mesh(
+    plan: Plan,
+    cluster: Cluster,
+    options: Options | None = None,
+    *,
+    graph: Graph,
+    progress: Progress | None = None,
+) -> Plan:
+    """A pipeline that was asked for, with the best plan on one mesh and the recipes in its comparison.
+
+    >>> [row.name for row in beside_one_mesh(plan, cluster, graph=graph).candidates]                # doctest: +SKIP
+    ['1f1b, 16 micro-batches', 'one mesh', 'data-parallel', 'zero-1', 'zero-2', 'fsdp', 'megatron']
+    """
+    try:
+        flat = plan_graph(graph, cluster, options or Options(), progress=progress)
+    except ShardwrightError as refused:  # nothing fits, or unlike nodes have no mesh
+        rows = [Candidate(ONE_MESH, plan.stages[0].strategy.axes, None, refused.message)]
+    else:
+        rows = [replace(flat.candidates[0], name=ONE_MESH), *flat.candidates[1:]]
+    return replace(plan, candidates=(*plan.candidates, *rows))
 
 
 def _beside(flat: Plan, joint: Joint, judged: Judged | None = None) -> Plan:

@@ -15,7 +15,8 @@ from shardwright.search.conditions import FASTEST, LEAST_MEMORY, Conditions
 from shardwright.search.constraints import meant_meshes
 from shardwright.search.strategies import METHOD_NAMES, check_name
 
-DEFAULT_BASELINES = ("data-parallel", "fsdp", "megatron")
+DEFAULT_BASELINES = ("data-parallel", "zero-1", "zero-2", "fsdp", "megatron")
+"""The recipes in use; whichever other one is faster than these is shown too."""
 
 Progress = Callable[[str], None]
 

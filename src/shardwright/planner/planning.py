@@ -127,8 +127,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
         again = _worth_recomputing(task, rounds[0], eligible, way)
         if again:
             say(f"searching with {what} recomputed")
-            fastest = min((f.seconds for f in eligible if f.fits), default=inf)
-            rounds.append(_round(task, again, way, fastest))
+            rounds.append(_round(task, again, way, _fastest_recipe(task, rounds[0].outcomes)))
             eligible = _eligible(task, rounds)
     trials = rounds[0].trials
     winner = trials.best(eligible, options.search) if eligible else None
@@ -157,7 +156,7 @@ def _plan(graph: Graph, cluster: Cluster, options: Options, progress: Progress |
     result = replace(
         delivered(winner, reference),
         proof=prove(where, proved, fitting, perf_counter() - started, delivered),
-        candidates=tuple(_candidate(task, name, rounds, winner) for name in task.shown),
+        candidates=tuple(_candidate(task, name, rounds, winner) for name in _rows(task, rounds)),
         replicated=replicated(winner.searched.formulation),
         notes=tuple(filter(None, [*graph.notes, *remarks, winner.note])),
     )
@@ -174,8 +173,9 @@ def _unasked(search: str) -> Sequence[str]:
 
 
 def _round(task: _Task, names: Sequence[str], recompute: str, beat: float = inf) -> _Round:
-    """Search under all names; those that nobody asked to see only as far as they may take less than ``beat`` seconds. Where
-    nothing of the whole space keeps the limit, no recipe does, and none is asked but those whose own refusal is shown."""
+    """Search under all names; recipes that nobody asked to see only as far as they may be the fastest of all recipes, of
+    which one is known that takes ``beat`` seconds. Where nothing of the whole space keeps the limit, no recipe does, and
+    none is asked but those whose own refusal is shown."""
     trials = Trials(task.described, task.space.recomputing(recompute), task.options.conditions)
     outcomes = dict[str, Outcome]()
     for name in names:
@@ -184,8 +184,27 @@ def _round(task: _Task, names: Sequence[str], recompute: str, beat: float = inf)
             outcomes[name] = replace(whole, name=name)
             continue
         outcomes[name] = search_by_name(trials, task.shapes, name, task.say, inf if name in task.shown else beat)
-        beat = min([beat, *(found.seconds for found in outcomes[name].fitting)])
+        beat = min(beat, _fastest_recipe(task, {name: outcomes[name]}))
     return _Round(recompute, trials, outcomes)
+
+
+def _fastest_recipe(task: _Task, outcomes: Mapping[str, Outcome]) -> float:
+    """Seconds of the fastest that fits and is a recipe's, not what is searched for."""
+    recipes = (outcome for name, outcome in outcomes.items() if name != task.search)
+    return min((found.seconds for outcome in recipes for found in outcome.fitting), default=inf)
+
+
+def _rows(task: _Task, rounds: Sequence[_Round]) -> list[str]:
+    """The searches of the comparison: those that were asked for, and whichever other recipe is faster than all of these."""
+    if not task.options.baselines:
+        return list(task.shown)
+    names = dict.fromkeys(name for one in rounds for name in one.outcomes if name != task.search)
+    seconds = {
+        name: min(_fastest_recipe(task, {name: one.outcomes[name]}) for one in rounds if name in one.outcomes)
+        for name in names
+    }
+    fastest = min(seconds, key=lambda name: (seconds[name], name not in task.shown), default="")
+    return list(dict.fromkeys([*task.shown, *([fastest] if seconds.get(fastest, inf) < inf else [])]))
 
 
 def _eligible(task: _Task, rounds: Sequence[_Round]) -> list[Found]:

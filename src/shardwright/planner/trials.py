@@ -82,9 +82,11 @@ class Found(Proposal):
     def laid(self) -> Laid:
         return on_one_mesh(self.searched.formulation.graph, self.strategy)
 
-    def ranked(self, search: str) -> tuple[bool, float]:
-        """As an answer to a search: what fits first, then the faster (the smaller where nothing fits, or that is asked)."""
-        return (not self.fits, self.seconds if self.fits and search != LEAST_MEMORY else self.memory_bytes)
+    def ranked(self, search: str) -> tuple[bool, float, float]:
+        """As an answer to a search: what fits first, then the faster (the smaller where nothing fits, or that is asked; of
+        two that need as much, the faster)."""
+        first = self.seconds if self.fits and search != LEAST_MEMORY else self.memory_bytes
+        return not self.fits, first, self.seconds
 
     @property
     def note(self) -> str:

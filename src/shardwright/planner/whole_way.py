@@ -16,7 +16,7 @@ from shardwright.graph import Graph
 from shardwright.planner import frontier as curve
 from shardwright.planner import sizing
 from shardwright.planner.also import captured_calls, with_calls
-from shardwright.planner.joint import NEVER, PROMISING, plan_jointly
+from shardwright.planner.joint import NEVER, PROMISING, beside_one_mesh, plan_jointly
 from shardwright.planner.options import Options, Progress
 from shardwright.planner.pipelines import Pipelining, plan_pipeline
 from shardwright.planner.serving import plan_serving
@@ -81,7 +81,8 @@ def plan(
     say("capturing the model")
     graph, others = capture(model, args, kwargs), captured_calls(model, also)
     if isinstance(pipelines, Pipelining):
-        return plan_pipeline(graph, cluster, pipelines, chosen, progress=say, reference=reference)
+        found = plan_pipeline(graph, cluster, pipelines, chosen, progress=say, reference=reference)
+        return beside_one_mesh(found, cluster, chosen, graph=graph, progress=say)
     stages = NEVER if others else pipelines
     found, _ = plan_jointly(graph, cluster, chosen, progress=say, reference=reference, pipelines=stages)
     return with_calls(found, others, chosen.memory_limit)

@@ -43,6 +43,7 @@ def report(
 
     >>> shardwright.report(plan, "plan.html")                                     # doctest: +SKIP
     """
+    from shardwright.planner.advising import advise
     from shardwright.reports.page import plan_page
     from shardwright.reports.picture import picture
 
@@ -51,6 +52,7 @@ def report(
     graph = plan.graph() if graph is None else graph
     if path.suffix == ".html":
         asked: dict[str, Any] = {"price": price, "why_seconds": why_seconds, "verified": verified, "traces": traces}
+        asked["advice"] = advise(plan, graph)
         write(path, plan_page(plan, graph, file=file or path.name, **asked))
         return
     drawing = picture(plan, graph)

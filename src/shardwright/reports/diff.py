@@ -1,10 +1,11 @@
-"""Two plans of one model side by side: which decisions differ, and what each difference costs.
+"""Two plans of one model side by side: which decisions differ, and what each costs in either.
 
-Every instant of a simulated step belongs to one event of the chain that decides it (:mod:`~shardwright.reports.chain`), and
-every event belongs to a decision: how a module is split, where parameters rest and how gradients get there, how much of the
-update each rank does. Where it is the host's issuing that a step waits for, those seconds belong to what is issued. So the
-seconds of all decisions add up to the step, and their differences to the difference of two plans, also where their meshes
-differ. Where the meshes agree, the second plan is simulated once more with each decision taken over from the first alone.
+Every event of a simulated step belongs to a decision: how a module is split, where parameters rest and how gradients get
+there, how much of the update each rank does. A decision costs what its events compute, what they send while nothing
+computes, and the idle seconds before them (:mod:`~shardwright.reports.attribution`); what they send under computation is
+told beside that. So the seconds of all decisions add up to the step, and their differences to the difference of two plans,
+also where their meshes differ. Where the meshes agree, the second plan is simulated once more with each decision taken over
+from the first alone.
 
 Of several groups of ranks it is the one that ends the step whose seconds are told apart; what it waits for others is a
 decision of its own.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from shardwright.errors import PlanError
@@ -24,7 +25,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.planner import describe_graph
 from shardwright.plans import Plan, Stage
 from shardwright.plans.serial import layout_text
-from shardwright.reports.chain import ISSUING, WAITING, computes, deciding_chain
+from shardwright.reports.attribution import Cost, computes, costs
 from shardwright.reports.cuts import cut_of
 from shardwright.reports.splitting import NUMBERED
 from shardwright.reports.steps import ACTIVATIONS, STATISTICS, Event, PlanStep, RankStep, several_passes
@@ -33,6 +34,7 @@ from shardwright.simulator import simulate_plan
 
 RESTING, UPDATE, HOST = "parameters and gradients", "optimizer update", "issuing by the host"
 STAGES = "stages and micro-batches"
+ISSUING = "issuing"
 HEAVY = ("matmul", "convolution", "attention", "recurrent", "gather")
 """Kinds of operators whose cuts stand for those of their module."""
 
@@ -42,7 +44,7 @@ ALONE = 3
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision of two plans: in words for each, the seconds of the step it decides in each, and what they are made of.
+    """One decision of two plans: in words for each, what it costs in each, and what the difference is made of.
 
     ``difference`` is the second's seconds less the first's. ``alone`` is the second plan's step with this decision as the
     first has it and nothing else, where the meshes agree.
@@ -51,18 +53,30 @@ class Decision:
     what: str
     first: str
     second: str
-    first_seconds: float
-    second_seconds: float
+    first_cost: Cost
+    second_cost: Cost
     parts: dict[str, float]
     alone: float | None = None
 
     @property
     def difference(self) -> float:
-        return self.second_seconds - self.first_seconds
+        return self.second_cost.seconds - self.first_cost.seconds
 
     @property
     def differs(self) -> bool:
         return self.first != self.second
+
+
+@dataclass
+class _Share:
+    """What one plan's decision costs, and its seconds by what they are spent on."""
+
+    cost: Cost = field(default_factory=Cost)
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def add(self, what: str, cost: Cost) -> None:
+        self.cost.add(cost)
+        self.parts[what] = self.parts.get(what, 0.0) + cost.seconds
 
 
 @dataclass(frozen=True)
@@ -113,10 +127,11 @@ def compare(first: Plan, second: Plan, graph: Graph) -> Difference:
     words = [_wording(side) for side in sides]
     decisions = []
     for what in dict.fromkeys((*mine, *theirs)):
-        a, b = mine.get(what, {}), theirs.get(what, {})
+        a, b = mine.get(what, _Share()), theirs.get(what, _Share())
         said = [word(what) for word in words]
-        parts = {part: b.get(part, 0.0) - a.get(part, 0.0) for part in dict.fromkeys((*a, *b))}
-        decisions.append(Decision(what, said[0], said[1], sum(a.values()), sum(b.values()), parts))
+        names = dict.fromkeys((*a.parts, *b.parts))
+        parts = {part: b.parts.get(part, 0.0) - a.parts.get(part, 0.0) for part in names}
+        decisions.append(Decision(what, said[0], said[1], a.cost, b.cost, parts))
     decisions.sort(key=lambda d: -abs(d.difference))
     return Difference(first, second, _alone(decisions, first, second, graph), sides)
 
@@ -132,28 +147,27 @@ def family(module: str) -> str:
     return ".".join(parts[: stars[-1] + 2 if stars else 1]) or "the model itself"
 
 
-def _by_decision(side: PlanStep) -> dict[str, dict[str, float]]:
-    """Decision → what its seconds are made of → seconds of the step, on the group of ranks that ends it."""
-    found: dict[str, dict[str, float]] = {}
+def _by_decision(side: PlanStep) -> dict[str, _Share]:
+    """Decision → what it costs on the group of ranks that ends the step."""
+    found: dict[str, _Share] = {}
 
-    def note(what: str, part: str, seconds: float) -> None:
-        parts = found.setdefault(what, {})
-        parts[part] = parts.get(part, 0.0) + seconds
+    def note(what: str, part: str, cost: Cost) -> None:
+        found.setdefault(what, _Share()).add(part, cost)
 
     rank, count = side.timeline.ranks[side.last], side.plan.microbatches
     stages = [one.action.stage for one in rank.passes for _ in one.numbers]
-    for link in deciding_chain(rank):
-        if link.what == WAITING:
-            note(STAGES, "bubbles", link.seconds)
+    each, gaps = costs(rank)
+    for event, stage, cost in zip(rank.events, stages, each, strict=True):
+        note(*_decision(event, side.steps[stage]), cost)
+    for gap in gaps:
+        if not gap.host:
+            note(STAGES, "bubbles", Cost(idle=gap.seconds))
             continue
-        what, part = _decision(rank.events[link.place], side.steps[stages[link.place]])
-        if link.what != ISSUING:
-            note(what, part, link.seconds)
-            continue
+        what, _ = _decision(rank.events[gap.place], side.steps[stages[gap.place]])
         # What the host issues for every micro-batch again, it issues because there are several.
-        note(what, ISSUING, link.seconds / count)
+        note(what, ISSUING, Cost(idle=gap.seconds / count))
         if count > 1:
-            note(STAGES, f"{ISSUING} again", link.seconds * (1 - 1 / count))
+            note(STAGES, f"{ISSUING} again", Cost(idle=gap.seconds * (1 - 1 / count)))
     return found
 
 

@@ -23,6 +23,7 @@ from shardwright.operators.strategy import Strategy
 from shardwright.plans import Plan
 from shardwright.plans.stages import Stage
 from shardwright.reports.summary import rate_text, work_of
+from shardwright.search.baselines import BASELINES
 from shardwright.search.labels import Labels, label_loops
 
 CUTS = {
@@ -38,6 +39,30 @@ NAMED = 2
 """Modules that are cut otherwise than most are named up to so many."""
 NOTICED = 0.01
 """Of the flops or of the weights, from which share on a module is named."""
+
+
+def summary_of(plan: Plan, graph: Graph) -> list[str]:
+    """A plan in sentences: what it does, what it makes of the devices, how the fastest recipe compares.
+
+    >>> len(summary_of(plan, graph))
+    3
+    """
+    return [*filter(None, (what_it_does(plan, graph), use_of_devices(plan, graph), beside_recipes(plan)))]
+
+
+def beside_recipes(plan: Plan) -> str:
+    """How much longer the fastest recipe of the comparison takes; nothing where none fits.
+
+    >>> beside_recipes(plan)                                                          # doctest: +SKIP
+    'The fastest recipe, zero-2, takes 1.05 times as long.'
+    """
+    known = [row for row in plan.candidates if row.name in BASELINES and row.simulated and row.prediction is not None]
+    fitting = [(row.prediction.step_seconds, row.name) for row in known if row.prediction and row.prediction.fits]
+    if not fitting or not plan.prediction.step_seconds or plan.search in BASELINES:
+        return ""
+    seconds, name = min(fitting)
+    ratio = f"{seconds / plan.prediction.step_seconds:.2f}"
+    return f"The fastest recipe, {name}, takes {'as long' if ratio == '1.00' else f'{ratio} times as long'}."
 
 
 def what_it_does(plan: Plan, graph: Graph) -> str:

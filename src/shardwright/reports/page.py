@@ -12,11 +12,12 @@ from typing import Any
 
 from shardwright.graph import Graph
 from shardwright.planner import describe_graph
+from shardwright.planner.advising import Advice
 from shardwright.plans import Plan
 from shardwright.reports.cuts import MEANING
 from shardwright.reports.explaining import why_rows
-from shardwright.reports.html import asset, escape, filled, legend_item, script
-from shardwright.reports.in_words import use_of_devices, what_it_does
+from shardwright.reports.html import asset, data, escape, filled, legend_item, script, table
+from shardwright.reports.in_words import summary_of
 from shardwright.reports.measured import compare, measured_html, packed_measured
 from shardwright.reports.page_data import deflated, packed_plan, packed_traffic
 from shardwright.reports.sections import communication_section, memory_section, timeline_section, what_if_section
@@ -26,6 +27,7 @@ from shardwright.reports.summary import summary, work_of
 from shardwright.reports.traces import Trace
 from shardwright.reports.trust import trust
 from shardwright.search.limits import limit_of
+from shardwright.units import bytes_text, seconds_text
 
 SCRIPTS = (
     "common.js",
@@ -61,11 +63,13 @@ def plan_page(
     why_seconds: float = WHY_SECONDS,
     verified: Mapping[str, Any] | None = None,
     traces: Sequence[Trace] = (),
+    advice: Sequence[Advice] = (),
 ) -> str:
     """The page of a plan as one HTML document.
 
     ``price`` is that of one device for an hour; ``why_seconds`` bounds the searches for alternatives; ``verified`` is what
-    ``shardwright verify --json`` said, ``traces`` a recorded step (:func:`~shardwright.reports.traces.read_traces`).
+    ``shardwright verify --json`` said, ``traces`` a recorded step (:func:`~shardwright.reports.traces.read_traces`),
+    ``advice`` what could be changed (:func:`~shardwright.planner.advising.advise`).
 
     >>> page = plan_page(plan, graph)
     """
@@ -87,14 +91,13 @@ def plan_page(
         "meanings": MEANING,
     }
     content = {
-        "glance": f"<p>{escape(what_it_does(plan, graph))} {escape(use_of_devices(plan, graph))}</p>"
-        + summary(told_by(step, limit), work, price),
+        "glance": f"<p>{escape(' '.join(summary_of(plan, graph)))}</p>" + summary(told_by(step, limit), work, price),
         "split": _split(),
         "timeline": timeline_section(step) + ("" if measured is None else measured_html(step, measured)),
         "memory": memory_section(step, limit),
         "communication": communication_section(step),
         "why": _WHY,
-        "what-if": what_if_section(step, work, price),
+        "what-if": what_if_section(step, work, price) + _advice(advice),
         "trust": trust(plan, graph, describe_graph(graph).rules, verified),
     }
     banner = (
@@ -136,6 +139,23 @@ def document(title: str, under: str, sections: Mapping[str, str], body: str, car
         data=deflated(carried),
         script=script(SCRIPTS),
     )
+
+
+def _advice(advice: Sequence[Advice]) -> str:
+    """What the user could change, a row for each, with what it gives."""
+    if not advice:
+        return ""
+    rows = [
+        [
+            escape(one.change),
+            data(f"gain {one.kind} {place}", one.gain, f"{100 * one.gain:.1f} %"),
+            seconds_text(one.step_seconds),
+            bytes_text(one.memory_bytes) + ("" if one.fits else ", too much"),
+        ]
+        for place, one in enumerate(advice)
+    ]
+    columns = ["change", "fewer seconds a row", "step then", "memory then"]
+    return table("What is yours to change, simulated under this plan", columns, rows)
 
 
 def _split() -> str:

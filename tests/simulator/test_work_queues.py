@@ -6,7 +6,12 @@ import doctest
 from random import Random
 
 import pytest
-from bench.work_queues import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import ProblemError
+from shardwright.simulator import work_queues
+from shardwright.simulator.work_queues import (
     AMOUNTS,
     VICTIMS,
     Queues,
@@ -17,11 +22,6 @@ from bench.work_queues import (
     run_job,
     run_step,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from bench import work_queues
-from shardwright.errors import ProblemError
 
 
 @given(
