@@ -5,9 +5,10 @@ The only place in the planner where plans are made, whoever searched.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
-from shardwright.cluster import Cluster
+from shardwright.cluster import Cluster, Mesh
 from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.graph import Graph
 from shardwright.planner.decided import decided
@@ -54,7 +55,9 @@ def deliver(graph: Graph, cluster: Cluster, options: Options, proposal: Proposal
         notes += (
             f"its {len(cut.workers)} ranks were not played together: parallelize() does that before the first step",
         )
-    kinds = [(mesh, doing(cut, number)) for number, mesh in enumerate(meshes)] if len(stages) > 1 else [(meshes[0], ())]
+    kinds: list[tuple[Mesh, Hashable]] = [(meshes[0], ())]
+    if len(stages) > 1:
+        kinds = [(mesh, doing(cut, number)) for number, mesh in enumerate(meshes)]
     written: list[FixedDecisions] = []
     for number, (stage, mesh) in enumerate(zip(stages, meshes, strict=True)):
         first = kinds.index(kinds[number])
