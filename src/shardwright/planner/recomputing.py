@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 NEARBY_COUNTS = 3
 """So many numbers of recomputed blocks are simulated, from the one that should just fit: it may be off by one."""
 
+MOSTLY = 0.8
+"""What one block keeps is at least this share of what all of them do on average."""
+
 
 def recomputed_note(strategy: Strategy) -> str:
     """What a strategy recomputes, in words; nothing where it does not."""
@@ -59,6 +62,8 @@ def recomputing_less(trials: Trials, found: Found, beat: float) -> Iterator[Foun
             first += turn
             if less.fits != (turn < 0) or not 0 <= first < count:
                 break
+            if turn < 0 and less.memory_bytes + MOSTLY * each > trials.limit(mesh):
+                break  # there is no room for what one more would keep
 
 
 def _first_recomputed(strategy: Strategy, count: int, others_lightly: bool) -> Strategy:
