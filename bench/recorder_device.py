@@ -191,6 +191,7 @@ def numbers(device: str, what: str) -> dict[str, Any]:
 
     from fake_rank import join_fake_group
     from runtime.pipelines import halves, pipeline_plan
+    from shardwright._torch_compat import local_of
     from shardwright.frontend import capture
     from shardwright.plans import Plan
     from shardwright.runtime import parallelize
@@ -254,7 +255,7 @@ def numbers(device: str, what: str) -> dict[str, Any]:
         recorder = recorder_of(module)
         return (
             losses,
-            [p.detach().cpu() for p in module.parameters()],
+            [local_of(p.detach()).cpu() for p in module.parameters()],
             0 if recorder is None else recorder.replays,
             said,
         )
