@@ -10,9 +10,8 @@ Every row is one question, ``account`` of one way on one cluster, beside bytes t
 torchtitan published of Llama 3.1 (``bench/data/world/torchtitan_h100.csv``, reserved bytes in GiB). Eager steps are held to
 what the allocator had handed out, recorded and compiled ones to what it had reserved, as each was measured. Nothing is
 fitted. torchtitan's rows are asked about as ``--like`` would, in mixed precision; 8-bit floats are asked about as bfloat16,
-and the logits as float32 before the loss, which is how its loss computes. Rows with context parallelism are asked about
-twice: as ``fits`` does, and as what a device of a ring has, its own positions with all of the model, without the keys and
-values on their way.
+and the logits as float32 before the loss, which is how its loss computes. Steps that were to be recorded and could not be
+were run as eager ones, and are held to what the allocator had handed out.
 """
 
 from __future__ import annotations
@@ -24,10 +23,13 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardwright.exchange import Configuration
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
@@ -56,8 +58,10 @@ KINDS = {
     "compiled": "H200, one rank of eight, compiled and recorded: reserved",
     "torchtitan": "torchtitan's Llama 3.1, sequences of 8192 without pipelines: reserved",
     "torchtitan-long": "torchtitan's Llama 3.1, longer sequences or pipelines: reserved",
-    "torchtitan-ring": "of these, context parallelism asked about as a ring's device: reserved",
 }
+LEAST_CUT = ("2026-11-19_least_cut.jsonl",)
+"""Measured since compiled regions keep the least cut for backward: what they took before is of no use now."""
+NOT_RECORDED = "run without CUDA graphs"
 SPEED_MODEL = "llama:layers=80,width=8192,heads=64,kv_heads=8,inner=28672,seq=4096"
 
 
@@ -73,7 +77,9 @@ class Question:
     dtype: str
     cluster: str
     measured: float
-    decisions: dict[str, Any] = field(default_factory=dict)
+    configuration: Configuration | None = None
+    """Another engine's, where that was measured; ``ring``: so many ranks shared its sequences."""
+    ring: int = 1
     way: str = ""
     squares: bool = False
     """The model gives no loss of its own, and was trained on the squares of what it gives."""
@@ -105,11 +111,14 @@ def models() -> Iterator[Question]:
     for path in sorted((MEASURED / "device_models").glob("*.jsonl")):
         for text in path.read_text().splitlines():
             row = json.loads(text)
-            if row.get("mode") in MODES and "error" not in row:
+            stale = "compiled" in row["mode"] and path.name not in LEAST_CUT
+            if row.get("mode") in MODES and "error" not in row and not stale:
                 latest[row["model"], row["mode"]] = row
     for (model, mode), row in latest.items():
         way, measured = MODES[mode]
         kind = "compiled" if "compiled" in mode else "eager" if "eager" in mode else "recorded"
+        if any(NOT_RECORDED in note for note in row["notes"]):
+            measured = "allocated_bytes"
         reference, rows, length = device_step.MODELS[model]
         yield Question(
             kind, f"{model}, {mode}", reference, rows * device_step.RANKS, length, "bfloat16", "8xH200", row[measured],
@@ -118,6 +127,8 @@ def models() -> Iterator[Question]:
 
 
 def titan() -> Iterator[Question]:
+    from shardwright.exchange import Configuration
+    from shardwright.fitting.engines import of_one_rank
     from world_runs import LLAMA, WORLD
 
     with (WORLD / "torchtitan_h100.csv").open() as file:
@@ -140,25 +151,19 @@ def titan() -> Iterator[Question]:
         words = [f"{row['model']} on {gpus}", f"{length} positions", f"fsdp {shards} tensor {tensor} context {context}"]
         words += [f"pipeline {stages} {row['schedule']}"] * (stages > 1) + [f"compile {row['compile']}"]
         words += ["float8"] * (row["float8"] != "no") + ["async tensor"] * (row["async_tp"] == "yes")
-        question = Question(
+        own, ring = of_one_rank(Configuration("torchtitan", precision="bfloat16", length=length, **decisions))
+        yield Question(
             "torchtitan" if simple else "torchtitan-long",
             ", ".join(words),
             f"{TITAN}layers={layers},width={hidden},heads={heads},kv_heads={kv_heads},inner={inner},vocab={vocabulary}",
-            batch,
-            length,
+            batch * ring,
+            length // ring,
             "bfloat16",
             f"{gpus // 8}x8xH{'200' if row['gpu'].startswith('H200') else '100'}" if gpus > 8 else "8xH100",
             float(row["memory_gib"]) * GIB,
-            decisions,
+            own,
+            ring,
         )
-        yield question
-        if (
-            context > 1
-        ):  # its own positions as a row, parameters divided over shard x context (FSDP2's dp_shard_cp there)
-            alone = decisions | {"shard": shards * context, "context": 1, "batch": batch * context}
-            yield replace(
-                question, kind="torchtitan-ring", batch=batch * context, seq=length // context, decisions=alone
-            )
 
 
 def full_precision_loss(reference: str, batch: int, seq: int | None, dtype: str) -> Any:
@@ -198,22 +203,22 @@ def captured(reference: str, batch: int, seq: int | None, dtype: str, squares: b
 def ask(question: Question) -> dict[str, Any]:
     """The answer to one question, raw."""
     from shardwright.cluster import parse_cluster
-    from shardwright.exchange import Configuration
-    from shardwright.fitting import account
-    from shardwright.fitting.ways import in_mixed_precision, usual_ways
+    from shardwright.fitting import account, taken
+    from shardwright.fitting.ways import compiled_way, in_mixed_precision, usual_ways
 
     q = question
     graph, cluster = captured(q.reference, q.batch, q.seq, q.dtype, q.squares), parse_cluster(q.cluster)
-    if q.way:
-        told = usual_ways(cluster, q.batch, "adamw")[q.way]
-    else:
-        told = in_mixed_precision(Configuration("torchtitan", precision="bfloat16", **q.decisions))
+    way = q.configuration or usual_ways(cluster, q.batch, "adamw")[q.way]
+    way = compiled_way(way) if q.kind == "compiled" else way
+    told = in_mixed_precision(way)
     began = time.process_time()
-    found = account(graph, cluster, told.on(cluster.size, q.batch))
+    settled = told.on(cluster.size, q.batch)
+    found = account(graph, cluster, settled, ring=q.ring)
     return {
         "kind": q.kind,
         "name": q.name,
-        "predicted": found.bytes,
+        "predicted": taken(graph, cluster, settled, ring=q.ring) if q.configuration else found.bytes,
+        "handed_out": found.bytes,
         "measured": q.measured,
         "kinds": dict(found.kinds),
         "during": found.during,
@@ -237,9 +242,7 @@ def run(only: Sequence[str]) -> None:
     kept = [row for row in stored() if only and not any(word in f"{row['kind']} {row['name']}" for word in only)]
     rows, known = [*kept], dict[str, dict[str, Any]]()
     for number, question in enumerate(questions(only)):
-        key = repr(
-            (question.reference, question.batch, question.seq, question.way, question.decisions, question.cluster)
-        )
+        key = repr(replace(question, kind="compiled" * (question.kind == "compiled"), name="", measured=0.0))
         try:
             known.setdefault(key, {})
             known[key] = known[key] or ask(question)

@@ -56,6 +56,22 @@ def test_what_is_counted_as_their_engine_does_it_is_said(
     assert "gathered parameters" in json.loads(capsys.readouterr().out)["ways"][0]["counted"]
 
 
+def test_context_parallelism_of_a_file_is_counted_as_a_ring_and_compiled_steps_keep_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(
+        "[training]\nlocal_batch_size = 4\nseq_len = 64\n[parallelism]\ndata_parallel_shard_degree = 2\n"
+        "context_parallel_degree = 2\n"
+    )
+    words = ["fits", MODEL, "--cluster", "4xH100", "--like", str(tmp_path / "job.toml"), "--json"]
+    assert run(monkeypatch, *words) == 0
+    (theirs,) = (way for way in json.loads(capsys.readouterr().out)["ways"] if way["reserved_bytes"])
+    assert theirs["counted"].startswith("Context parallelism is counted as that engine does it: 2 ranks share")
+    assert (theirs["configuration"]["shard"], theirs["configuration"]["context"]) == (4, 1)
+    assert run(monkeypatch, "fits", SMALL, "--cluster", "4xH100", "--compiled", "--json") == 0
+    assert {way["configuration"]["recompute"] for way in json.loads(capsys.readouterr().out)["ways"]} == {"light"}
+
+
 def test_what_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("--search", "magic"), ("--optimizer", "magic"), ("--memory", "0"), ("--like", "no.toml")):
         assert run(monkeypatch, "fits", SMALL, "--cluster", "4xH100", *words) == 2

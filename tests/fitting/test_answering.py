@@ -61,7 +61,7 @@ def test_several_changes_are_made_together_where_none_suffices() -> None:
 
 
 def test_another_engines_half_precision_has_float32_state() -> None:
-    told = Configuration("torchtitan", "job.toml", shard=8, precision="bfloat16", microbatch=2)
+    told = Configuration("megatron", "job.toml", shard=8, precision="bfloat16", microbatch=2)
     found = asked(like=told)
     (theirs,) = (fit for fit in found.ways if fit.name == "job.toml")
     plain = next(fit for fit in asked().ways if fit.name == "fsdp")
@@ -102,3 +102,12 @@ def test_from_python() -> None:
     found = shardwright.fits(model, (x,), cluster="2xH100")
     assert found.fits and found.batch == 16 and found.captured_seconds > 0
     assert not shardwright.fits(model, (x,), cluster="2xH100", memory_limit=1e3).fits
+
+
+def test_a_compiled_step_keeps_less_and_a_file_is_told_what_the_allocator_reserves() -> None:
+    plain, compiled = asked(), asked(compiled=True)
+    for before, after in zip(plain.ways, compiled.ways, strict=True):
+        assert after.configuration.recompute == "light" and after.bytes <= before.bytes and before.reserved is None
+    told = Configuration("torchtitan", "job.toml", shard=8, precision="bfloat16", microbatch=2)
+    theirs = asked(like=told).ways[0]
+    assert theirs.reserved is not None and theirs.reserved >= theirs.bytes

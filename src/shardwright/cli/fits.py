@@ -45,6 +45,9 @@ def fits(
         str, typer.Option(help="adamw, momentum, sgd, or adamw-float32: mixed precision, state in float32")
     ] = "adamw",
     memory: MemoryOption = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="The step is compiled, and keeps less for backward")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")] = False,
 ) -> None:
     """Does MODEL fit on CLUSTER? Bytes of a device by kind for the usual ways to train it, and what to change if not.
@@ -64,6 +67,7 @@ def fits(
     from shardwright.exchange import read_configuration
     from shardwright.exchange.planning import rows_asked
     from shardwright.fitting import fits_graph
+    from shardwright.fitting.answering import as_one_rank
     from shardwright.fitting.ways import named_way
     from shardwright.frontend import capture
     from shardwright.planner import Options
@@ -85,13 +89,25 @@ def fits(
         resolved = resolve(model, batch=batch, seq=seq, dtype=dtype)
         say("capturing the model")
         began = perf_counter()
-        graph = capture(resolved.model, resolved.args, resolved.kwargs)
+        asked, args, kwargs, ring = as_one_rank(told, resolved.args, resolved.kwargs)
+        graph = capture(resolved.model, args, kwargs)
         if batch is None and batch_of(graph) < where.size:  # a row for every device is the least that all of them share
             resolved = resolve(model, batch=where.size, seq=seq, dtype=dtype)
-            graph = capture(resolved.model, resolved.args, resolved.kwargs)
+            asked, args, kwargs, ring = as_one_rank(told, resolved.args, resolved.kwargs)
+            graph = capture(resolved.model, args, kwargs)
         captured = perf_counter() - began
         options = Options(optimizer=optimizer, memory_limit=None if memory is None else memory * 1e9)
-        found = fits_graph(graph, where, options, like=told, search=search, progress=say, reference=resolved.name)
+        found = fits_graph(
+            graph,
+            where,
+            options,
+            like=asked,
+            search=search,
+            progress=say,
+            reference=resolved.name,
+            ring=ring,
+            compiled=compiled,
+        )
     found = replace(found, captured_seconds=captured)
     if as_json:
         print_json(document(found))
@@ -131,8 +147,14 @@ def show(found: Fitting, told: Configuration | None) -> None:
         console.print("Nothing that was tried makes it fit: pipelines are searched by shardwright plan --stages auto.")
     if told is not None:
         print_remarks(told)
-        if said := counted(found.ways[0].configuration):
+        if said := counted(found.ways[0].configuration, found.ring):
             console.print(said, highlight=False, markup=False)
+        if most := found.ways[0].reserved:
+            console.print(
+                f"PyTorch's allocator takes up to {bytes_text(most)} for it where there is room (what logs call reserved).",
+                highlight=False,
+                markup=False,
+            )
     console.print(
         f"Captured in {seconds_text(found.captured_seconds)}, answered in {seconds_text(found.seconds)}.",
         highlight=False,
@@ -188,20 +210,20 @@ def document(found: Fitting) -> dict[str, Any]:
         "device_bytes": found.memory,
         "kept_free": dict(found.reserves),
         "usable_bytes": found.limit,
-        "ways": [_fit_document(fit) for fit in found.ways],
+        "ways": [_fit_document(fit, found.ring) for fit in found.ways],
         "changes": [
             {"what": list(change.what), "otherwise": change.otherwise or None, "slower": change.slower}
-            | _fit_document(change.fit)
+            | _fit_document(change.fit, found.ring)
             for change in found.changes
         ],
-        "fewest": None if found.fewest is None else _fit_document(found.fewest),
+        "fewest": None if found.fewest is None else _fit_document(found.fewest, found.ring),
         "calibration": found.calibration,
         "captured_seconds": found.captured_seconds,
         "answered_seconds": found.seconds,
     }
 
 
-def _fit_document(fit: Fit) -> dict[str, Any]:
+def _fit_document(fit: Fit, ring: int) -> dict[str, Any]:
     from shardwright.fitting.engines import counted
 
     return {
@@ -214,6 +236,7 @@ def _fit_document(fit: Fit) -> dict[str, Any]:
         "step_seconds": finite(fit.seconds),
         "kinds": dict(fit.kinds),
         "during": fit.during,
-        "counted": counted(fit.configuration) or None,
+        "reserved_bytes": fit.reserved,
+        "counted": counted(fit.configuration, ring) or None,
         "refusal": fit.refusal or None,
     }

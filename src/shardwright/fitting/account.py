@@ -17,11 +17,19 @@ from math import ceil
 from typing import NamedTuple
 
 from shardwright.cluster import Cluster
-from shardwright.costs.memory import GATHERED, GRADIENTS
+from shardwright.costs.memory import ACTIVATIONS, GATHERED, GRADIENTS, PARAMETERS
 from shardwright.costs.priced_decisions import PricedDecisions
 from shardwright.exchange import Configuration
 from shardwright.exchange.planning import laid_like
-from shardwright.fitting.engines import keeps_whole, kept_whole
+from shardwright.fitting.engines import (
+    computes_again,
+    in_half_precision,
+    keeps_whole,
+    kept_whole,
+    met,
+    rests_in_float32,
+)
+from shardwright.fitting.reserving import reserved
 from shardwright.graph import Graph
 from shardwright.graph.shorten import longest_run, shortened
 from shardwright.planner import Options
@@ -59,8 +67,11 @@ class Account:
     whole: bool
 
 
-def account(graph: Graph, cluster: Cluster, c: Configuration, options: Options | None = None) -> Account:
-    """What a configuration takes of a device.
+def account(
+    graph: Graph, cluster: Cluster, c: Configuration, options: Options | None = None, *, ring: int = 1
+) -> Account:
+    """What a configuration takes of a device. ``ring``: so many ranks share every sequence, of which the graph's rows
+    are the parts (:func:`~shardwright.fitting.engines.of_one_rank`).
 
     Raises
     ------
@@ -78,11 +89,35 @@ def account(graph: Graph, cluster: Cluster, c: Configuration, options: Options |
     short = [shortened(graph, n) for n in (few, 2 * few)] if run is not None and run.count > 2 * few else []
     parts = [part for part in short if part is not None]
     if len(parts) == 2 and run is not None:
-        less, more = (_step(part, cluster, replace(c, cuts=()), options) for part in parts)
+        less, more = (_step(part, cluster, replace(c, cuts=()), options, ring) for part in parts)
         fullest = c.stages * ceil(run.count / c.stages)  # the stage with most of the blocks counts
         return _lengthened(less, more, fullest / few - 2)
-    only = _step(graph, cluster, c, options)
+    only = _step(graph, cluster, c, options, ring)
     return _lengthened(only, only, 0.0)
+
+
+def taken(graph: Graph, cluster: Cluster, c: Configuration, options: Options | None = None, *, ring: int = 1) -> float:
+    """What PyTorch's allocator takes from the device in a configuration's steps, where there is room and none is recorded:
+    more than is ever in use (:mod:`shardwright.fitting.reserving`). Where fragments lie follows no line from short models to
+    a deep one, so all blocks are replayed, except of pipelines.
+
+    >>> taken(graph, parse_cluster("8xH100"), Configuration("fsdp", shard=8)) > 0                 # doctest: +SKIP
+    True
+    """
+    run, options = longest_run(graph), options or Options()
+
+    def most(part: Graph) -> float:
+        timeline = _timeline(part, cluster, replace(c, cuts=()) if part is not graph else c, options)
+        again, beside = computes_again(part, c), met(part, c, ring)
+        return float(max(reserved(timeline, group, c, again, beside) for group in range(timeline.groups)))
+
+    few = 2 * c.stages
+    short = [shortened(graph, n) for n in (few, 2 * few)] if c.pipeline > 1 and run and run.count > 2 * few else []
+    parts = [part for part in short if part is not None]
+    if len(parts) < 2 or run is None:
+        return most(graph)
+    less, more = map(most, parts)
+    return more + (c.stages * ceil(run.count / c.stages) / few - 2) * (more - less)
 
 
 def _rhythm(graph: Graph) -> int:
@@ -136,16 +171,42 @@ def _lengthened(less: _Step, more: _Step, further: float) -> Account:
     return Account(line(less.seconds, more.seconds), needed, told, long_line.during, whole=further == 0.0)
 
 
-def _step(graph: Graph, cluster: Cluster, c: Configuration, options: Options) -> _Step:
+def _step(graph: Graph, cluster: Cluster, c: Configuration, options: Options, ring: int) -> _Step:
     """One step replayed."""
     timeline = _timeline(graph, cluster, c, options)
     groups = range(timeline.groups)
+    again, keys_and_values = computes_again(graph, c), met(graph, c, ring)
     parts = [_parts(timeline, group, graph) for group in groups]
     fullest = [max(one.bytes for one in part.values()) for part in parts]
     beyond = [_needed(timeline, group) - fullest[group] for group in groups]
+    if again:
+        parts = [_parts(timeline, group, graph, again) for group in groups]
     if keeps_whole(c):
         parts = [{key: _kept_whole(timeline, group, one) for key, one in parts[group].items()} for group in groups]
+    if rests_in_float32(c):
+        parts = [{key: _without_halves(timeline, group, one) for key, one in parts[group].items()} for group in groups]
+    if keys_and_values:
+        parts = [{key: _meeting(key, one, keys_and_values) for key, one in part.items()} for part in parts]
     return _Step(timeline.seconds, parts, beyond)
+
+
+def _stages(timeline: Timeline, group: int) -> set[int]:
+    return {action.stage for action in timeline.pipeline.schedule.orders[group]}
+
+
+def _without_halves(timeline: Timeline, group: int, line: _Line) -> _Line:
+    """A moment of a group whose parameters rest in float32 alone."""
+    less = sum(in_half_precision(timeline.stage(stage).program) for stage in _stages(timeline, group))
+    kinds = {name: size - less if name == PARAMETERS else size for name, size in line.kinds.items()}
+    return _Line(line.bytes - less, kinds, line.during)
+
+
+def _meeting(key: tuple[object, ...], line: _Line, keys_and_values: float) -> _Line:
+    """A moment of a block, with the keys and values of all ranks that share a sequence."""
+    if key[-1] not in BLOCK:
+        return line
+    kinds = {**line.kinds, GATHERED: line.kinds.get(GATHERED, 0.0) + keys_and_values}
+    return _Line(line.bytes + keys_and_values, kinds, line.during)
 
 
 def _kept_whole(timeline: Timeline, group: int, line: _Line) -> _Line:
@@ -153,8 +214,7 @@ def _kept_whole(timeline: Timeline, group: int, line: _Line) -> _Line:
     back it has let go of them."""
     if line.during == CLOSING:
         return line
-    stages = {action.stage for action in timeline.pipeline.schedule.orders[group]}
-    whole = [kept_whole(timeline.stage(stage).program) for stage in stages]
+    whole = [kept_whole(timeline.stage(stage).program) for stage in _stages(timeline, group)]
     kinds = dict(line.kinds)
     kinds[GATHERED] = max(kinds.get(GATHERED, 0.0), float(sum(one.gathered for one in whole)))
     if kinds.get(GRADIENTS):
@@ -185,7 +245,9 @@ def _timeline(graph: Graph, cluster: Cluster, c: Configuration, options: Options
     return simulated(price_stages(pipe, meshes, decided, c.optimizer), Links(pipe, cluster))
 
 
-def _parts(timeline: Timeline, group: int, graph: Graph) -> dict[tuple[object, ...], _Line]:
+def _parts(
+    timeline: Timeline, group: int, graph: Graph, again: frozenset[str] = frozenset()
+) -> dict[tuple[object, ...], _Line]:
     """The worst moment of every part of a group's step: by stage, kind of pass, and where in the run of blocks it is."""
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
     regions = {key: _regions(stage, graph) for key, stage in timeline.times.items()}
@@ -204,13 +266,17 @@ def _parts(timeline: Timeline, group: int, graph: Graph) -> dict[tuple[object, .
         for key in keys:
             if key not in found or moment.bytes > found[key].bytes:
                 found[key] = moment
-    return {key: _line(timeline, group, moment) for key, moment in found.items()}
+    return {key: _line(timeline, group, moment, again) for key, moment in found.items()}
 
 
-def _line(timeline: Timeline, group: int, moment: Moment) -> _Line:
-    kinds: dict[str, float] = {}
+def _line(timeline: Timeline, group: int, moment: Moment, again: frozenset[str]) -> _Line:
+    kinds, less = dict[str, float](), 0
     for one in alive_at(timeline, group, moment):
-        kinds[one.kind] = kinds.get(one.kind, 0.0) + one.bytes
+        if one.kind == ACTIVATIONS and one.module in again:
+            less += one.bytes
+        else:
+            kinds[one.kind] = kinds.get(one.kind, 0.0) + one.bytes
+    moment = moment._replace(bytes=moment.bytes - less)
     if moment.place < 0:
         return _Line(moment.bytes, kinds, CLOSING)
     order, sizes = timeline.pipeline.schedule.orders[group], timeline.pipeline.micro.sizes
@@ -225,6 +291,7 @@ def _line(timeline: Timeline, group: int, moment: Moment) -> _Line:
 
 CLOSING = "the reduction of gradients and the update"
 BEFORE, FIRST, EARLY, LATE, LAST, AFTER = "before", "first block", "early blocks", "late blocks", "last block", "after"
+BLOCK = (FIRST, EARLY, LATE, LAST)
 UPDATE = "update"
 
 

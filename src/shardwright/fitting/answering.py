@@ -16,8 +16,9 @@ from typing import Any
 from shardwright.cluster import Cluster, parse_cluster
 from shardwright.errors import ShardwrightError
 from shardwright.exchange import Configuration
-from shardwright.fitting.account import Account, account
-from shardwright.fitting.ways import MASTERS, in_mixed_precision, named_way, single_changes, usual_ways
+from shardwright.fitting.account import Account, account, taken
+from shardwright.fitting.engines import of_one_rank, shorter_rows
+from shardwright.fitting.ways import MASTERS, compiled_way, in_mixed_precision, named_way, single_changes, usual_ways
 from shardwright.graph import Graph
 from shardwright.planner import Options, Progress
 from shardwright.planner.sizing import resized
@@ -48,6 +49,8 @@ class Fit:
     kinds: tuple[tuple[str, float], ...] = ()
     during: str = ""
     refusal: str = ""
+    reserved: float | None = None
+    """What PyTorch's allocator takes from the device where there is room; told of another engine's file alone."""
 
     @property
     def fits(self) -> bool:
@@ -95,6 +98,8 @@ class Fitting:
     calibration: str
     seconds: float
     captured_seconds: float = 0.0
+    ring: int = 1
+    """So many ranks share every sequence of ``batch`` rows, which are parts of sequences then."""
 
     @property
     def best(self) -> Fit | None:
@@ -121,6 +126,7 @@ def fits(
     memory_limit: float | None = None,
     progress: Progress | None = None,
     reference: str = "",
+    compiled: bool = False,
 ) -> Fitting:
     """Whether ``model`` can be trained on ``cluster``, and what to change where it does not fit.
 
@@ -137,6 +143,8 @@ def fits(
         ``megatron``, ``fsdp+tensor``.
     optimizer
         ``adamw``, ``sgd``, ``momentum``, or ``adamw-float32`` for mixed precision.
+    compiled
+        Whether the step is compiled (``parallel.compile()``, ``torch.compile``): it keeps less for its backward pass.
 
     Examples
     --------
@@ -152,12 +160,33 @@ def fits(
 
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     told = read_configuration(like, reference) if isinstance(like, str) else like
+    told, args, kwargs, ring = as_one_rank(told, args, kwargs or {})
     began = perf_counter()
     graph = capture(model, args, kwargs)
     seconds = perf_counter() - began
     options = Options(optimizer=optimizer, memory_limit=memory_limit)
-    found = fits_graph(graph, where, options, like=told, search=search, progress=progress, reference=reference)
+    found = fits_graph(
+        graph,
+        where,
+        options,
+        like=told,
+        search=search,
+        progress=progress,
+        reference=reference,
+        ring=ring,
+        compiled=compiled,
+    )
     return replace(found, captured_seconds=seconds)
+
+
+def as_one_rank(
+    like: Configuration | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Configuration | None, tuple[Any, ...], Mapping[str, Any], int]:
+    """The question about one rank of those that share a sequence, with its batch and their number; as it is where none do,
+    or where the batch cannot be cut so."""
+    own, ring = of_one_rank(like) if like is not None else (None, 1)
+    rows = shorter_rows(args, kwargs, ring) if ring > 1 else None
+    return (like, args, kwargs, 1) if rows is None else (own, *rows, ring)
 
 
 def fits_graph(
@@ -169,20 +198,27 @@ def fits_graph(
     search: str | None = None,
     progress: Progress | None = None,
     reference: str = "",
+    ring: int = 1,
+    compiled: bool = False,
 ) -> Fitting:
-    """The same of a captured graph.
+    """The same of a captured graph. ``ring``: so many ranks share a sequence, of which its rows are parts and ``like`` is
+    what one of them is asked about (:func:`~shardwright.fitting.engines.of_one_rank`).
 
     >>> fits_graph(graph, parse_cluster("8xH100"), search="fsdp").ways[0].headroom               # doctest: +SKIP
     """
     began, options = perf_counter(), options or Options()
     if like is not None and search is not None:
         raise ShardwrightError("A file and the name of a way are two questions.", "Leave out one of them.")
-    ask = _Asking(graph, cluster, options, progress or (lambda text: None))
+    ask = _Asking(graph, cluster, options, progress or (lambda text: None), ring)
     ways = usual_ways(cluster, batch_of(graph), options.optimizer)
     named = {search: named_way(search, cluster, batch_of(graph), options.optimizer)} if search else {}
     if like is not None:
         named = {like.source or like.engine: in_mixed_precision(like)}
+    if compiled:
+        ways, named = ({name: compiled_way(c) for name, c in of.items()} for of in (ways, named))
     found = tuple(ask.about(name, c, cluster) for name, c in (named or ways).items())
+    if like is not None:
+        found = tuple(map(ask.with_reserved, found))
     changes, fewest = ask.changes(found, bool(named)), None
     if named:
         beside = {name: replace(c, optimizer=found[0].configuration.optimizer) for name, c in ways.items()}
@@ -205,14 +241,15 @@ def fits_graph(
         fewest=fewest,
         calibration=cluster.calibration,
         seconds=perf_counter() - began,
+        ring=ring,
     )
 
 
 class _Asking:
     """Accounts of one graph, each made once."""
 
-    def __init__(self, graph: Graph, cluster: Cluster, options: Options, say: Progress) -> None:
-        self.graph, self.cluster, self.options, self.say = graph, cluster, options, say
+    def __init__(self, graph: Graph, cluster: Cluster, options: Options, say: Progress, ring: int) -> None:
+        self.graph, self.cluster, self.options, self.say, self.ring = graph, cluster, options, say, ring
         self.limit = limit_of(cluster.device, options.memory_limit)
         self.known: dict[tuple[str, str], Account | str] = {}
 
@@ -226,13 +263,20 @@ class _Asking:
         if key not in self.known:
             self.say(name)
             try:
-                self.known[key] = account(self.graph, cluster, settled, self.options)
+                self.known[key] = account(self.graph, cluster, settled, self.options, ring=self.ring)
             except ShardwrightError as error:
                 self.known[key] = error.message
         told = self.known[key]
         if isinstance(told, str):
             return Fit(name, settled, cluster.size, self.limit, refusal=told)
         return Fit(name, settled, cluster.size, self.limit, told.bytes, told.seconds, told.kinds, told.during)
+
+    def with_reserved(self, fit: Fit) -> Fit:
+        """The same way with what the allocator reserves."""
+        if fit.refusal:
+            return fit
+        most = taken(self.graph, self.cluster, fit.configuration, self.options, ring=self.ring)
+        return replace(fit, reserved=max(most, fit.bytes))
 
     def changes(self, ways: tuple[Fit, ...], asked: bool) -> list[Change]:
         """What makes a way fit, by the step it leads to: of the one that was asked about, or, where no usual way fits, of

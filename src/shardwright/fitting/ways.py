@@ -86,6 +86,16 @@ def in_mixed_precision(c: Configuration) -> Configuration:
     return replace(c, optimizer=MASTERS) if c.precision in HALVES and c.optimizer == "adamw" else c
 
 
+def compiled_way(c: Configuration) -> Configuration:
+    """The same step with its regions compiled. What those keep for passes back is the least cut through what they compute
+    (:mod:`shardwright.runtime.computed_again`): about what a step keeps that computes again what is cheap.
+
+    >>> [compiled_way(Configuration("fsdp", recompute=way)).recompute for way in ("none", "blocks")]
+    ['light', 'blocks']
+    """
+    return replace(c, recompute=LIGHT) if c.recompute == NOTHING else c
+
+
 def single_changes(c: Configuration, cluster: Cluster) -> Iterator[tuple[str, Configuration]]:
     """What a settled configuration could say otherwise to take less memory, a step of each kind, in words."""
     ways = {NOTHING: (LIGHT, BLOCKS), LIGHT: (BLOCKS,), BLOCKS: ()}[c.recompute]
