@@ -115,6 +115,28 @@ def predict(say: Callable[[str], None], known: Sequence[Line] = ()) -> list[Line
     return lines
 
 
+def both_ways(lines: Sequence[Line]) -> Line:
+    """Of pairs of one group, more than 3 % apart, the shares put in the right order by both prices, by one, by none."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        if "ours" in line and line["measured"] is not None:
+            groups.setdefault(line["group"], []).append(line)
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2) if _apart(*map(_per_row, pair))]
+
+    def right(pair: tuple[Line, Line], way: str) -> bool:
+        a, b = (line[way][0] / line["batch"] for line in pair)
+        return (a < b) == (_per_row(pair[0]) < _per_row(pair[1]))
+
+    found = [(right(pair, "engine's"), right(pair, "ours")) for pair in pairs]
+    names = {"by both": (True, True), "as their engine runs them alone": (True, False)}
+    names |= {"as ours would alone": (False, True), "by neither": (False, False)}
+    return {"pairs": len(found)} | {name: found.count(kind) / max(len(found), 1) for name, kind in names.items()}
+
+
+def _per_row(line: Line) -> float:
+    return float(line["measured"] / line["batch"])
+
+
 def seen(lines: Iterable[Line], way: str) -> list[Line]:
     """The lines as one of :data:`WAYS` predicts them."""
     return [
@@ -308,6 +330,9 @@ def tables(half: str) -> str:
         told = ", ".join(f"{engine} {factor:.2f}" for engine, factor in factors.items())
         parts.append(f"{title} (constants, measured over predicted seconds, medians of the fitting half: {told}):")
         parts.append(table(halves(lines, "source", partial(judged, factors=factors), half)))
+    shares = halves(runs_stored, "source", both_ways, half)
+    parts.append("Pairs put in the right order by the one price and by the other:")
+    parts.append(table({source: row for source, row in shares.items() if row["pairs"] > 1}))
     for name in ("collectives", "products"):
         parts += [f"{name.capitalize()}:", table(halves(stored(f"{name}.jsonl"), "system", primitives, half))]
     apart = {name: twins(stored(f"{name}.jsonl")) for name in ("collectives", "products")}

@@ -136,6 +136,14 @@ def test_a_collective_that_nobody_measured_is_said_by_those_that_somebody_did() 
     assert np.abs(found.without).max() < 0.15
 
 
+def test_pairs_are_counted_by_which_price_puts_them_right() -> None:
+    def line(measured: float, theirs: float, ours: float) -> dict[str, object]:
+        return {"group": "g", "batch": 1, "measured": measured, "engine's": (theirs, 0.0), "ours": (ours, 0.0)}
+
+    found = world.both_ways([line(1.0, 1.0, 2.0), line(2.0, 2.0, 1.0), line(2.02, 3.0, 3.0)])  # the last two are alike
+    assert found["pairs"] == 2 and found["by both"] == 0.5 and found["as their engine runs them alone"] == 0.5
+
+
 def test_the_source_itself_is_apart_by_so_much() -> None:
     lines = [{"system": name, "shape": "4096,4096,4096", "measured": taken} for name, taken in
              (("h100_sxm", 1.0), ("h200_sxm", 1.2), ("a100_sxm", 9.0))]  # fmt: skip
