@@ -206,3 +206,10 @@ def test_as_many_tensors_are_joined_as_a_recurrent_model_has_steps(target, joine
     assert found["+"].inputs == (P,) * 600 and found["+"].outputs == (P,)
     if len(joined) == 2:
         assert found["i0"].inputs == (Shard(0),) * 600 and found["i0"].outputs == (Shard(0),)
+
+
+def test_tensors_of_nothing_are_described_too():
+    for target in ("aten.mul.Tensor", "aten.add.Tensor"):  # DAC's losses of no codebook
+        found = rules(target, [0, 4], [0, 4], outputs=[(0, 4)]).by_name
+        assert found["i1"].inputs == (Shard(1), Shard(1))
+    assert "n1" in rules("aten.linear.default", [0, 6, 8], [10, 8], [10], outputs=[(0, 6, 10)]).by_name

@@ -368,7 +368,9 @@ def _check_bound(expression: Expression, bound: dict[str, Loop]) -> None:
     if isinstance(expression, Access):
         for dim, (index, extent) in enumerate(zip(expression.index, expression.tensor.shape, strict=True)):
             bare = None if index is None else index.bare
-            if bare is not None and not expression.padded and bounds(affine(bare))[1] >= extent:
+            if bare is None or not bare.extent or expression.padded:  # a loop over nothing reads nothing
+                continue
+            if bounds(affine(bare))[1] >= extent:
                 raise DescriptionError(
                     f"Loop {bare.name!r} runs over {bare.extent} points but dim {dim} of {expression.tensor.name} "
                     f"has {extent}."
