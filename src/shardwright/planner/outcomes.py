@@ -17,6 +17,7 @@ from shardwright.errors import Infeasible, TooLarge
 from shardwright.planner.judging import judge
 from shardwright.planner.options import Progress
 from shardwright.planner.trials import ENOUGH, LEAST_UNHIDDEN, Found, Trials
+from shardwright.planner.varying import varied
 from shardwright.planner.weighing import weighed
 from shardwright.search.baselines import ALIASES, BASELINES
 from shardwright.search.bills import EXPECTED, LEAST, Pricing
@@ -157,6 +158,7 @@ def _answers(trials: Trials, mesh: Mesh, name: str, known: Sequence[Found], beat
         if name == "auto" and not trials.deep:
             yield from _descend(trials, mesh, name, HIDDEN, known, beat)
             yield from _another(trials, mesh)
+            yield from _varied(trials, mesh, known, beat)
 
 
 def _descend(
@@ -198,6 +200,16 @@ def _another(trials: Trials, mesh: Mesh) -> Iterator[Found]:
         yield trials.tried(trials.found(mesh, ANOTHER, trials.solve(mesh, ANOTHER, inf)))
     except (Infeasible, TooLarge):
         return
+
+
+def _varied(trials: Trials, mesh: Mesh, known: Sequence[Found], beat: float) -> Iterator[Found]:
+    """Answers in which one parameter rests otherwise."""
+    beat = min((found.seconds for found in known if found.fits), default=beat)
+    proposals = (
+        trials.found(mesh, "auto", searched, trials.unhidden(mesh, "auto", searched))
+        for searched in varied(trials, mesh, (EXPECTED, HIDDEN))
+    )
+    yield from judge(proposals, trials.tried, beat, trials.limit(mesh))
 
 
 def _further(trials: Trials, tried: Sequence[Found], beat: float) -> Iterator[Found]:

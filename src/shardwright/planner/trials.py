@@ -271,17 +271,25 @@ class Trials:
         return NEARLY * evaluate(self.stated(mesh, name, UNHIDDEN).problem, searched.solution.answer).cost
 
     def ladder(self, mesh: Mesh, name: str, pricing: Pricing = EXPECTED, start: float = inf) -> Iterator[Searched]:
-        """Answers of a search under ever smaller limits, from ``start`` on, until nothing keeps the limit."""
-        limit, enough = start, max(self.conditions.gap, ENOUGH)
+        """Answers of a search under ever smaller limits, from ``start`` on, until nothing keeps the limit; the last step is
+        halved once, since what is least is seldom a whole step below the answer before."""
+        limit, enough, rung = start, max(self.conditions.gap, ENOUGH), DEEP_RUNG if self.deep else RUNG
+        above, last = inf, self.deep
         while True:
             try:
                 searched = self.solve(mesh, name, limit, pricing, None if limit == start else enough)
             except Infeasible:
                 if limit == start:
                     raise
-                return
+                if last:
+                    return
+                limit, last = (limit + above) / 2, True
+                continue
             yield searched
-            limit = (DEEP_RUNG if self.deep else RUNG) * min(self.counted(mesh, name, searched), limit)
+            if last and not self.deep:
+                return
+            above = min(self.counted(mesh, name, searched), limit)
+            limit = rung * above
 
     def counted(self, mesh: Mesh, name: str, searched: Searched) -> float:
         """Bytes in use by the search's own count."""
