@@ -3,10 +3,12 @@ blocks. What the compiler does with a function is replaced by the function itsel
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
-from runtime.test_replay import same_as_one_process
+from runtime.test_replay import Breaking, same_as_one_process
 from shardwright._torch_compat import compiled_function, plain_operators
 from shardwright.cluster import parse_cluster
 from shardwright.errors import RunError
@@ -28,8 +30,20 @@ def uncompiled(traced):
     return call
 
 
-def in_regions(rank: int, name: str, sizes: tuple[int, ...], replayed: bool) -> tuple[int, int, int]:
-    before, regions.compiled_function = regions.compiled_function, uncompiled
+def unrunnable(traced):
+    """Compiles, and fails when it is run, as a kernel does that asks for more shared memory than there is."""
+
+    def call(given):
+        given.clear()
+        raise RuntimeError("out of resource: shared memory")
+
+    return call
+
+
+def in_regions(
+    rank: int, name: str, sizes: tuple[int, ...], replayed: bool, compiler=uncompiled, recorder=None
+) -> tuple[int, int, int]:
+    before, regions.compiled_function = regions.compiled_function, compiler
     executors = []
 
     def prepare(parallel):
@@ -39,14 +53,17 @@ def in_regions(rank: int, name: str, sizes: tuple[int, ...], replayed: bool) -> 
         executors.append(parallel._planned.executor)
 
     try:
-        replays = same_as_one_process(rank, name, sizes, prepare, replayed)
+        replays = same_as_one_process(rank, name, sizes, prepare, replayed, recorder)
     finally:
         regions.compiled_function = before
     tables, functions = executors[0]._compiled.tables, executors[0]._compiled.functions
     found = [act for table in tables.values() for _, act, _ in table if isinstance(act, regions._Region)]
     kinds = {region.alike for region in found}
-    assert None not in functions.values()
-    assert any(function.kept for function in functions.values())  # the rest is computed again
+    if compiler is unrunnable:
+        assert set(functions.values()) == {None}
+    else:
+        assert None not in functions.values()
+        assert any(function.kept for function in functions.values())  # the rest is computed again
     return replays, len(found), len(kinds)
 
 
@@ -55,6 +72,29 @@ def test_regions_train_as_one_process_does(pool, name, sizes, replayed):
     for replays, found, kinds in pool.run(in_regions, name, sizes, replayed):
         assert bool(replays) == replayed
         assert 0 < kinds < found  # equal blocks share
+
+
+def failing(rank: int, compiler, recorder) -> tuple[int, int, int, list[str]]:
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("shardwright").addHandler(handler)
+    try:
+        return *in_regions(rank, "zero1", (4,), recorder is not None, compiler, recorder), said
+    finally:
+        logging.getLogger("shardwright").removeHandler(handler)
+
+
+def test_code_that_compiles_but_cannot_run_is_told_once_for_equal_blocks_and_run_one_by_one(pool):
+    for replays, found, kinds, said in pool.run(failing, unrunnable, None):
+        assert replays == 0 and kinds <= len(said) <= found
+        assert all(line.endswith("the program runs uncompiled: out of resource: shared memory") for line in said)
+
+
+def test_a_failed_recording_of_compiled_passes_leaves_compiled_passes_and_one_line(pool):
+    for replays, found, _, said in pool.run(failing, uncompiled, Breaking("forward")):
+        assert replays == 0 and found and len(said) == 1
+        assert said[0] == "The step is run without CUDA graphs: no 12 bytes."
 
 
 def while_recorded(rank: int) -> int:

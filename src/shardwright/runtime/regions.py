@@ -282,7 +282,9 @@ class _Region:
             if self.crossing is not None:
                 sizes = [[x.untyped_storage().nbytes() for x in Leaves.of(value).tensors] for value in given]
                 traced, results, kept = self.crossing.cut(traced, results, sizes)
-            return _Function(compiled_function(traced), results, lies, kept)
+            code = compiled_function(traced)
+            code([*leaves.all])  # its kernels are loaded and tuned the first time it runs, which may fail as well
+            return _Function(code, results, lies, kept)
         except Exception as error:
             names = [self.compiled.program.instructions[number].name for number in (self.rows[0][0], self.rows[-1][0])]
             reason = " ".join(str(error).split())[:300]
