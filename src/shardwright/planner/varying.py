@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.cluster import Mesh
 from shardwright.errors import Infeasible, TooLarge
-from shardwright.planner.trials import RUNG_SECONDS, Trials
+from shardwright.planner.trials import RUNG_SECONDS, RUNG_WORK, Trials
 from shardwright.search.bills import EXPECTED, Pricing
 from shardwright.search.choose import Problem, evaluate, solve
 from shardwright.search.strategies import Searched
@@ -48,7 +48,7 @@ def varied(trials: Trials, mesh: Mesh, pricings: Sequence[Pricing]) -> list[Sear
                 if option == best[node]:
                     continue
                 try:
-                    solution = solve(_with(free, node, option), time_limit=RUNG_SECONDS)
+                    solution = solve(_with(free, node, option), time_limit=RUNG_SECONDS, work_limit=RUNG_WORK)
                 except (Infeasible, TooLarge):
                     continue
                 cost = evaluate(expected, solution.answer).cost
