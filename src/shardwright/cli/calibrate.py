@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn as Bar
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from shardwright.cli._asked import check_numbers
+from shardwright.cli._options import check_numbers
 
 MOST_SECONDS = 3600.0
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import check_numbers
+from shardwright.cli._options import check_numbers
 from shardwright.cli._show import console, print_json, progress, table
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ def choose(
 
     Example: shardwright choose problem.json.gz --time-limit 60
     """
-    from shardwright.cli._asked import check_seconds
+    from shardwright.cli._options import check_seconds
     from shardwright.cli._show import finite
     from shardwright.search.choose import evaluate, read_problem, solve
     from shardwright.units import gap_text

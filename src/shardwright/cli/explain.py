@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import AdviceOption
 from shardwright.cli._found import print_advice
+from shardwright.cli._options import AdviceOption
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import bytes_text, console, mesh_text, print_json, progress, seconds_text, table
 from shardwright.cli._step import print_step

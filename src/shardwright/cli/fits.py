@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import MemoryOption, check_numbers
 from shardwright.cli._like import print_remarks
+from shardwright.cli._options import MemoryOption, check_numbers
 from shardwright.cli._show import bytes_text, console, finite, print_json, progress, seconds_text, table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import check_numbers, check_seconds, check_whole
+from shardwright.cli._options import check_numbers, check_seconds, check_whole
 from shardwright.cli._show import bytes_text, finite, print_json, progress, table
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import (
+from shardwright.cli._found import advice_document, plan_document, print_advice, print_plan, print_serving
+from shardwright.cli._like import Like, print_like, save_beside
+from shardwright.cli._options import (
     AdviceOption,
     CutOption,
     ForbidOption,
@@ -22,8 +24,6 @@ from shardwright.cli._asked import (
     check_seconds,
     pipelining,
 )
-from shardwright.cli._found import advice_document, plan_document, print_advice, print_plan, print_serving
-from shardwright.cli._like import Like, print_like, save_beside
 from shardwright.cli._plans import TrustOption, build_model
 from shardwright.cli._show import (
     bytes_text,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli._asked import WIDEST, check_seconds, check_whole
+from shardwright.cli._options import WIDEST, check_seconds, check_whole
 from shardwright.cli._show import console, finite, print_json, progress, table
 
 if TYPE_CHECKING:

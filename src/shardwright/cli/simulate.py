@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardwright.cli._asked import WIDEST, check_numbers, check_whole
+from shardwright.cli._options import WIDEST, check_numbers, check_whole
 from shardwright.cli._plans import ModelOption, TrustOption, load_with_graph
 from shardwright.cli._show import console, print_json, progress, seconds_text, table
 from shardwright.cli._step import print_step, step_document

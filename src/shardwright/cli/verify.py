@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli._asked import (
+from shardwright.cli._options import (
     CutOption,
     ForbidOption,
     MaxAxesOption,

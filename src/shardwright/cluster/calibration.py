@@ -33,7 +33,7 @@ Progress = Callable[[float, str], None]
 
 
 CONVOLUTION_FLOPS = (("bfloat16", 1e12), ("float32", 5e11))
-MANY = 560
+CONVOLUTIONS_DRAWN = 560
 """Shapes of convolutions that a GPU is given, as far as there is time."""
 LEAST_CASES = 6
 """Of every group so many are measured, however little time there is."""
@@ -53,7 +53,7 @@ def _groups(make: Maker, total: float) -> list[Clock]:
     if make.device.type == "cuda":
         exponents = (10, 12, 14, 16, 18, 20, 22, 24, 26, 28)
         sizes, groups = tuple(2**e for e in exponents), cases_convolution.drawn_groups()
-        shapes = cases_convolution.drawn_convolutions(MANY)
+        shapes = cases_convolution.drawn_convolutions(CONVOLUTIONS_DRAWN)
 
         def convolutions(dtype: str, most: float) -> Iterator[Case]:
             return cases_convolution.convolutions(make, dtype, most, (2, 8, 32, 4, 16, 128), shapes=shapes, spread=True)
