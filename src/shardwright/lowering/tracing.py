@@ -324,14 +324,9 @@ def _strides_hang_on_data(node: fx.Node) -> bool:
     return any(isinstance(value, torch.SymInt) for x in values if isinstance(x, Tensor) for value in x.stride())
 
 
-_LIKE = {f"aten.{name}.default" for name in ("new_zeros", "new_empty", "new_ones", "new_full")} | {
-    f"aten.{name}_like.default" for name in ("zeros", "ones", "empty", "full")
-}
-
-
 def _only_measures(node: fx.Node) -> bool:
-    """Whether an operator makes something as large as its argument, and reads no number of it."""
-    return str(node.target) in _LIKE and len(node.all_input_nodes) == 1
+    """Whether an operator reads nothing but how large its argument is."""
+    return _known(node.target).only_measures and len(node.all_input_nodes) == 1
 
 
 def _known(target: Any) -> OperatorRecord:

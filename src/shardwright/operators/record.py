@@ -100,6 +100,8 @@ class OperatorRecord:
     """Kinds of devices on which a piece that is written out is a few kernels, which need no temporaries."""
     recordable: bool = True
     """Whether it may stand in a CUDA graph; where the host waits for what it computed it is performed between two."""
+    only_measures: bool = False
+    """It makes something as large as its argument, and reads no number of it."""
     any_strides: bool = False
     """Its kernel computes the same however its arguments lie in memory; pointwise operators say so themselves."""
     alias: bool = False
