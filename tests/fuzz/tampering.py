@@ -155,9 +155,10 @@ def _decisions(text: str, draw: random.Random) -> bytes:
     holder = draw.choice(document["stages"]) if document.get("stages") else document
     keys = [key for key in ("routes", "nests", "sizes", "regathered", "kept", "recomputed") if holder.get(key)]
     if document.get("stages") and draw.random() < 0.5:
-        holder, keys = document, ["schedule", "microbatches"]
+        holder, keys = document, [key for key in ("schedule", "microbatches") if key in document]
     key = draw.choice(keys)
-    holder[key] = changed([holder[key]], _changes(draw)[:1])[0]
+    left = changed([holder[key]], _changes(draw)[:1])
+    holder[key] = left[0] if left else None
     for route in holder["routes"] if key == "routes" and isinstance(holder[key], list) else ():
         for step in route.get("forward", ()) if isinstance(route, dict) and draw.random() < 0.3 else ():
             if isinstance(step, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,17 @@ def test_refuses_replication(published: Path) -> None:
     workload = read_workload(published / "place" / "throughput" / "layer_bert24_inference.json.xz")
     with pytest.raises(ProblemError, match="contiguous"):
         place_anywhere(workload, Rules(replicate=True))
+
+
+@pytest.mark.parametrize("field", ["size", "fast", "host"])
+def test_a_number_beyond_64_bits_fits_nowhere_or_is_a_device_nobody_takes(field: str, tmp_path: Path) -> None:
+    huge = {field: 10**18}
+    nodes = [{"id": str(i), "times": [float(i + 1), None if i == 3 else 4.0], "size": 5.0} for i in range(6)]
+    nodes[2] |= {"times": [huge.get("fast", 3.0), huge.get("host", 4.0)], "size": huge.get("size", 5.0)}
+    kinds = [{"name": "fast", "count": 2, "memory": 50.0}, {"name": "host", "count": 1, "host": True}]
+    edges = [
+        {"sourceId": a, "destId": b, "cost": 0.1} for a, b in ("01", "03", "05", "12", "14", "23", "25", "34", "45")
+    ]
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps({"kinds": kinds, "nodes": nodes, "edges": edges}))
+    assert place_anywhere(read_workload(path), Rules(), time_limit=5.0).cost < 13.0

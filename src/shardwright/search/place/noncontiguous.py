@@ -26,6 +26,7 @@ from shardwright.search.place.reductions import Blocks, absorb_free_blocks, cont
 from shardwright.search.solution import Solution
 
 _GRID = 1e9
+_BEYOND = 2 * _GRID  # what is this large fits nowhere and is slower than anything; more has no 64 bits
 _LARGEST = 200_000  # block-device pairs beyond which the integer program is not attempted
 
 
@@ -114,13 +115,15 @@ def _integer_program(
         inside = [b for b in range(blocks.count) if (b, d) in x]
         if np.isfinite(kind.room) and blocks.memory.sum() > kind.room:
             unit = _GRID / kind.room
-            model.add(sum(int(np.floor(blocks.memory[b] * unit)) * x[b, d] for b in inside) <= int(_GRID * (1 + 1e-9)))
+            taken = (int(min(blocks.memory[b] * unit, _BEYOND)) * x[b, d] for b in inside)
+            model.add(sum(taken) <= int(_GRID * (1 + 1e-9)))
         costs = blocks.cost if passes == 2 else blocks.cost.sum(axis=1, keepdims=True)
-        scaled = np.floor(costs * kind.pays * scale).astype(np.int64)
+        scaled = np.minimum(costs * kind.pays * scale, _BEYOND).astype(np.int64)
         received, sent = _transfer_terms(model, blocks, x, d, scaled)
         for p in range(passes):
             columns = slice(None) if passes == 1 else slice(p, p + 1)
-            work = sum(int(np.floor(blocks.times[b, stage.kind, columns].sum() * scale)) * x[b, d] for b in inside)
+            times = {b: min(blocks.times[b, stage.kind, columns].sum() * scale, _BEYOND) for b in inside}
+            work = sum(int(times[b]) * x[b, d] for b in inside)
             parts = [work, sum(c[p] * v for c, v in received), sum(c[p] * v for c, v in sent)]
             for term in parts if rules.overlap else [sum(parts)]:
                 model.add(term <= top[p])
