@@ -227,15 +227,16 @@ def native_group_norm_piece(call: Call) -> Piece:
 
 @computes("aten.group_norm.default")
 def group_norm_piece(call: Call) -> Piece | None:
+    """Whole groups, or parts of each: of a single group channels are cut as positions are."""
     x = call.tensors[call.op.inputs[0]].shape
-    groups = call.argument("num_groups")
+    groups = whole = call.argument("num_groups")
     spans = call.input_spans(0)
-    if 1 in spans:
+    loops = [span.loop for dim, span in spans.items() if dim > 1 or (dim == 1 and whole == 1)]
+    if 1 in spans and whole > 1:
         groups = groups * spans[1].size // spans[1].extent
-    loops = [span.loop for dim, span in spans.items() if dim > 1]
     if not loops:
-        return call.rewritten(num_groups=groups) if groups != call.argument("num_groups") else None
-    count = math.prod(x[1:]) // call.argument("num_groups")
+        return call.rewritten(num_groups=groups) if groups != whole else None
+    count = math.prod(x[1:]) // whole
 
     def kernel(exchange: Any, **arguments: Any) -> torch.Tensor:
         x = arguments["input"]
@@ -388,7 +389,11 @@ known(
 )
 known(
     "aten.group_norm.default",
-    samples=lambda n, c, h: [(reals(n, 4 * c, h, h), 4, reals(4 * c), reals(4 * c)), (reals(n, 2 * c, h), c)],
+    samples=lambda n, c, h: [
+        (reals(n, 4 * c, h, h), 4, reals(4 * c), reals(4 * c)),
+        (reals(n, 2 * c, h), c),
+        (reals(n, 2 * c, h), 1, reals(2 * c)),
+    ],
 )
 known(
     "aten.native_group_norm.default",
